@@ -1,0 +1,1 @@
+"""Placement experiments and benchmarks."""

@@ -1,0 +1,1 @@
+"""Generated protobuf and gRPC stubs; made from protos/ by `make protos`."""

@@ -1,0 +1,115 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class MeasurementKey(_message.Message):
+    __slots__ = ("model_fingerprint", "dtype", "device_name", "method", "placement")
+    MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_NAME_FIELD_NUMBER: _ClassVar[int]
+    METHOD_FIELD_NUMBER: _ClassVar[int]
+    PLACEMENT_FIELD_NUMBER: _ClassVar[int]
+    model_fingerprint: str
+    dtype: str
+    device_name: str
+    method: str
+    placement: str
+    def __init__(self, model_fingerprint: _Optional[str] = ..., dtype: _Optional[str] = ..., device_name: _Optional[str] = ..., method: _Optional[str] = ..., placement: _Optional[str] = ...) -> None: ...
+
+class ReportRequest(_message.Message):
+    __slots__ = ("key", "steps", "drafts", "round_trips_us", "drafted_per_position", "accepted_per_position", "num_running_sequences")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    ROUND_TRIPS_US_FIELD_NUMBER: _ClassVar[int]
+    DRAFTED_PER_POSITION_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_PER_POSITION_FIELD_NUMBER: _ClassVar[int]
+    NUM_RUNNING_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    key: MeasurementKey
+    steps: _containers.RepeatedCompositeFieldContainer[StepSample]
+    drafts: _containers.RepeatedCompositeFieldContainer[DraftSample]
+    round_trips_us: _containers.RepeatedScalarFieldContainer[int]
+    drafted_per_position: _containers.RepeatedScalarFieldContainer[int]
+    accepted_per_position: _containers.RepeatedScalarFieldContainer[int]
+    num_running_sequences: int
+    def __init__(self, key: _Optional[_Union[MeasurementKey, _Mapping]] = ..., steps: _Optional[_Iterable[_Union[StepSample, _Mapping]]] = ..., drafts: _Optional[_Iterable[_Union[DraftSample, _Mapping]]] = ..., round_trips_us: _Optional[_Iterable[int]] = ..., drafted_per_position: _Optional[_Iterable[int]] = ..., accepted_per_position: _Optional[_Iterable[int]] = ..., num_running_sequences: _Optional[int] = ...) -> None: ...
+
+class StepSample(_message.Message):
+    __slots__ = ("num_rows", "num_sequences", "num_context_tokens", "step_us")
+    NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
+    NUM_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    NUM_CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STEP_US_FIELD_NUMBER: _ClassVar[int]
+    num_rows: int
+    num_sequences: int
+    num_context_tokens: int
+    step_us: int
+    def __init__(self, num_rows: _Optional[int] = ..., num_sequences: _Optional[int] = ..., num_context_tokens: _Optional[int] = ..., step_us: _Optional[int] = ...) -> None: ...
+
+class DraftSample(_message.Message):
+    __slots__ = ("num_draft_steps", "num_sequences", "draft_us")
+    NUM_DRAFT_STEPS_FIELD_NUMBER: _ClassVar[int]
+    NUM_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_US_FIELD_NUMBER: _ClassVar[int]
+    num_draft_steps: int
+    num_sequences: int
+    draft_us: int
+    def __init__(self, num_draft_steps: _Optional[int] = ..., num_sequences: _Optional[int] = ..., draft_us: _Optional[int] = ...) -> None: ...
+
+class ReportResponse(_message.Message):
+    __slots__ = ("num_frames",)
+    NUM_FRAMES_FIELD_NUMBER: _ClassVar[int]
+    num_frames: int
+    def __init__(self, num_frames: _Optional[int] = ...) -> None: ...
+
+class WatchPolicyRequest(_message.Message):
+    __slots__ = ("key",)
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    key: MeasurementKey
+    def __init__(self, key: _Optional[_Union[MeasurementKey, _Mapping]] = ...) -> None: ...
+
+class WatchPolicyResponse(_message.Message):
+    __slots__ = ("policy",)
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    policy: SpeculationPolicy
+    def __init__(self, policy: _Optional[_Union[SpeculationPolicy, _Mapping]] = ...) -> None: ...
+
+class SpeculationPolicy(_message.Message):
+    __slots__ = ("version", "draft_length", "max_nodes_per_sequence", "max_nodes_per_step", "hold_us", "draft_ahead", "reason", "expected_speedup")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    MAX_NODES_PER_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    MAX_NODES_PER_STEP_FIELD_NUMBER: _ClassVar[int]
+    HOLD_US_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_AHEAD_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_SPEEDUP_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    draft_length: int
+    max_nodes_per_sequence: int
+    max_nodes_per_step: int
+    hold_us: int
+    draft_ahead: int
+    reason: str
+    expected_speedup: float
+    def __init__(self, version: _Optional[int] = ..., draft_length: _Optional[int] = ..., max_nodes_per_sequence: _Optional[int] = ..., max_nodes_per_step: _Optional[int] = ..., hold_us: _Optional[int] = ..., draft_ahead: _Optional[int] = ..., reason: _Optional[str] = ..., expected_speedup: _Optional[float] = ...) -> None: ...
+
+class SnapshotRequest(_message.Message):
+    __slots__ = ("key",)
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    key: MeasurementKey
+    def __init__(self, key: _Optional[_Union[MeasurementKey, _Mapping]] = ...) -> None: ...
+
+class SnapshotResponse(_message.Message):
+    __slots__ = ("policy", "measurements_json", "is_redis_connected")
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    MEASUREMENTS_JSON_FIELD_NUMBER: _ClassVar[int]
+    IS_REDIS_CONNECTED_FIELD_NUMBER: _ClassVar[int]
+    policy: SpeculationPolicy
+    measurements_json: str
+    is_redis_connected: bool
+    def __init__(self, policy: _Optional[_Union[SpeculationPolicy, _Mapping]] = ..., measurements_json: _Optional[str] = ..., is_redis_connected: _Optional[bool] = ...) -> None: ...

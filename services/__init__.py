@@ -1,0 +1,1 @@
+"""Paceline's deployable processes, one package each."""
