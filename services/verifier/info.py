@@ -1,0 +1,61 @@
+"""Who this verifier is, for the handshake."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from pathlib import Path
+
+import torch
+from paceline.models.fingerprint import model_fingerprint, tokenizer_fingerprint
+
+from paceline import PROTOCOL_VERSION
+from paceline.target import TapSpec, TargetEngine
+from paceline.v1 import peer_pb2
+from services.runtime.devices import describe_device
+
+
+def feature_tap(spec: TapSpec | None, hidden_size: int) -> peer_pb2.FeatureTap:
+    """A tap as it stands on the wire; empty without one."""
+    if spec is None:
+        return peer_pb2.FeatureTap()
+    fingerprint = ""
+    if spec.projection is not None:
+        weights = spec.projection.detach().to(torch.float32).contiguous().cpu().numpy().tobytes()
+        fingerprint = hashlib.sha256(weights).hexdigest()
+    return peer_pb2.FeatureTap(
+        layers=list(spec.layers), width=spec.width(hidden_size), projection_fingerprint=fingerprint
+    )
+
+
+def eos_token_ids(model_dir: Path) -> list[int]:
+    """Tokens that end a text by default: the generation config's, else the model config's."""
+    for name in ("generation_config.json", "config.json"):
+        path = model_dir / name
+        if path.is_file():
+            value = json.loads(path.read_text()).get("eos_token_id")
+            if value is not None:
+                return [int(token) for token in (value if isinstance(value, list) else [value])]
+    return []
+
+
+def peer_info(
+    engine: TargetEngine, model_dir: Path, model_name: str, device: str, method: str
+) -> peer_pb2.PeerInfo:
+    """Identity and limits of this process."""
+    taps = engine.taps
+    return peer_pb2.PeerInfo(
+        protocol_version=PROTOCOL_VERSION,
+        instance_id=secrets.token_hex(8),
+        model_fingerprint=model_fingerprint(model_dir),
+        tokenizer_fingerprint=tokenizer_fingerprint(model_dir),
+        vocab_size=engine.shape.vocab_size,
+        max_positions=engine.shape.max_positions,
+        dtype=str(engine.dtype).removeprefix("torch."),
+        method=method,
+        tap=feature_tap(taps[0] if taps else None, engine.shape.hidden_size),
+        device=describe_device(device),
+        model_name=model_name,
+        eos_token_ids=eos_token_ids(model_dir),
+    )

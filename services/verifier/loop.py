@@ -1,0 +1,281 @@
+"""The step loop: the one thread that touches the target.
+
+Each turn: take in commands, hold a moment if a draft is due and the policy allows it, choose the rows, run the
+target once, verify, commit, report, and let a drafter in this process go on. It never waits for a drafter beyond the
+policy's hold, and a draft can cost it time but never change what it commits. It knows nothing of gRPC, Ray or Redis.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+import torch
+
+from paceline.sampling import Verdict
+from paceline.target import KVCacheFullError, SequenceRows, StepOutput, TargetEngine
+from paceline.trie import EMPTY_TREE, DraftTree
+from paceline.v1 import target_pb2
+from services.verifier.colocated import ColocatedDrafter
+from services.verifier.features import FeatureHub
+from services.verifier.inbox import Inbox
+from services.verifier.policy import StepPolicy, share_nodes
+from services.verifier.report import Reporter, SequenceCommit, StepFigures
+from services.verifier.sequence import Finish, SequenceState, TargetSequence
+from services.verifier.table import SequenceTable
+from services.verifier.verdicts import judge
+
+log = structlog.get_logger()
+
+MAX_MISSED_HOLDS = 2
+"""A drafter that has let this many holds pass is not waited for again until a draft of its comes in."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One sequence's share of a step.
+
+    Attributes:
+        num_settled: leading rows that are committed tokens, the root included where it is in this step.
+        tree: draft nodes run behind the root; empty while the prompt is still being run.
+        reaches_root: True where the step runs the root, so that tokens are committed.
+    """
+
+    sequence: TargetSequence
+    num_settled: int
+    tree: DraftTree
+    reaches_root: bool
+
+
+class StepLoop:
+    """Owns the engine, the sequences and their tries; everything in here happens on one thread."""
+
+    def __init__(
+        self,
+        engine: TargetEngine,
+        inbox: Inbox,
+        table: SequenceTable,
+        features: FeatureHub,
+        drafter: ColocatedDrafter | None,
+        observe: Callable[[StepFigures, list[SequenceCommit], target_pb2.DroppedDrafts, int], None],
+    ) -> None:
+        self._engine = engine
+        self._inbox = inbox
+        self._table = table
+        self._features = features
+        self._drafter = drafter
+        self._observe = observe
+        self._reporter = Reporter(table.drops)
+        self._policy = StepPolicy()
+        self._step_index = 0
+        self._last_step_end_s = time.monotonic()
+        self._colocated_draft_us = 0
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="step-loop", daemon=True)
+        self.failure: BaseException | None = None
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self, timeout_s: float = 10.0) -> None:
+        """Finish the step in hand and end the thread."""
+        self._stopping.set()
+        self._inbox.wake()
+        self._thread.join(timeout_s)
+
+    @property
+    def is_alive(self) -> bool:
+        """False once the thread has ended, for whatever reason."""
+        return self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            with torch.inference_mode():
+                while not self._stopping.is_set():
+                    self._turn()
+        except BaseException as error:  # the process must not go on without its loop
+            self.failure = error
+            log.exception("step loop failed")
+
+    def _turn(self) -> None:
+        self._take_commands()
+        if not self._table.running:
+            self._inbox.wait_until(None)
+            return
+        held_us = self._hold()
+        started_s = time.monotonic()
+        turns = self._choose()
+        try:
+            output = self._forward(turns)
+        except KVCacheFullError as error:  # nothing was run; the youngest gives way
+            self._table.fail(turns[-1].sequence, "KV_CACHE_EXHAUSTED", str(error))
+            return
+        forward_end_s = time.monotonic()
+        commits = self._commit(turns, output)
+        self._last_step_end_s = time.monotonic()
+        self._report(turns, commits, held_us, started_s, forward_end_s)
+        self._draft(commits)
+        self._table.drop_finished()
+
+    def _take_commands(self) -> None:
+        for command in self._inbox.drain():
+            policy = self._table.apply(command)
+            if policy is not None:
+                self._policy = policy
+
+    def _hold(self) -> int:
+        """Wait, at most the policy's hold, for sequences whose draft is due; returns microseconds held."""
+        if self._policy.hold_us == 0 or self._drafter is not None:
+            return 0
+        begun_s = time.monotonic()
+        deadline_s = self._last_step_end_s + self._policy.hold_us * 1e-6
+        while (due := self._due()) and not self._stopping.is_set():
+            if not self._inbox.wait_until(deadline_s):
+                for sequence in due:
+                    sequence.num_missed_holds += 1
+                break
+            self._take_commands()
+        return round((time.monotonic() - begun_s) * 1e6)
+
+    def _due(self) -> list[TargetSequence]:
+        """Sequences whose draft is worth waiting for."""
+        return [
+            sequence
+            for sequence in self._table.running
+            if sequence.is_decoding
+            and sequence.may_draft
+            and sequence.num_tokens_left > 1
+            and sequence.trie.num_nodes == 0
+            and sequence.has_drafter
+            and sequence.num_missed_holds < MAX_MISSED_HOLDS
+        ]
+
+    def _choose(self) -> list[Turn]:
+        """Rows of the next step: every running sequence, its drafts within the budget, prompts in chunks."""
+        policy = self._policy
+        prefill_left = policy.max_prefill_tokens
+        turns: list[Turn] = []
+        for sequence in self._table.running:
+            if sequence.is_decoding:
+                tree = sequence.choose_tree(policy.max_nodes_per_sequence)
+                turns.append(Turn(sequence, 1, tree, reaches_root=True))
+            elif prefill_left > 0:
+                num_rows = min(sequence.num_uncached, prefill_left)
+                prefill_left -= num_rows
+                turns.append(Turn(sequence, num_rows, EMPTY_TREE, num_rows == sequence.num_uncached))
+        trees = share_nodes([turn.tree for turn in turns], policy.max_nodes_per_step)
+        return [
+            turn if tree is turn.tree else Turn(turn.sequence, turn.num_settled, tree, turn.reaches_root)
+            for turn, tree in zip(turns, trees, strict=True)
+        ]
+
+    def _forward(self, turns: list[Turn]) -> StepOutput:
+        rows = []
+        for turn in turns:
+            sequence, tree = turn.sequence, turn.tree
+            settled = sequence.committed[sequence.num_cached : sequence.num_cached + turn.num_settled]
+            root = turn.num_settled - 1
+            num_rows = turn.num_settled + len(tree)
+            parents = None
+            if len(tree):
+                parents = [*range(-1, root), *(root if p < 0 else root + 1 + p for p in tree.parents)]
+            rows.append(
+                SequenceRows(
+                    slot=sequence.slot,
+                    tokens=[*settled, *tree.tokens],
+                    parents=parents,
+                    num_logits=range(root, num_rows) if turn.reaches_root else "none",
+                    wants_features=sequence.may_draft,
+                )
+            )
+        return self._engine.step(rows)
+
+    def _commit(self, turns: list[Turn], output: StepOutput) -> list[SequenceCommit]:
+        """Verify, keep the accepted rows, and move every sequence on."""
+        deciding = [which for which, turn in enumerate(turns) if turn.reaches_root]
+        verdicts: dict[int, Verdict] = {}
+        if deciding:
+            verdicts = dict(
+                zip(
+                    deciding,
+                    judge(
+                        [turns[which].sequence for which in deciding],
+                        [turns[which].tree for which in deciding],
+                        [output.logits[which] for which in deciding],
+                    ),
+                    strict=True,
+                )
+            )
+        commits = []
+        for which, turn in enumerate(turns):
+            verdict = verdicts.get(which)
+            accepted = () if verdict is None else verdict.accepted_rows
+            kept = [*range(turn.num_settled), *(turn.num_settled - 1 + row for row in accepted)]
+            self._engine.keep(turn.sequence.slot, kept)
+            if output.features and turn.sequence.may_draft:
+                self._features_of(turn.sequence, output.features[which], kept)
+            turn.sequence.num_cached += len(kept)
+            if verdict is not None:
+                commits.append(self._settle(turn, verdict))
+        return commits
+
+    def _features_of(self, sequence: TargetSequence, rows: torch.Tensor, kept: list[int]) -> None:
+        kept_rows = rows[: len(kept)] if kept[-1] == len(kept) - 1 else rows[kept]
+        if self._drafter is not None:
+            self._drafter.feed(sequence.sequence_id, sequence.num_cached, kept_rows)
+        else:
+            self._features.append(sequence.sequence_id, kept_rows.cpu())
+
+    def _settle(self, turn: Turn, verdict: Verdict) -> SequenceCommit:
+        sequence = turn.sequence
+        start = sequence.committed_length
+        tokens, finish, num_dropped = sequence.commit(verdict.committed_tokens)
+        self._table.drops.stale += num_dropped
+        return SequenceCommit(
+            sequence=sequence,
+            start=start,
+            tokens=tokens,
+            num_draft_tokens=len(turn.tree),
+            draft_depth=max(turn.tree.depths, default=0),
+            num_accepted_tokens=min(len(verdict.accepted_tokens), len(tokens)),
+            finish=finish,
+            is_draft_hit=finish is Finish.NOT_YET and sequence.trie.num_nodes > 0,
+        )
+
+    def _report(
+        self,
+        turns: list[Turn],
+        commits: list[SequenceCommit],
+        held_us: int,
+        started_s: float,
+        forward_end_s: float,
+    ) -> None:
+        self._step_index += 1
+        figures = StepFigures(
+            step_index=self._step_index,
+            num_rows=sum(turn.num_settled + len(turn.tree) for turn in turns),
+            num_sequences=len(turns),
+            num_context_tokens=sum(turn.sequence.num_cached for turn in turns),
+            num_prefill_rows=sum(turn.num_settled for turn in turns) - len(commits),
+            forward_us=round((forward_end_s - started_s) * 1e6),
+            step_us=round((self._last_step_end_s - started_s) * 1e6),
+            held_us=held_us,
+            colocated_draft_us=self._colocated_draft_us,
+            policy_version=self._policy.version,
+        )
+        dropped = self._reporter.send(figures, [turn.sequence for turn in turns], commits)
+        num_ended = sum(commit.finish is not Finish.NOT_YET for commit in commits)
+        self._observe(figures, commits, dropped, self._table.num_running - num_ended)
+
+    def _draft(self, commits: list[SequenceCommit]) -> None:
+        """Let a drafter in this process go on from what was committed."""
+        if self._drafter is None:
+            return
+        started_s = time.monotonic()
+        going_on = [c for c in commits if c.sequence.state is SequenceState.RUNNING and c.sequence.may_draft]
+        self._drafter.draft(going_on, self._policy.colocated_draft_length)
+        self._colocated_draft_us = round((time.monotonic() - started_s) * 1e6)

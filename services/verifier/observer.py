@@ -1,0 +1,62 @@
+"""Prometheus figures of the step loop; the names are vLLM's where vLLM has them (see docs/metrics.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from paceline.target import TargetEngine
+from paceline.v1 import target_pb2
+from services.runtime import metrics
+from services.verifier.report import SequenceCommit, StepFigures
+
+
+class StepObserver:
+    """Counts what each step did. Called on the step loop's thread; prometheus-client is thread-safe."""
+
+    def __init__(self, model_name: str, engine: TargetEngine) -> None:
+        self._name = model_name
+        self._cache = engine.cache
+        self._step_seconds = metrics.STEP_SECONDS.labels(model_name)
+        self._forward_seconds = metrics.FORWARD_SECONDS.labels(model_name)
+        self._held_seconds = metrics.HELD_SECONDS.labels(model_name)
+        self._num_rows = metrics.ITERATION_TOKENS.labels(model_name)
+        self._num_running = metrics.NUM_REQUESTS_RUNNING.labels(model_name)
+        self._kv_usage = metrics.KV_CACHE_USAGE.labels(model_name)
+        self._prompt_tokens = metrics.PROMPT_TOKENS.labels(model_name)
+        self._generation_tokens = metrics.GENERATION_TOKENS.labels(model_name)
+        self._drafts = metrics.NUM_DRAFTS.labels(model_name)
+        self._draft_tokens = metrics.NUM_DRAFT_TOKENS.labels(model_name)
+        self._accepted_tokens = metrics.NUM_ACCEPTED_TOKENS.labels(model_name)
+        self._draft_hits = metrics.DRAFT_HITS.labels(model_name)
+
+    def observe(
+        self,
+        figures: StepFigures,
+        commits: Sequence[SequenceCommit],
+        dropped: target_pb2.DroppedDrafts,
+        num_running: int,
+    ) -> None:
+        """Record one step; `num_running` counts the sequences that go on after it."""
+        self._step_seconds.observe(figures.step_us * 1e-6)
+        self._forward_seconds.observe(figures.forward_us * 1e-6)
+        self._held_seconds.inc(figures.held_us * 1e-6)
+        self._num_rows.observe(figures.num_rows)
+        self._num_running.set(num_running)
+        if self._cache.limit_bytes:
+            self._kv_usage.set(self._cache.used_bytes / self._cache.limit_bytes)
+        self._prompt_tokens.inc(figures.num_prefill_rows)
+        self._generation_tokens.inc(sum(len(commit.tokens) for commit in commits))
+        for cause in ("stale", "old_epoch", "malformed", "ahead"):
+            if count := getattr(dropped, cause):
+                metrics.DROPPED_DRAFTS.labels(self._name, cause).inc(count)
+        for commit in commits:
+            if commit.num_draft_tokens:
+                self._observe_draft(commit)
+
+    def _observe_draft(self, commit: SequenceCommit) -> None:
+        self._drafts.inc()
+        self._draft_tokens.inc(commit.num_draft_tokens)
+        self._accepted_tokens.inc(commit.num_accepted_tokens)
+        self._draft_hits.inc(int(commit.is_draft_hit))
+        for position in range(commit.num_accepted_tokens):
+            metrics.NUM_ACCEPTED_TOKENS_PER_POS.labels(self._name, str(position)).inc()

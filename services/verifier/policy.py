@@ -1,0 +1,77 @@
+"""The policy that the step loop obeys, and the share of a step's draft nodes that each sequence gets.
+
+Pure; knows nothing of where a policy comes from.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from paceline.errors import InvalidRequestError
+from paceline.trie import DraftTree
+from paceline.v1 import target_pb2
+
+MAX_NODES = 1024
+MAX_HOLD_US = 1_000_000
+MAX_PREFILL_TOKENS = 65536
+
+
+@dataclass(frozen=True, slots=True)
+class StepPolicy:
+    """What the scheduler decided. The defaults serve until it has decided anything.
+
+    Attributes:
+        max_nodes_per_step: draft nodes over all sequences of one step.
+        max_nodes_per_sequence: draft nodes of one sequence in one step.
+        hold_us: longest a step is held for drafts that are due, in microseconds.
+        max_prefill_tokens: prompt tokens in one step.
+        colocated_draft_length: tokens a drafter in this process drafts; 0 turns it off.
+    """
+
+    version: int = 0
+    max_nodes_per_step: int = 64
+    max_nodes_per_sequence: int = 8
+    hold_us: int = 0
+    max_prefill_tokens: int = 512
+    colocated_draft_length: int = 4
+
+    @classmethod
+    def from_proto(cls, policy: target_pb2.VerifyPolicy) -> StepPolicy:
+        """Check a policy from the wire.
+
+        Raises:
+            InvalidRequestError: a value is outside its range.
+        """
+        for name, limit in (
+            ("max_nodes_per_step", MAX_NODES),
+            ("max_nodes_per_sequence", MAX_NODES),
+            ("hold_us", MAX_HOLD_US),
+            ("max_prefill_tokens_per_step", MAX_PREFILL_TOKENS),
+            ("colocated_draft_length", 64),
+        ):
+            if getattr(policy, name) > limit:
+                raise InvalidRequestError(f"policy.{name}", f"must be at most {limit}")
+        return cls(
+            version=policy.version,
+            max_nodes_per_step=policy.max_nodes_per_step,
+            max_nodes_per_sequence=policy.max_nodes_per_sequence,
+            hold_us=policy.hold_us,
+            max_prefill_tokens=policy.max_prefill_tokens_per_step or cls().max_prefill_tokens,
+            colocated_draft_length=policy.colocated_draft_length,
+        )
+
+
+def share_nodes(trees: Sequence[DraftTree], max_nodes: int) -> list[DraftTree]:
+    """Cut trees to `max_nodes` nodes together, keeping those most likely to be accepted.
+
+    A tree lists its nodes best first, so that any head of it is itself a tree.
+    """
+    if sum(len(tree) for tree in trees) <= max_nodes:
+        return list(trees)
+    ranked = ((survival, which) for which, tree in enumerate(trees) for survival in tree.survivals)
+    num_kept = [0] * len(trees)
+    for _, which in heapq.nlargest(max_nodes, ranked):
+        num_kept[which] += 1
+    return [tree.head(kept) for tree, kept in zip(trees, num_kept, strict=True)]

@@ -1,0 +1,120 @@
+"""What a step did, gathered per session and sent as one frame each.
+
+Knows the packed layout of paceline.v1.StepReport and nothing of how the step came about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from paceline.v1 import peer_pb2, sampling_pb2, target_pb2
+from services.verifier.sequence import Finish, TargetSequence
+from services.verifier.session import Session
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceCommit:
+    """What one sequence gained in a step.
+
+    Attributes:
+        start: committed length before.
+        draft_depth: depth of the verified tree.
+        is_draft_hit: True where the trie already goes on from the new committed text.
+    """
+
+    sequence: TargetSequence
+    start: int
+    tokens: Sequence[int]
+    num_draft_tokens: int
+    draft_depth: int
+    num_accepted_tokens: int
+    finish: Finish
+    is_draft_hit: bool
+
+
+@dataclass(slots=True)
+class StepFigures:
+    """Sizes and times of a step; the fields are those of paceline.v1.StepReport."""
+
+    step_index: int = 0
+    num_rows: int = 0
+    num_sequences: int = 0
+    num_context_tokens: int = 0
+    num_prefill_rows: int = 0
+    forward_us: int = 0
+    step_us: int = 0
+    held_us: int = 0
+    colocated_draft_us: int = 0
+    policy_version: int = 0
+
+
+@dataclass(slots=True)
+class Drops:
+    """Draft nodes that were not verified since the last report, by cause."""
+
+    stale: int = 0
+    old_epoch: int = 0
+    malformed: int = 0
+    ahead: int = 0
+
+    def take(self) -> target_pb2.DroppedDrafts:
+        """The counts as a message; starts again from zero."""
+        taken = target_pb2.DroppedDrafts(
+            stale=self.stale, old_epoch=self.old_epoch, malformed=self.malformed, ahead=self.ahead
+        )
+        self.stale = self.old_epoch = self.malformed = self.ahead = 0
+        return taken
+
+
+@dataclass(slots=True)
+class Reporter:
+    """Turns commits into one StepReport for each session."""
+
+    drops: Drops = field(default_factory=Drops)
+
+    def send(
+        self, figures: StepFigures, ran: Sequence[TargetSequence], commits: Sequence[SequenceCommit]
+    ) -> target_pb2.DroppedDrafts:
+        """Push each session its part of a step; returns the drops reported with it.
+
+        Every session with a sequence in the step gets a report, also while only prompts are run: a conductor takes
+        silence as trouble.
+        """
+        by_session: dict[Session, list[SequenceCommit]] = {sequence.owner: [] for sequence in ran}
+        for commit in commits:
+            by_session[commit.sequence.owner].append(commit)
+        dropped = self.drops.take()
+        for session, own in by_session.items():
+            session.push(target_pb2.VerifyResponse(step=_report(figures, own, dropped)))
+        return dropped
+
+
+def _report(
+    figures: StepFigures, commits: Sequence[SequenceCommit], dropped: target_pb2.DroppedDrafts
+) -> target_pb2.StepReport:
+    return target_pb2.StepReport(
+        step_index=figures.step_index,
+        num_rows=figures.num_rows,
+        num_sequences=figures.num_sequences,
+        num_context_tokens=figures.num_context_tokens,
+        num_prefill_rows=figures.num_prefill_rows,
+        forward_us=figures.forward_us,
+        step_us=figures.step_us,
+        held_us=figures.held_us,
+        colocated_draft_us=figures.colocated_draft_us,
+        policy_version=figures.policy_version,
+        commits=peer_pb2.CommitBatch(
+            sequence_ids=[c.sequence.sequence_id for c in commits],
+            epochs=[c.sequence.spec.epoch for c in commits],
+            starts=[c.start for c in commits],
+            sizes=[len(c.tokens) for c in commits],
+            tokens=[token for c in commits for token in c.tokens],
+        ),
+        num_draft_tokens=[c.num_draft_tokens for c in commits],
+        draft_depths=[c.draft_depth for c in commits],
+        num_accepted_tokens=[c.num_accepted_tokens for c in commits],
+        finish_reasons=[sampling_pb2.FinishReason.Value(c.finish.value) for c in commits],
+        draft_hits=[int(c.is_draft_hit) for c in commits],
+        dropped=dropped,
+    )

@@ -1,0 +1,165 @@
+"""TargetService at the wire: checks frames, hands them to the step loop, and writes what it says.
+
+Knows gRPC and nothing of how a step is made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import structlog
+
+from paceline import PROTOCOL_VERSION
+from paceline.errors import DrainingError, IncompatiblePeerError, InvalidRequestError, StreamProtocolError
+from paceline.v1 import peer_pb2, target_pb2, target_pb2_grpc
+from services.runtime.frames import unpack_drafts
+from services.verifier.features import FeatureHub, Subscriber
+from services.verifier.inbox import Attach, Close, CloseSession, Drafts, Inbox, Open, SetPolicy
+from services.verifier.policy import StepPolicy
+from services.verifier.session import Session
+from services.verifier.specs import sequence_spec
+
+log = structlog.get_logger()
+
+INVALID_ARGUMENT = 3
+UNAVAILABLE = 14
+MIN_LEASE_MS, MAX_LEASE_MS = 1_000, 600_000
+
+
+class TargetServicer(target_pb2_grpc.TargetServiceServicer):
+    """Serves conductors and drafters."""
+
+    def __init__(
+        self,
+        info: peer_pb2.PeerInfo,
+        inbox: Inbox,
+        features: FeatureHub,
+        draining: asyncio.Event,
+    ) -> None:
+        self._info = info
+        self._inbox = inbox
+        self._features = features
+        self._draining = draining
+        self._sessions: set[Session] = set()
+        self._subscribers: set[Subscriber] = set()
+
+    def end_streams(self) -> None:
+        """End every open stream in good order, once nothing runs any more."""
+        for session in self._sessions:
+            session.end()
+        for subscriber in self._subscribers:
+            subscriber.end()
+
+    async def Describe(
+        self, request: target_pb2.TargetServiceDescribeRequest, context: Any
+    ) -> target_pb2.TargetServiceDescribeResponse:
+        """Identity, limits and device."""
+        return target_pb2.TargetServiceDescribeResponse(info=self._info)
+
+    async def Verify(
+        self, request_iterator: AsyncIterator[target_pb2.VerifyRequest], context: Any
+    ) -> AsyncIterator[target_pb2.VerifyResponse]:
+        """One conductor's stream; everything it opened ends with it."""
+        first = await anext(request_iterator, None)
+        if first is None or not first.HasField("hello"):
+            raise StreamProtocolError("the first frame must carry hello")
+        lease_s = _check_hello(first.hello) / 1000
+        session = Session(asyncio.get_running_loop(), first.hello.client_id)
+        log.info("stream opened", session=session.number, client_id=session.client_id, lease_s=lease_s)
+        session.push(target_pb2.VerifyResponse(hello=self._info))
+        self._take(session, first)
+        reader = asyncio.create_task(self._read(session, request_iterator, lease_s))
+        self._sessions.add(session)
+        try:
+            while (frame := await session.pop()) is not None:
+                yield frame
+            if reader.done():
+                await reader  # raises what ended the reading, if anything did
+        finally:
+            self._sessions.discard(session)
+            reader.cancel()
+            self._inbox.put(CloseSession(session))
+            log.info("stream closed", session=session.number, client_id=session.client_id)
+
+    async def _read(
+        self, session: Session, frames: AsyncIterator[target_pb2.VerifyRequest], lease_s: float
+    ) -> None:
+        try:
+            while True:
+                try:
+                    frame = await asyncio.wait_for(anext(frames, None), lease_s)
+                except TimeoutError:
+                    raise StreamProtocolError(f"no frame for {lease_s:g} s: the lease ran out") from None
+                if frame is None or session.is_overrun:
+                    return
+                self._take(session, frame)
+        finally:
+            session.end()
+
+    def _take(self, session: Session, frame: target_pb2.VerifyRequest) -> None:
+        """Check one frame and hand its parts to the loop."""
+        for opening in frame.opens:
+            self._open(session, opening)
+        for sequence_id in frame.closes:
+            self._inbox.put(Close(session, sequence_id))
+        for attach in frame.attaches:
+            self._inbox.put(Attach(session, attach.sequence_id, attach.subscriber_id, attach.start))
+        if frame.HasField("policy"):
+            self._inbox.put(SetPolicy(StepPolicy.from_proto(frame.policy)))
+        if frame.HasField("drafts"):
+            entries, num_malformed = unpack_drafts(frame.drafts, self._info.vocab_size)
+            self._inbox.put(Drafts(session, tuple(entries), num_malformed))
+
+    def _open(self, session: Session, opening: target_pb2.OpenSequence) -> None:
+        failure = None
+        if self._draining.is_set():
+            failure = peer_pb2.SequenceFailure(
+                key=opening.key, code=UNAVAILABLE, reason=DrainingError.reason, message="shutting down"
+            )
+        else:
+            try:
+                spec = sequence_spec(opening, self._info.vocab_size, self._info.max_positions)
+            except InvalidRequestError as error:
+                failure = peer_pb2.SequenceFailure(
+                    key=opening.key, code=INVALID_ARGUMENT, reason=error.reason, message=str(error)
+                )
+        if failure is None:
+            self._inbox.put(Open(session, spec))
+        else:
+            session.push(target_pb2.VerifyResponse(failures=[failure]))
+
+    async def StreamFeatures(
+        self, request: target_pb2.StreamFeaturesRequest, context: Any
+    ) -> AsyncIterator[target_pb2.StreamFeaturesResponse]:
+        """Pushes the features of every sequence attached to this subscriber."""
+        if not request.subscriber_id:
+            raise InvalidRequestError("subscriber_id", "must not be empty")
+        if request.tap != self._info.tap:
+            raise IncompatiblePeerError(
+                f"the drafter reads layers {list(request.tap.layers)} at width {request.tap.width}, this verifier "
+                f"taps layers {list(self._info.tap.layers)} at width {self._info.tap.width}: start it with the "
+                "drafter's own checkpoint as --tap-from"
+            )
+        subscriber = Subscriber(asyncio.get_running_loop(), request.subscriber_id)
+        self._features.subscribe(subscriber)
+        log.info("features subscribed", subscriber_id=request.subscriber_id)
+        self._subscribers.add(subscriber)
+        try:
+            while not subscriber.is_overrun and (chunk := await subscriber.pop()) is not None:
+                yield chunk
+        finally:
+            self._subscribers.discard(subscriber)
+            self._features.unsubscribe(subscriber)
+
+
+def _check_hello(hello: peer_pb2.StreamHello) -> int:
+    """The lease in milliseconds; refuses a peer that speaks another version."""
+    if hello.protocol_version != PROTOCOL_VERSION:
+        raise IncompatiblePeerError(
+            f"the caller speaks protocol version {hello.protocol_version}, this process {PROTOCOL_VERSION}"
+        )
+    if not MIN_LEASE_MS <= hello.lease_ms <= MAX_LEASE_MS:
+        raise InvalidRequestError("hello.lease_ms", f"must be between {MIN_LEASE_MS} and {MAX_LEASE_MS}")
+    return hello.lease_ms

@@ -1,0 +1,37 @@
+"""What a verifier process can be told; each default stands here and nowhere else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from services.runtime.settings import Port, ServerSettings
+
+
+class Settings(ServerSettings):
+    """Paceline verifier: hosts the target and decides every token."""
+
+    model_config = SettingsConfigDict(env_prefix="PACELINE_VERIFIER_")
+
+    port: Port = Field(50051, description="gRPC port; 0 picks a free one")
+    metrics_port: Port | None = Field(
+        9101, description="Prometheus port; 0 picks a free one, empty turns it off"
+    )
+    model: str = Field(description="name of a fetched model or a local directory")
+    device: str = Field("cpu", description="cpu, cuda:0, cuda:1, ...")
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
+        "auto", description="compute and cache dtype"
+    )
+    executor: Literal["auto", "lean", "generic"] = Field("auto", description="how the model is run")
+    threads: int | None = Field(None, ge=1, le=1024, description="torch threads; one per core where absent")
+    cores: str | None = Field(None, description="cores to pin to, such as 0-3,6")
+    row_buckets: tuple[int, ...] = Field((), description="pad each step's rows to the next of these counts")
+    kv_limit_mib: int | None = Field(None, ge=1, description="bound on the KV cache, MiB; absent: none")
+    max_sequences: int = Field(256, ge=1, le=65536, description="sequences that may run at once")
+    drafter: Path | None = Field(None, description="drafter checkpoint to host in this process (co-located)")
+    tap_from: Path | None = Field(
+        None, description="drafter checkpoint whose feature tap to serve to drafters elsewhere"
+    )
