@@ -1,0 +1,1 @@
+"""Plain, co-located and separate decoding measured in one run, with `transformers.generate` beside them."""

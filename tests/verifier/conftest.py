@@ -1,0 +1,76 @@
+"""A real verifier server around a tiny random target."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from paceline.target import SequenceRows, TargetEngine
+from services.runtime.lifecycle import Process, hosted
+from services.verifier.host import Host
+from services.verifier.settings import Settings
+from tests.verifier.conductor import MAX_POSITIONS, VOCAB_SIZE
+
+
+@pytest.fixture(scope="session")
+def target_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Llama whose greedy text wanders (a large initial range keeps it from repeating at once)."""
+    torch.manual_seed(5)
+    config = LlamaConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=MAX_POSITIONS,
+        initializer_range=0.5,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=0,
+    )
+    path = tmp_path_factory.mktemp("target")
+    LlamaForCausalLM(config).save_pretrained(path)
+    vocabulary = {f"t{token}": token for token in range(VOCAB_SIZE)}
+    Tokenizer(models.WordLevel(vocabulary, unk_token="t0")).save(str(path / "tokenizer.json"))
+    return path
+
+
+@pytest.fixture(scope="session")
+def plain_text(target_dir: Path) -> Any:
+    """Greedy continuation by the engine alone: (prompt, count) -> tokens."""
+    engine = TargetEngine.load(target_dir, dtype=torch.float32)
+
+    def run(prompt: Sequence[int], num_tokens: int) -> list[int]:
+        slot = engine.open()
+        out = engine.step([SequenceRows(slot, list(prompt), num_logits="last")])
+        tokens = [int(out.logits[0][-1].argmax())]
+        while len(tokens) < num_tokens:
+            out = engine.step([SequenceRows(slot, tokens[-1:], num_logits="last")])
+            tokens.append(int(out.logits[0][-1].argmax()))
+        engine.close(slot)
+        return tokens
+
+    return run
+
+
+@pytest.fixture
+async def verifier(target_dir: Path) -> AsyncIterator[Process]:
+    """A serving verifier in fp32."""
+    settings = Settings(
+        model=str(target_dir), dtype="float32", port=0, metrics_port=None, drain_s=5.0, max_sequences=8
+    )
+
+    async def build(process: Process) -> None:
+        host = await asyncio.to_thread(Host.load, settings, 1)
+        await host.attach(process)
+
+    async with hosted("verifier", settings, build) as process:
+        yield process

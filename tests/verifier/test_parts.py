@@ -1,0 +1,105 @@
+"""The verifier's parts on their own: node budget, cutting at limits, the feature log."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.errors import InvalidRequestError
+from paceline.sampling import SamplingParams
+from paceline.trie import DraftEntry, DraftTree, DraftTrie
+from paceline.v1 import target_pb2
+from services.runtime import tensors
+from services.verifier.features import FeatureHub, Subscriber
+from services.verifier.policy import StepPolicy, share_nodes
+from services.verifier.sequence import Finish, SequenceSpec, TargetSequence
+from services.verifier.session import Session
+
+
+def tree(*log_probs: float) -> DraftTree:
+    trie = DraftTrie([1])
+    trie.add(DraftEntry.chain(1, tuple(range(2, 2 + len(log_probs))), log_probs))
+    return trie.select(len(log_probs), len(log_probs))
+
+
+@given(
+    st.lists(st.lists(st.floats(-3, 0), min_size=1, max_size=6), min_size=1, max_size=6),
+    st.integers(0, 40),
+)
+def test_shared_nodes_keep_to_the_budget_and_take_the_likeliest(
+    chains: list[list[float]], budget: int
+) -> None:
+    trees = [tree(*chain) for chain in chains]
+    shared = share_nodes(trees, budget)
+    kept = [survival for t in shared for survival in t.survivals]
+    left = [s for whole, t in zip(trees, shared, strict=True) for s in whole.survivals[len(t) :]]
+    assert len(kept) == min(budget, sum(map(len, trees)))
+    assert not kept or not left or min(kept) >= max(left)
+    for whole, part in zip(trees, shared, strict=True):
+        assert part.tokens == whole.tokens[: len(part)]
+
+
+def sequence(max_new_tokens: int = 10, max_positions: int = 100, max_draft_nodes: int = 8) -> TargetSequence:
+    loop = asyncio.new_event_loop()
+    loop.close()
+    spec = SequenceSpec(
+        1, 0, (1, 2, 3), SamplingParams(temperature=0), max_new_tokens, frozenset({9}), max_draft_nodes
+    )
+    return TargetSequence(1, spec, Session(loop, "test"), 0, max_positions, 50)
+
+
+def test_commit_is_cut_at_the_stop_token() -> None:
+    running = sequence()
+    assert running.commit([4, 9, 5])[:2] == ([4, 9], Finish.STOP)
+    assert running.committed == [1, 2, 3, 4, 9]
+
+
+def test_commit_is_cut_at_the_token_limit_and_at_the_last_position() -> None:
+    assert sequence(max_new_tokens=2).commit([4, 5, 6])[:2] == ([4, 5], Finish.LENGTH)
+    assert sequence(max_positions=5).commit([4, 5, 6])[:2] == ([4, 5], Finish.LENGTH)
+
+
+def test_no_draft_reaches_past_what_may_be_committed() -> None:
+    running = sequence(max_new_tokens=3)
+    running.trie.add(DraftEntry.chain(3, (4, 5, 6, 7)))
+    assert running.choose_tree(8).tokens == (4, 5)
+    assert len(sequence(max_draft_nodes=0).choose_tree(8)) == 0
+
+
+def test_policy_from_the_wire_is_checked() -> None:
+    with pytest.raises(InvalidRequestError, match=r"policy\.hold_us"):
+        StepPolicy.from_proto(target_pb2.VerifyPolicy(hold_us=10**8))
+    assert StepPolicy.from_proto(target_pb2.VerifyPolicy(version=3)).max_prefill_tokens > 0
+
+
+async def test_features_are_replayed_to_a_subscriber_that_comes_late() -> None:
+    hub = FeatureHub()
+    rows = torch.arange(12, dtype=torch.float32).view(6, 2)
+    hub.open(7)
+    hub.append(7, rows[:2])
+    hub.attach(7, epoch=4, subscriber_id="d", start=0)
+    hub.append(7, rows[2:3])
+    subscriber = Subscriber(asyncio.get_running_loop(), "d")
+    hub.subscribe(subscriber)
+    hub.append(7, rows[3:])
+    chunks = [await subscriber.pop() for _ in range(2)]
+    assert [(c.sequence_id, c.epoch, c.start) for c in chunks] == [(7, 4, 0), (7, 4, 3)]
+    received = torch.cat([tensors.decode(c.features, 1 << 20) for c in chunks])
+    assert torch.equal(received, rows)
+    hub.close(7)
+    hub.append(7, rows)
+    hub.attach(7, 4, "d", 0)
+    subscriber.end()
+    assert await subscriber.pop() is None
+
+
+async def test_a_subscriber_that_does_not_read_is_cut_off() -> None:
+    subscriber = Subscriber(asyncio.get_running_loop(), "d")
+    for _ in range(8200):
+        subscriber.push(target_pb2.StreamFeaturesResponse())
+    await asyncio.sleep(0)
+    assert subscriber.is_overrun
