@@ -1,0 +1,139 @@
+"""Draft entries and draft trees: the two values that travel between drafter, trie and verifier.
+
+Responsible for: their fields, and refusing an entry that contradicts itself.
+
+Deliberately does not know: the committed text, how entries merge, tensors, the wire.
+
+Called by: drafters (build entries), the trie (checks and merges them), the verifier and `paceline.sampling`
+(walk trees).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_LOG_PROB_SLACK = 1e-3  # a float16 log-softmax may round to slightly above zero
+
+
+class DraftError(ValueError):
+    """A draft entry that contradicts itself. The peer sent it; nothing of it was added."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftEntry:
+    """From committed length ``start``, the text may go on like this.
+
+    Attributes:
+        start: committed length that the drafter drafted from; the first token proposes position ``start``.
+        tokens: proposed token ids in topological order.
+        parents: for each token the index of its parent in this entry, always smaller than its own; -1 means
+            ``y[start-1]``.
+        log_probs: the drafter's log-probability of each token given its path; empty when unknown.
+        confidences: calibrated probability that a token is accepted given that its parent was; empty means
+            exp(log_prob).
+        draft_dists: one opaque payload per token (the distribution it was sampled from), needed only by
+            rejection modes.
+    """
+
+    start: int
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
+    log_probs: tuple[float, ...] = ()
+    confidences: tuple[float, ...] = ()
+    draft_dists: tuple[object, ...] | None = None
+
+    @classmethod
+    def chain(
+        cls,
+        start: int,
+        tokens: Sequence[int],
+        log_probs: Sequence[float] = (),
+        confidences: Sequence[float] = (),
+        draft_dists: Sequence[object] | None = None,
+    ) -> DraftEntry:
+        """An entry without branches: every token follows the one before it."""
+        dists = None if draft_dists is None else tuple(draft_dists)
+        parents = tuple(range(-1, len(tokens) - 1))
+        return cls(start, tuple(tokens), parents, tuple(log_probs), tuple(confidences), dists)
+
+    def check(self, max_tokens: int, vocab_size: int | None = None) -> None:
+        """Refuse an entry that contradicts itself or leaves its bounds.
+
+        Raises:
+            DraftError: lengths disagree, parents are not topological, a number is not finite or out of range.
+        """
+        tokens, parents = self.tokens, self.parents
+        num_tokens = len(tokens)
+        if type(self.start) is not int or self.start < 1:
+            raise DraftError(f"start must be an integer of at least 1, got {self.start!r}")
+        if num_tokens > max_tokens:
+            raise DraftError(f"{num_tokens} tokens in one entry, at most {max_tokens} are allowed")
+        if len(parents) != num_tokens:
+            raise DraftError(f"{num_tokens} tokens but {len(parents)} parents")
+        for name, values in (("log_probs", self.log_probs), ("confidences", self.confidences)):
+            if values and len(values) != num_tokens:
+                raise DraftError(f"{num_tokens} tokens but {len(values)} {name}")
+        if self.draft_dists is not None and len(self.draft_dists) != num_tokens:
+            raise DraftError(f"{num_tokens} tokens but {len(self.draft_dists)} draft_dists")
+        for index, token in enumerate(tokens):
+            parent = parents[index]
+            if type(token) is not int or token < 0:
+                raise DraftError(f"tokens[{index}] is not a token id: {token!r}")
+            if vocab_size is not None and token >= vocab_size:
+                raise DraftError(f"tokens[{index}] = {token} is outside the vocabulary of {vocab_size}")
+            if type(parent) is not int or not -1 <= parent < index:
+                raise DraftError(f"parents[{index}] = {parent!r} must be between -1 and {index - 1}")
+        for index, log_prob in enumerate(self.log_probs):
+            if not log_prob <= _LOG_PROB_SLACK:  # also true for NaN
+                raise DraftError(f"log_probs[{index}] = {log_prob!r} is not a log-probability")
+        for index, confidence in enumerate(self.confidences):
+            if not 0.0 <= confidence <= 1.0:
+                raise DraftError(f"confidences[{index}] = {confidence!r} is not a probability")
+
+    def known_confidences(self) -> list[float | None]:
+        """Each token's confidence, None where the drafter said nothing."""
+        if self.confidences:
+            return [float(confidence) for confidence in self.confidences]
+        if self.log_probs:
+            return [math.exp(min(log_prob, 0.0)) for log_prob in self.log_probs]
+        return [None] * len(self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftTree:
+    """What the verifier runs in one step, best survival first and topological.
+
+    Attributes:
+        tokens: token ids; node i is row i + 1 of the sequence's step, the root is row 0.
+        parents: index of the parent node, -1 for children of the root.
+        depths: 1 for a child of the root; the node proposes position ``committed_length + depth - 1``.
+        survivals: product of confidences from the root down to the node.
+        draft_dists: the payload each node came with, None where there was none.
+    """
+
+    tokens: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()
+    depths: tuple[int, ...] = ()
+    survivals: tuple[float, ...] = ()
+    draft_dists: tuple[object | None, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def head(self, num_nodes: int) -> DraftTree:
+        """The first ``num_nodes`` nodes, which are themselves the best tree of that size."""
+        if num_nodes >= len(self.tokens):
+            return self
+        cut = max(num_nodes, 0)
+        return DraftTree(
+            self.tokens[:cut],
+            self.parents[:cut],
+            self.depths[:cut],
+            self.survivals[:cut],
+            self.draft_dists[:cut],
+        )
+
+
+EMPTY_TREE = DraftTree()

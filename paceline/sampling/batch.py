@@ -1,0 +1,111 @@
+"""Verification of one step: all sequences, whatever mode each is in.
+
+Responsible for: splitting a step's rows by mode, and computing no more choices than the walks need.
+
+Deliberately does not know: models, the trie, slots, reports.
+
+Called by: the verifier's step loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from paceline.drafts import DraftTree
+from paceline.sampling.choices import target_choices
+from paceline.sampling.params import SamplingParams, VerifyMode
+from paceline.sampling.processors import RowParams, target_probs
+from paceline.sampling.rejection import DraftDistribution, verify_chain_rejection
+from paceline.sampling.verify import TreeWalk, Verdict, walk
+
+
+def verify_step(
+    logits: Tensor,
+    trees: Sequence[DraftTree],
+    committed_lengths: Sequence[int],
+    params: Sequence[SamplingParams],
+) -> list[Verdict]:
+    """Verify every sequence of a step.
+
+    Args:
+        logits: [rows, vocab] float32; sequence after sequence, each with its root row and then its tree's
+            nodes.
+        trees: what was drafted; empty trees mean plain decoding.
+        committed_lengths: committed length of each sequence before the step.
+        params: sampling parameters of each sequence.
+
+    Returns:
+        One verdict per sequence. In greedy and coupled mode the committed tokens do not depend on the trees.
+    """
+    if not len(trees) == len(committed_lengths) == len(params):
+        raise ValueError(
+            f"{len(trees)} trees, {len(committed_lengths)} lengths, {len(params)} parameter sets"
+        )
+    firsts, num_rows = [], 0
+    for tree in trees:
+        firsts.append(num_rows)
+        num_rows += len(tree) + 1
+    if logits.shape[0] != num_rows:
+        raise ValueError(f"{num_rows} rows in the step but {logits.shape[0]} rows of logits")
+    modes = [param.resolved_mode for param in params]
+    verdicts: dict[int, Verdict] = {}
+    if VerifyMode.GREEDY in modes:
+        choices = logits.argmax(dim=-1).tolist()  # one reduction and one copy for the whole step
+        for index, tree in enumerate(trees):
+            if modes[index] is VerifyMode.GREEDY:
+                verdicts[index] = walk(tree, choices[firsts[index] : firsts[index] + len(tree) + 1])
+    coupled = [index for index, mode in enumerate(modes) if mode is VerifyMode.COUPLED]
+    verdicts.update(_walk_coupled(logits, trees, committed_lengths, params, firsts, coupled))
+    for index, mode in enumerate(modes):
+        if mode is VerifyMode.REJECTION:
+            tree, first = _drawn_chain(trees[index]), firsts[index]
+            rows = RowParams.build([params[index]], [len(tree) + 1], logits.device)
+            probs = target_probs(logits[first : first + len(tree) + 1], rows)
+            dists = [dist for dist in tree.draft_dists if isinstance(dist, DraftDistribution)]
+            start = committed_lengths[index]
+            verdicts[index] = verify_chain_rejection(tree.tokens, dists, probs, params[index].seed, start)
+    return [verdicts[index] for index in range(len(trees))]
+
+
+def _walk_coupled(
+    logits: Tensor,
+    trees: Sequence[DraftTree],
+    committed_lengths: Sequence[int],
+    params: Sequence[SamplingParams],
+    firsts: Sequence[int],
+    members: Sequence[int],
+) -> dict[int, Verdict]:
+    """Walk all coupled sequences down together, level by level.
+
+    Noise over a vocabulary is dear (about a millisecond per row on one core), and rows off the chosen path
+    never need it, so choices are computed only for the rows the walks stand on.
+    """
+    walks = {index: TreeWalk(trees[index]) for index in members}
+    verdicts: dict[int, Verdict] = {}
+    while walks:
+        active = list(walks)
+        rows = [firsts[index] + walks[index].row for index in active]
+        positions = [committed_lengths[index] + walks[index].depth for index in active]
+        row_params = RowParams.build([params[index] for index in active], [1] * len(active), logits.device)
+        for index, choice in zip(
+            active, target_choices(logits[rows], positions, row_params).tolist(), strict=True
+        ):
+            verdict = walks[index].take(choice)
+            if verdict is not None:
+                verdicts[index] = verdict
+                del walks[index]
+    return verdicts
+
+
+def _drawn_chain(tree: DraftTree) -> DraftTree:
+    """The leading part of a chain whose tokens all came with a distribution; the rest cannot be verified exactly."""
+    if any(parent != node - 1 for node, parent in enumerate(tree.parents)):
+        raise ValueError("rejection mode verifies chains; select one with DraftTrie.select_chain")
+    usable = 0
+    for dist in tree.draft_dists:
+        if not isinstance(dist, DraftDistribution):
+            break
+        usable += 1
+    return tree.head(usable)

@@ -1,0 +1,167 @@
+"""From logits to the distribution a request asked for: temperature, min-p, top-k, top-p.
+
+Responsible for: the four filters, vectorised over rows that may each have their own parameters.
+
+Deliberately does not know: noise, drafts, which row belongs to which sequence.
+
+Called by: `choices` and `rejection` in this package; drafters that sample apply it to their own logits.
+
+Order, as vLLM applies it: temperature, min-p, top-k, top-p, each on what the one before left. Tokens tied
+with the last one kept are kept too, so the result depends on values alone and not on the order of a sort.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from paceline.sampling.noise import seed_tensor
+from paceline.sampling.params import SamplingParams, VerifyMode
+
+_NUCLEUS_CANDIDATES = (
+    1024  # most nuclei are far smaller; a full sort of 49k values costs milliseconds on a CPU
+)
+_SMALLEST_TEMPERATURE = torch.finfo(torch.float32).tiny
+
+
+@dataclass(frozen=True)
+class RowParams:
+    """Sampling parameters for every row of a step. Tensors are made on first use: greedy rows need none."""
+
+    params: tuple[SamplingParams, ...]
+    device: torch.device
+
+    @classmethod
+    def build(
+        cls,
+        params: Sequence[SamplingParams],
+        rows_per_sequence: Sequence[int],
+        device: torch.device | str = "cpu",
+    ) -> RowParams:
+        """Repeat each sequence's parameters once per row it has in the step."""
+        if len(params) != len(rows_per_sequence):
+            raise ValueError(f"{len(params)} parameter sets for {len(rows_per_sequence)} sequences")
+        rows = (param for param, count in zip(params, rows_per_sequence, strict=True) for _ in range(count))
+        return cls(tuple(rows), torch.device(device))
+
+    def select(self, indices: Sequence[int]) -> RowParams:
+        """The parameters of some rows."""
+        return RowParams(tuple(self.params[index] for index in indices), self.device)
+
+    def __len__(self) -> int:
+        return len(self.params)
+
+    @cached_property
+    def all_greedy(self) -> bool:
+        """Whether no row needs anything but its largest logit."""
+        return all(param.is_greedy for param in self.params)
+
+    @cached_property
+    def modes(self) -> tuple[VerifyMode, ...]:
+        """The mode that applies to each row."""
+        return tuple(param.resolved_mode for param in self.params)
+
+    @cached_property
+    def seeds(self) -> Tensor:
+        """[rows] int64: the seeds' bits."""
+        return seed_tensor([param.seed for param in self.params], self.device)
+
+
+def process_logits(logits: Tensor, rows: RowParams) -> Tensor:
+    """Apply every row's filters.
+
+    Args:
+        logits: [rows, vocab] float32
+        rows: parameters per row.
+
+    Returns:
+        [rows, vocab] float32; removed tokens are -inf. Sampled rows are shifted so that their largest value
+        is 0. Greedy rows come back as they were.
+    """
+    if len(rows) != logits.shape[0]:
+        raise ValueError(f"{logits.shape[0]} rows of logits but parameters for {len(rows)}")
+    if rows.all_greedy:
+        return logits
+    sampled = [index for index, param in enumerate(rows.params) if not param.is_greedy]
+    if len(sampled) == len(rows):
+        return _process_sampled(logits, rows.params)
+    index = torch.tensor(sampled, device=logits.device)
+    out = logits.clone()
+    out[index] = _process_sampled(logits[index], rows.select(sampled).params)
+    return out
+
+
+def target_probs(logits: Tensor, rows: RowParams) -> Tensor:
+    """[rows, vocab] float64: the distribution each row is to be sampled from; one-hot for greedy rows."""
+    processed = process_logits(logits, rows).to(torch.float64)
+    probs = processed.softmax(dim=-1)
+    greedy = [index for index, param in enumerate(rows.params) if param.is_greedy]
+    if greedy:
+        index = torch.tensor(greedy, device=logits.device)
+        probs[index] = torch.zeros_like(probs[index]).scatter_(1, logits[index].argmax(-1, keepdim=True), 1.0)
+    return probs
+
+
+def _process_sampled(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+    """[rows, vocab] float32, all rows with a temperature above 0."""
+    vocab = logits.shape[-1]
+    # Subtracting the maximum first keeps tiny temperatures from overflowing: the quotients are never
+    # positive.
+    temperatures = [max(param.temperature, _SMALLEST_TEMPERATURE) for param in params]
+    shifted = logits.to(torch.float32) - logits.amax(dim=-1, keepdim=True)
+    scaled = shifted / _column(temperatures, logits.device)
+    if any(param.min_p > 0 for param in params):
+        # p(x) >= min_p * p(best) is a bound on the logit, because the best one is 0.
+        floor = _column([param.min_p for param in params], logits.device).log()
+        scaled = scaled.masked_fill(scaled < floor, -torch.inf)
+    limits = [param.top_k if 0 < param.top_k < vocab else vocab for param in params]
+    if min(limits) < vocab:
+        limited = [index for index, limit in enumerate(limits) if limit < vocab]
+        scaled = _keep_above(scaled, limited, _top_k_floor(scaled, limited, limits))
+    nuclear = [index for index, param in enumerate(params) if param.top_p < 1]
+    if nuclear:
+        scaled = _keep_above(
+            scaled, nuclear, _top_p_floor(scaled, nuclear, [params[i].top_p for i in nuclear])
+        )
+    return scaled
+
+
+def _top_k_floor(scaled: Tensor, limited: Sequence[int], limits: Sequence[int]) -> Tensor:
+    """[len(limited), 1]: the k-th largest value of each of these rows."""
+    counts = [limits[index] for index in limited]
+    largest = scaled[list(limited)].topk(max(counts), dim=-1).values
+    return largest.gather(1, torch.tensor(counts, device=scaled.device).unsqueeze(1) - 1)
+
+
+def _top_p_floor(scaled: Tensor, nuclear: Sequence[int], masses: Sequence[float]) -> Tensor:
+    """[len(nuclear), 1]: the smallest value in each row's nucleus (arXiv 1904.09751, section 3.1)."""
+    rows = scaled[list(nuclear)]
+    # float64, so that the order of summation, which varies with the batch, cannot move the boundary.
+    log_total = rows.to(torch.float64).logsumexp(dim=-1, keepdim=True)
+    wanted = _column(masses, scaled.device, torch.float64)
+    vocab = rows.shape[-1]
+    for candidates in (min(_NUCLEUS_CANDIDATES, vocab), vocab):
+        largest = rows.topk(candidates, dim=-1).values
+        probs = (largest.to(torch.float64) - log_total).exp()
+        cumulative = probs.cumsum(dim=-1)
+        if candidates == vocab or bool((cumulative[:, -1:] >= wanted).all()):
+            break
+    # A token is in the nucleus while the mass of those before it has not reached the wanted mass.
+    size = ((cumulative - probs) < wanted).sum(dim=-1, keepdim=True).clamp_(min=1)
+    return largest.gather(1, size - 1)
+
+
+def _keep_above(scaled: Tensor, rows: Sequence[int], floor: Tensor) -> Tensor:
+    """Remove what lies below a floor in some rows; the others stay."""
+    bound = torch.full((scaled.shape[0], 1), -torch.inf, dtype=scaled.dtype, device=scaled.device)
+    bound[list(rows)] = floor
+    return scaled.masked_fill(scaled < bound, -torch.inf)
+
+
+def _column(values: Sequence[float], device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
+    """[len(values), 1]"""
+    return torch.tensor(values, dtype=dtype, device=device).unsqueeze(1)

@@ -1,0 +1,123 @@
+"""How likely a drafted token is accepted, per position in the draft.
+
+Responsible for: decayed counts, their posterior rates, and the products the planner needs.
+
+Deliberately does not know: tokens, confidences of single tokens, sequences, storage.
+
+Called by: the verifier and the conductor (observe), the scheduler service (store), the planner's callers
+(rates).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+SCHEMA_VERSION = 1
+
+
+class AcceptanceEstimator:
+    """Conditional acceptance per position: P(token j accepted | all before it accepted).
+
+    The rate of a position without data is the rate of the position before it; the first position starts at
+    the prior. Each rate is a posterior mean with that guess as a Beta prior, so a few rounds cannot swing it
+    to 0 or 1.
+
+    Args:
+        max_positions: deepest position counted.
+        half_life: rounds after which an old round counts half.
+        prior_rate: what to expect of the first position before anything is known.
+        prior_weight: how many rounds the prior is worth.
+    """
+
+    def __init__(
+        self,
+        max_positions: int = 16,
+        half_life: float = 256.0,
+        prior_rate: float = 0.6,
+        prior_weight: float = 4.0,
+    ) -> None:
+        if max_positions < 1 or not half_life > 0 or not 0 < prior_rate < 1 or not prior_weight > 0:
+            raise ValueError("max_positions, half_life, prior_rate or prior_weight out of range")
+        self._attempts = [0.0] * max_positions
+        self._accepts = [0.0] * max_positions
+        self._decay = 2.0 ** (-1.0 / half_life)
+        self._prior_rate = prior_rate
+        self._prior_weight = prior_weight
+
+    def observe(self, num_drafted: int, num_accepted: int) -> None:
+        """One verified path: of ``num_drafted`` tokens the first ``num_accepted`` were accepted."""
+        if not 0 <= num_accepted <= num_drafted:
+            raise ValueError(f"{num_accepted} accepted of {num_drafted} drafted")
+        # Only positions whose predecessors were accepted are trials; what lies behind a rejection says
+        # nothing.
+        for position in range(min(num_drafted, num_accepted + 1, len(self._attempts))):
+            self._attempts[position] = self._attempts[position] * self._decay + 1.0
+            accepted = 1.0 if position < num_accepted else 0.0
+            self._accepts[position] = self._accepts[position] * self._decay + accepted
+
+    def rates(self, length: int) -> tuple[float, ...]:
+        """Conditional acceptance of positions 0..length-1."""
+        rates: list[float] = []
+        guess = self._prior_rate
+        for position in range(length):
+            if position < len(self._attempts):
+                attempts, accepts = self._attempts[position], self._accepts[position]
+                guess = (accepts + self._prior_weight * guess) / (attempts + self._prior_weight)
+            rates.append(guess)
+        return tuple(rates)
+
+    def survivals(self, length: int) -> tuple[float, ...]:
+        """P(position j and all before it accepted), for j in 0..length-1."""
+        survivals: list[float] = []
+        survival = 1.0
+        for rate in self.rates(length):
+            survival *= rate
+            survivals.append(survival)
+        return tuple(survivals)
+
+    def expected_tokens(self, length: int) -> float:
+        """Committed tokens per round of a chain of ``length`` drafts: one of the target's own plus the survivals."""
+        return 1.0 + math.fsum(self.survivals(length))
+
+    def observations(self, position: int = 0) -> float:
+        """Decayed number of trials at a position."""
+        return self._attempts[position]
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON value."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "attempts": list(self._attempts),
+            "accepts": list(self._accepts),
+        }
+
+    @classmethod
+    def from_dict(
+        cls,
+        value: Mapping[str, Any],
+        half_life: float = 256.0,
+        prior_rate: float = 0.6,
+        prior_weight: float = 4.0,
+    ) -> AcceptanceEstimator:
+        """Read `to_dict`'s value back.
+
+        Raises:
+            ValueError: another schema version, or counts that cannot be.
+        """
+        if value.get("schema_version") != SCHEMA_VERSION:
+            raise ValueError(
+                f"acceptance of schema version {value.get('schema_version')!r}, not {SCHEMA_VERSION}"
+            )
+        attempts = [float(count) for count in value["attempts"]]
+        accepts = [float(count) for count in value["accepts"]]
+        plausible = len(attempts) == len(accepts) > 0 and all(
+            math.isfinite(trials) and 0 <= hits <= trials
+            for trials, hits in zip(attempts, accepts, strict=True)
+        )
+        if not plausible:
+            raise ValueError("acceptance counts that cannot be")
+        estimator = cls(len(attempts), half_life, prior_rate, prior_weight)
+        estimator._attempts, estimator._accepts = attempts, accepts
+        return estimator

@@ -1,0 +1,161 @@
+"""Policies over time: hysteresis, a guard on what was really measured, and probes.
+
+Responsible for: not flapping between lengths, turning speculation off where it does not pay, trying it again
+later.
+
+Deliberately does not know: real time (the clock is passed in), estimators, transports.
+
+Called by: the scheduler service and, when it is unreachable, nobody: the last policy stays in force.
+
+    state    leaves for  when
+    on       off         expected, or measured, speedup below 1 + margin
+    off      probing     probe_interval_s passed
+    off      on          expected speedup at least 1 + margin + hysteresis, unless a measurement turned it off
+    probing  on          probe over, and expected (and measured, if given) speedup at least 1 + margin +
+    hysteresis probing  off         probe over otherwise
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from enum import StrEnum
+
+from paceline.scheduling.planner import (
+    Evaluation,
+    Placement,
+    PlanInputs,
+    describe,
+    evaluate,
+    evaluate_length,
+    policy_of,
+)
+from paceline.scheduling.policy import Policy
+
+
+class PolicyMode(StrEnum):
+    """What the state machine is doing."""
+
+    ON = "on"
+    OFF = "off"
+    PROBING = "probing"
+
+
+class PolicyState:
+    """Turns a series of plan inputs into a series of policies that change only when it pays.
+
+    Args:
+        clock: monotonic seconds.
+        hysteresis: extra expected speedup needed to turn on again.
+        stickiness: a new length must beat the present one by this fraction.
+        probe_interval_s: how long speculation stays off before it is tried again.
+        probe_duration_s: how long a trial lasts.
+        probe_length: draft length of a trial.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        *,
+        hysteresis: float = 0.05,
+        stickiness: float = 0.02,
+        probe_interval_s: float = 10.0,
+        probe_duration_s: float = 1.0,
+        probe_length: int = 4,
+    ) -> None:
+        if (
+            min(hysteresis, stickiness) < 0
+            or min(probe_interval_s, probe_duration_s) <= 0
+            or probe_length < 1
+        ):
+            raise ValueError(
+                "hysteresis and stickiness must not be negative, probe settings must be positive"
+            )
+        self._clock = clock
+        self._hysteresis = hysteresis
+        self._stickiness = stickiness
+        self._probe_interval_s = probe_interval_s
+        self._probe_duration_s = probe_duration_s
+        self._probe_length = probe_length
+        self._mode = PolicyMode.ON
+        self._since = clock()
+        self._is_distrusted = (
+            False  # a measurement contradicted the model; only another measurement can clear it
+        )
+        self._evaluation: Evaluation | None = None
+        self._current = Policy.off(0, "nothing planned yet")
+
+    @property
+    def current(self) -> Policy:
+        """The policy in force."""
+        return self._current
+
+    @property
+    def mode(self) -> PolicyMode:
+        """What the state machine is doing."""
+        return self._mode
+
+    def decide(self, inputs: PlanInputs, measured_speedup: float | None = None) -> Policy:
+        """The policy for now.
+
+        Args:
+            inputs: present estimates.
+            measured_speedup: measured tokens per second while speculating over those of plain decoding; None
+                when there is no fresh measurement. Ignored while speculation is off.
+        """
+        best = evaluate(inputs)
+        expected = best.speedup
+        leave, enter = 1 + inputs.margin, 1 + inputs.margin + self._hysteresis
+        elapsed_s = self._clock() - self._since
+        if self._mode is PolicyMode.ON:
+            if measured_speedup is not None and measured_speedup < leave:
+                self._is_distrusted = True
+                return self._turn_off(f"off: measured speedup {measured_speedup:.3f} is below {leave:.3f}")
+            if expected < leave:
+                return self._turn_off(f"off: best speedup {expected:.3f} is below {leave:.3f}")
+            return self._speculate(inputs, best)
+        if self._mode is PolicyMode.PROBING:
+            if elapsed_s < self._probe_duration_s:
+                return self._current
+            if measured_speedup is not None:
+                self._is_distrusted = measured_speedup < enter
+            if expected >= enter and not self._is_distrusted:
+                self._switch(PolicyMode.ON)
+                return self._speculate(inputs, best)
+            return self._turn_off(f"off: probe done, best speedup {expected:.3f}, needed {enter:.3f}")
+        if expected >= enter and not self._is_distrusted:
+            self._switch(PolicyMode.ON)
+            return self._speculate(inputs, best)
+        if elapsed_s >= self._probe_interval_s and inputs.max_draft_length > 0:
+            self._switch(PolicyMode.PROBING)
+            is_holding = inputs.placement is Placement.SEPARATE
+            length = min(self._probe_length, inputs.max_draft_length)
+            trial = evaluate_length(inputs, length, is_holding)
+            return self._publish(policy_of(inputs, trial, 0, f"probe: length {length}"))
+        return self._current
+
+    def _speculate(self, inputs: PlanInputs, best: Evaluation) -> Policy:
+        """Publish the best length, or keep the present one when it is nearly as good."""
+        previous = self._evaluation
+        if previous is not None and 0 < previous.draft_length <= inputs.max_draft_length:
+            kept = evaluate_length(inputs, previous.draft_length, previous.is_holding)
+            is_affordable = not kept.is_holding or kept.hold_s <= inputs.max_hold_s
+            if is_affordable and kept.tokens_per_s * (1 + self._stickiness) >= best.tokens_per_s:
+                best = kept
+        self._evaluation = best
+        return self._publish(policy_of(inputs, best, 0, describe(best)))
+
+    def _turn_off(self, reason: str) -> Policy:
+        self._switch(PolicyMode.OFF)
+        self._evaluation = None
+        return self._publish(Policy.off(0, reason))
+
+    def _switch(self, mode: PolicyMode) -> None:
+        self._mode = mode
+        self._since = self._clock()
+
+    def _publish(self, policy: Policy) -> Policy:
+        """Put a policy in force; the version rises only when applying it changes something."""
+        if self._current.version == 0 or policy.differs_from(self._current):
+            self._current = dataclasses.replace(policy, version=self._current.version + 1)
+        return self._current

@@ -1,0 +1,352 @@
+"""The draft trie: every proposed continuation of one sequence, rooted at its last committed token.
+
+Responsible for: merging draft entries whatever their order, delay, duplication or loss, walking the root down
+when tokens are committed, and handing out the best sub-trie under a budget.
+
+Deliberately does not know: tensors, the target, sampling modes, the network, epochs (a frame with an old
+epoch never gets here) or how confidences were calibrated. A trie belongs to one sequence and one thread.
+
+Called by: the verifier's step loop (add, select, commit).
+
+Positions: with committed tokens ``y[0..n-1]`` the root is ``y[n-1]`` and its children propose position ``n``.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from paceline.drafts import EMPTY_TREE, DraftEntry, DraftError, DraftTree
+
+__all__ = [
+    "DEFAULT_CONFIDENCE",
+    "EMPTY_TREE",
+    "AddOutcome",
+    "CommitOutcome",
+    "DraftEntry",
+    "DraftError",
+    "DraftTree",
+    "DraftTrie",
+]
+
+DEFAULT_CONFIDENCE = 0.5
+"""Stands in for a confidence the drafter did not send; a known value replaces it when one arrives."""
+
+
+@dataclass(frozen=True, slots=True)
+class AddOutcome:
+    """Where an entry's tokens went: the first five add up to ``len(entry.tokens)``.
+
+    Attributes:
+        added: new nodes.
+        merged: tokens that were in the trie already.
+        matched: the late part, equal to tokens that are committed by now.
+        stale: not under the committed path, or out of reach (start before the window, or too far ahead).
+        ahead: parked until the committed length reaches the entry's start.
+        evicted: nodes (of any entry) that had to leave to keep the trie bounded.
+    """
+
+    added: int = 0
+    merged: int = 0
+    matched: int = 0
+    stale: int = 0
+    ahead: int = 0
+    evicted: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CommitOutcome:
+    """What a commit did to the trie.
+
+    Attributes:
+        matched: how many of the committed tokens were in the trie, counted from the root.
+        dropped: nodes that fell away because they do not lie under the committed path.
+        attached: nodes of parked entries that became live.
+    """
+
+    matched: int
+    dropped: int
+    attached: int
+
+
+class _Node:
+    """One proposed token. ``confidence`` is None while no drafter has said anything about it."""
+
+    __slots__ = ("children", "confidence", "dist", "order", "parent", "token")
+
+    def __init__(
+        self, token: int, parent: _Node | None, confidence: float | None, dist: object | None, order: int
+    ) -> None:
+        self.token = token
+        self.parent = parent
+        self.confidence = confidence
+        self.dist = dist
+        self.order = order
+        self.children: dict[int, _Node] = {}
+
+
+class DraftTrie:
+    """Proposed continuations of one sequence.
+
+    Merging: a confidence that was sent beats one that was not; between two, the larger stays. The rule is
+    commutative, associative and idempotent, so duplicated or reordered messages lead to the same trie. The
+    first payload stays.
+
+    Args:
+        committed: the committed tokens, at least one; only the last ``window`` are kept.
+        vocab_size: when given, entries with a token outside ``[0, vocab_size)`` are refused.
+        max_nodes: bound on live nodes and, separately, on parked nodes. Above it the lowest survivals leave.
+        window: how far behind (or ahead of) the committed length an entry may start.
+    """
+
+    def __init__(
+        self,
+        committed: Sequence[int],
+        *,
+        vocab_size: int | None = None,
+        max_nodes: int = 1024,
+        window: int = 256,
+    ) -> None:
+        if not committed:
+            raise ValueError("committed must hold at least one token: the root")
+        if max_nodes < 1 or window < 1:
+            raise ValueError("max_nodes and window must be at least 1")
+        self._length = len(committed)
+        self._tail = list(committed[-window:])
+        self._vocab_size = vocab_size
+        self._node_limit = max_nodes
+        self._window = window
+        self._root = _Node(-1, None, None, None, 0)
+        self._num_nodes = 0
+        self._next_order = 1
+        self._parked: list[DraftEntry] = []
+        self._num_parked = 0
+
+    @property
+    def committed_length(self) -> int:
+        """How many tokens the sequence has committed."""
+        return self._length
+
+    @property
+    def num_nodes(self) -> int:
+        """Live nodes, the root not counted."""
+        return self._num_nodes
+
+    @property
+    def num_parked(self) -> int:
+        """Tokens of entries that start ahead of the committed length."""
+        return self._num_parked
+
+    @property
+    def max_depth(self) -> int:
+        """Depth of the deepest live node; 0 when the trie is empty."""
+        deepest = 0
+        for _, depth, _ in self._walk(self._root):
+            deepest = max(deepest, depth)
+        return deepest
+
+    def add(self, entry: DraftEntry) -> AddOutcome:
+        """Merge an entry.
+
+        An entry may start behind the committed length (late): the part equal to committed tokens is skipped.
+        It may start ahead of it: the trie cannot know the tokens in between, so the entry waits until a
+        commit reaches its start. A drafter that drafts ahead therefore sends whole paths from a length that
+        is committed.
+
+        Raises:
+            DraftError: lengths disagree, parents are not topological, a number is not finite or out of range.
+        """
+        entry.check(self._node_limit, self._vocab_size)
+        num_tokens = len(entry.tokens)
+        if entry.start > self._length:
+            if entry.start - self._length > self._window:
+                return AddOutcome(stale=num_tokens)
+            return self._park(entry) if num_tokens else AddOutcome()
+        if entry.start < self._length - self._window:
+            return AddOutcome(stale=num_tokens)
+        return self._attach(entry)
+
+    def commit(self, tokens: Sequence[int]) -> CommitOutcome:
+        """Append committed tokens and walk the root down; everything not under the new root is dropped."""
+        root: _Node | None = self._root
+        matched = 0
+        for token in tokens:
+            root = root.children.get(token) if root is not None else None
+            if root is None:
+                break
+            matched += 1
+        before = self._num_nodes
+        if root is None:
+            self._root = _Node(-1, None, None, None, 0)
+            self._num_nodes = 0
+        elif root is not self._root:
+            root.parent = None
+            self._root = root
+            self._num_nodes = sum(1 for _ in self._walk(root))
+        dropped = before - self._num_nodes - matched
+        self._length += len(tokens)
+        self._tail.extend(tokens)
+        if len(self._tail) > 2 * self._window:
+            del self._tail[: -self._window]
+        return CommitOutcome(matched, dropped, self._unpark() if self._parked else 0)
+
+    def select(self, max_nodes: int, max_depth: int) -> DraftTree:
+        """The at most ``max_nodes`` nodes of highest survival, none deeper than ``max_depth``.
+
+        Survival falls along a path, so the highest survivals are closed under parents, and they maximise the
+        expected number of accepted tokens (DSpark, arXiv 2607.05147, Algorithm 1 sorts the same way). Ties
+        go to the shallower, then the older node.
+        """
+        if max_nodes <= 0 or max_depth <= 0 or not self._num_nodes:
+            return EMPTY_TREE
+        tokens: list[int] = []
+        parents: list[int] = []
+        depths: list[int] = []
+        survivals: list[float] = []
+        dists: list[object | None] = []
+        heap: list[tuple[float, int, int, int, _Node]] = []
+        for child in self._root.children.values():
+            heap.append((-_confidence(child), 1, child.order, -1, child))
+        heapq.heapify(heap)
+        while heap and len(tokens) < max_nodes:
+            negative_survival, depth, _, parent, node = heapq.heappop(heap)
+            index = len(tokens)
+            tokens.append(node.token)
+            parents.append(parent)
+            depths.append(depth)
+            survivals.append(-negative_survival)
+            dists.append(node.dist)
+            if depth < max_depth:
+                for child in node.children.values():
+                    survival = negative_survival * _confidence(child)
+                    heapq.heappush(heap, (survival, depth + 1, child.order, index, child))
+        return DraftTree(tuple(tokens), tuple(parents), tuple(depths), tuple(survivals), tuple(dists))
+
+    def select_chain(self, max_depth: int) -> DraftTree:
+        """The path of first-arrived nodes that carry a payload.
+
+        For rejection modes: there, which token is verified must not depend on how likely the drafted tokens
+        look, so confidences have no say. Each node's token was drawn from its payload given the path above
+        it.
+        """
+        nodes: list[_Node] = []
+        survivals: list[float] = []
+        node, survival = self._root, 1.0
+        while len(nodes) < max_depth:
+            candidates = [child for child in node.children.values() if child.dist is not None]
+            if not candidates:
+                break
+            node = min(candidates, key=lambda child: child.order)
+            survival *= _confidence(node)
+            nodes.append(node)
+            survivals.append(survival)
+        return DraftTree(
+            tuple(node.token for node in nodes),
+            tuple(range(-1, len(nodes) - 1)),
+            tuple(range(1, len(nodes) + 1)),
+            tuple(survivals),
+            tuple(node.dist for node in nodes),
+        )
+
+    def _attach(self, entry: DraftEntry) -> AddOutcome:
+        """Hang an entry whose start is committed below the root."""
+        root, length = self._root, self._length
+        tail, offset = self._tail, self._length - len(self._tail)
+        parents, dists, confidences = entry.parents, entry.draft_dists, entry.known_confidences()
+        # Where each token of the entry ended up: a node, or (still among committed tokens) the next position,
+        # or nowhere.
+        places: list[_Node | int | None] = []
+        added = merged = matched = stale = 0
+        for index, token in enumerate(entry.tokens):
+            parent = parents[index]
+            place = entry.start if parent < 0 else places[parent]
+            if type(place) is int:
+                if place < length:
+                    if tail[place - offset] == token:
+                        places.append(place + 1)
+                        matched += 1
+                    else:
+                        places.append(None)
+                        stale += 1
+                    continue
+                place = root
+            if place is None:
+                places.append(None)
+                stale += 1
+                continue
+            assert isinstance(place, _Node)
+            confidence = confidences[index]
+            dist = dists[index] if dists is not None else None
+            node = place.children.get(token)
+            if node is None:
+                node = _Node(token, place, confidence, dist, self._next_order)
+                self._next_order += 1
+                place.children[token] = node
+                added += 1
+            else:
+                if confidence is not None and (node.confidence is None or confidence > node.confidence):
+                    node.confidence = confidence
+                if node.dist is None:
+                    node.dist = dist
+                merged += 1
+            places.append(node)
+        self._num_nodes += added
+        evicted = self._evict() if self._num_nodes > self._node_limit else 0
+        return AddOutcome(added, merged, matched, stale, 0, evicted)
+
+    def _park(self, entry: DraftEntry) -> AddOutcome:
+        """Keep an entry that starts ahead; when there are too many, those that start furthest ahead leave."""
+        num_tokens = len(entry.tokens)
+        for other in self._parked:
+            same_path = (other.start, other.tokens, other.parents) == (
+                entry.start,
+                entry.tokens,
+                entry.parents,
+            )
+            if same_path and (other.confidences, other.log_probs) == (entry.confidences, entry.log_probs):
+                return AddOutcome(ahead=num_tokens)
+        self._parked.append(entry)
+        self._parked.sort(key=lambda parked: parked.start)
+        self._num_parked += num_tokens
+        evicted = 0
+        while self._num_parked > self._node_limit:
+            size = len(self._parked.pop().tokens)
+            self._num_parked -= size
+            evicted += size
+        return AddOutcome(ahead=num_tokens, evicted=evicted)
+
+    def _unpark(self) -> int:
+        """Attach the parked entries whose start the committed length has reached; return the nodes added."""
+        attached = 0
+        while self._parked and self._parked[0].start <= self._length:
+            entry = self._parked.pop(0)
+            self._num_parked -= len(entry.tokens)
+            if entry.start >= self._length - self._window:
+                attached += self._attach(entry).added
+        return attached
+
+    def _evict(self) -> int:
+        """Remove the lowest survivals, leaves first, until an eighth of the room is free."""
+        excess = self._num_nodes - (self._node_limit - self._node_limit // 8)
+        ranked = [(survival, -depth, -node.order, node) for node, depth, survival in self._walk(self._root)]
+        for _, _, _, node in heapq.nsmallest(excess, ranked):
+            assert node.parent is not None
+            assert not node.children
+            del node.parent.children[node.token]
+        self._num_nodes -= excess
+        return excess
+
+    @staticmethod
+    def _walk(root: _Node) -> Iterator[tuple[_Node, int, float]]:
+        """Every node below ``root`` with its depth and survival, parents first."""
+        stack = [(child, 1, _confidence(child)) for child in root.children.values()]
+        while stack:
+            node, depth, survival = stack.pop()
+            yield node, depth, survival
+            for child in node.children.values():
+                stack.append((child, depth + 1, survival * _confidence(child)))
+
+
+def _confidence(node: _Node) -> float:
+    return DEFAULT_CONFIDENCE if node.confidence is None else node.confidence

@@ -1,0 +1,76 @@
+"""Sampling parameters: every refusal names its field."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+
+import pytest
+
+from paceline.sampling import ParameterError, SamplingParams, VerifyMode
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", -1),
+        ("temperature", -1e-300),
+        ("temperature", math.nan),
+        ("temperature", math.inf),
+        ("temperature", "1"),
+        ("temperature", True),
+        ("top_k", -1),
+        ("top_k", 1.5),
+        ("top_k", 2**31),
+        ("top_p", 0),
+        ("top_p", 1.0001),
+        ("top_p", -0.5),
+        ("top_p", math.nan),
+        ("min_p", -0.1),
+        ("min_p", 1.1),
+        ("min_p", math.nan),
+        ("seed", -1),
+        ("seed", 2**64),
+        ("seed", 1.0),
+        ("seed", None),
+        ("mode", "greedy"),
+        ("mode", VerifyMode.GREEDY),
+    ],
+)
+def test_out_of_range_values_are_refused_by_name(field: str, value: object) -> None:
+    with pytest.raises(ParameterError) as raised:
+        SamplingParams(**{field: value})  # type: ignore[arg-type]
+    assert raised.value.field == field
+    assert str(raised.value).startswith(field)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"temperature": 0},
+        {"temperature": 1e-300},
+        {"temperature": 1e300},
+        {"top_k": 0},
+        {"top_k": 2**31 - 1},
+        {"top_p": 1},
+        {"top_p": 1e-12},
+        {"min_p": 1},
+        {"seed": 2**64 - 1},
+    ],
+)
+def test_values_at_the_edge_are_accepted(values: dict[str, float]) -> None:
+    SamplingParams(**values)  # type: ignore[arg-type]
+
+
+def test_the_mode_follows_the_temperature() -> None:
+    assert SamplingParams().resolved_mode is VerifyMode.COUPLED
+    assert SamplingParams(temperature=0).resolved_mode is VerifyMode.GREEDY
+    assert SamplingParams(temperature=0, mode=VerifyMode.REJECTION).resolved_mode is VerifyMode.GREEDY
+    assert SamplingParams(mode=VerifyMode.REJECTION).resolved_mode is VerifyMode.REJECTION
+
+
+def test_parameters_import_without_torch() -> None:
+    """The gateway's image has no torch."""
+    code = "import sys; sys.modules['torch'] = None; from paceline.sampling import SamplingParams; SamplingParams()"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

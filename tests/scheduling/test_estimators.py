@@ -1,0 +1,139 @@
+"""Acceptance, durations and draft times."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+
+import pytest
+
+from paceline.scheduling import AcceptanceEstimator, DraftTimeModel, DurationEstimator
+
+
+def test_acceptance_rates_converge_per_position() -> None:
+    rng = random.Random(1)
+    truth = [0.9, 0.6, 0.3]
+    estimator = AcceptanceEstimator(half_life=2000)
+    for _ in range(6000):
+        accepted = 0
+        while accepted < 3 and rng.random() < truth[accepted]:
+            accepted += 1
+        estimator.observe(3, accepted)
+    assert estimator.rates(3) == pytest.approx(truth, abs=0.04)
+    assert estimator.survivals(3) == pytest.approx([0.9, 0.54, 0.162], abs=0.04)
+    assert estimator.expected_tokens(3) == pytest.approx(1 + 0.9 + 0.54 + 0.162, abs=0.08)
+
+
+def test_what_lies_behind_a_rejection_is_no_trial() -> None:
+    estimator = AcceptanceEstimator(half_life=1e9)
+    estimator.observe(4, 1)
+    assert [estimator.observations(position) for position in range(4)] == pytest.approx([1, 1, 0, 0])
+
+
+def test_unseen_positions_take_the_rate_before_them() -> None:
+    estimator = AcceptanceEstimator(max_positions=4, prior_rate=0.6, half_life=1e9)
+    assert estimator.rates(6) == (0.6,) * 6
+    for _ in range(1000):
+        estimator.observe(1, 1)
+    rates = estimator.rates(6)
+    assert rates[0] > 0.99
+    assert rates[1:] == (rates[0],) * 5
+
+
+def test_old_rounds_are_forgotten() -> None:
+    estimator = AcceptanceEstimator(half_life=20)
+    for _ in range(500):
+        estimator.observe(1, 1)
+    for _ in range(100):
+        estimator.observe(1, 0)
+    assert estimator.rates(1)[0] < 0.15
+
+
+def test_acceptance_survives_json() -> None:
+    estimator = AcceptanceEstimator()
+    for accepted in (0, 3, 2, 4):
+        estimator.observe(4, accepted)
+    again = AcceptanceEstimator.from_dict(json.loads(json.dumps(estimator.to_dict())))
+    assert again.rates(5) == estimator.rates(5)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"schema_version": 9, "attempts": [1], "accepts": [1]},
+        {"schema_version": 1, "attempts": [1], "accepts": [2]},
+        {"schema_version": 1, "attempts": [1, 2], "accepts": [1]},
+        {"schema_version": 1, "attempts": [], "accepts": []},
+        {"schema_version": 1, "attempts": [math.nan], "accepts": [0]},
+    ],
+)
+def test_implausible_acceptance_is_refused(value: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="acceptance"):
+        AcceptanceEstimator.from_dict(value)
+
+
+@pytest.mark.parametrize(("drafted", "accepted"), [(2, 3), (2, -1), (-1, -1)])
+def test_impossible_rounds_are_refused(drafted: int, accepted: int) -> None:
+    with pytest.raises(ValueError, match="accepted of"):
+        AcceptanceEstimator().observe(drafted, accepted)
+
+
+def test_durations_have_a_decayed_mean_and_recent_quantiles() -> None:
+    estimator = DurationEstimator(half_life=10, window=100)
+    assert (estimator.mean_s, estimator.p95_s, estimator.count) == (0, 0, 0)
+    for milliseconds in range(1, 101):
+        estimator.observe(milliseconds / 1000)
+    assert (estimator.p50_s, estimator.p95_s) == (0.050, 0.095)
+    assert 0.080 < estimator.mean_s < 0.100
+    for _ in range(100):
+        estimator.observe(0.001)
+    assert estimator.p95_s == 0.001
+    assert estimator.mean_s == pytest.approx(0.001, rel=0.2)
+    assert estimator.count == 200
+    again = DurationEstimator.from_dict(json.loads(json.dumps(estimator.to_dict())))
+    assert (again.p95_s, again.count) == (0.001, 200)
+
+
+@pytest.mark.parametrize("seconds", [-1e-9, math.nan, math.inf])
+def test_impossible_durations_are_refused(seconds: float) -> None:
+    with pytest.raises(ValueError, match="not a duration"):
+        DurationEstimator().observe(seconds)
+    with pytest.raises(ValueError, match="not a draft"):
+        DraftTimeModel().observe(1, seconds)
+
+
+def test_draft_time_is_a_line() -> None:
+    model = DraftTimeModel()
+    for length in (1, 3, 5, 8, 2):
+        model.observe(length, 0.002 + 0.0015 * length)
+    assert model.coefficients == pytest.approx((0.002, 0.0015))
+    assert model(6) == pytest.approx(0.011)
+    assert model(0) == 0
+    again = DraftTimeModel.from_dict(json.loads(json.dumps(model.to_dict())))
+    assert again(6) == model(6)
+
+
+def test_one_length_only_keeps_the_guess_of_the_slope() -> None:
+    model = DraftTimeModel(per_token_s=0.001)
+    assert model(4) == pytest.approx(0.004)
+    for _ in range(5):
+        model.observe(4, 0.010)
+    assert model(4) == pytest.approx(0.010)
+    assert model(5) == pytest.approx(0.011)
+
+
+def test_draft_time_coefficients_are_never_negative() -> None:
+    falling = DraftTimeModel()
+    for length, seconds in ((1, 0.009), (8, 0.002)):
+        falling.observe(length, seconds)
+    steep = DraftTimeModel()
+    for length, seconds in ((4, 0.001), (5, 0.009)):
+        steep.observe(length, seconds)
+    assert min(*falling.coefficients, *steep.coefficients) >= 0
+
+
+@pytest.mark.parametrize("kind", [DurationEstimator, DraftTimeModel])
+def test_other_schema_versions_are_refused(kind: type[DurationEstimator] | type[DraftTimeModel]) -> None:
+    with pytest.raises(ValueError, match="schema version"):
+        kind.from_dict({"schema_version": 0})

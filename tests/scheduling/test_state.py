@@ -1,0 +1,112 @@
+"""Policies over time under a clock that the test turns."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from paceline.scheduling import Placement, PlanInputs, PolicyMode, PolicyState
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def flat(_: int) -> float:
+    return 1.0
+
+
+GOOD = PlanInputs(Placement.COLOCATED, (0.8,), flat, lambda k: 0.05 * k)
+BAD = dataclasses.replace(GOOD, acceptance=(0.01,))
+# One drafted token at rate a and no cost brings 1 + a.
+EDGE = dataclasses.replace(GOOD, acceptance=(0.07, 0.0), draft_time=lambda k: 0.0)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def state(clock: Clock) -> PolicyState:
+    return PolicyState(clock, hysteresis=0.05, probe_interval_s=10, probe_duration_s=1, probe_length=3)
+
+
+def test_a_good_pair_speculates_at_once_and_stays(state: PolicyState) -> None:
+    assert state.current.version == 0
+    first = state.decide(GOOD)
+    assert (first.version, first.draft_length) == (1, 8)
+    assert state.decide(GOOD) is first
+
+
+def test_small_improvements_do_not_change_the_length(state: PolicyState) -> None:
+    state.decide(dataclasses.replace(GOOD, max_draft_length=7))
+    assert state.decide(GOOD).draft_length == 7
+    assert state.decide(dataclasses.replace(GOOD, acceptance=(0.3,))).draft_length < 7
+    assert state.current.version == 2
+
+
+def test_a_length_that_is_no_longer_allowed_is_given_up(state: PolicyState) -> None:
+    state.decide(GOOD)
+    assert state.decide(dataclasses.replace(GOOD, max_draft_length=2)).draft_length == 2
+
+
+def test_what_does_not_pay_is_turned_off_with_hysteresis(state: PolicyState) -> None:
+    assert state.decide(EDGE).is_speculating  # 1.07 is above 1.05
+    off = state.decide(BAD)
+    assert not off.is_speculating
+    assert "off" in off.reason
+    assert not state.decide(EDGE).is_speculating  # 1.07 is below 1.10
+    assert state.decide(GOOD).is_speculating
+
+
+def test_speculation_is_tried_again(state: PolicyState, clock: Clock) -> None:
+    state.decide(BAD)
+    clock.now_s = 9.9
+    assert state.decide(BAD).draft_length == 0
+    clock.now_s = 10.0
+    probe = state.decide(BAD)
+    assert (probe.draft_length, state.mode) == (3, PolicyMode.PROBING)
+    clock.now_s = 10.9
+    assert state.decide(BAD) is probe
+    clock.now_s = 11.0
+    assert state.decide(BAD).draft_length == 0
+    clock.now_s = 21.0
+    assert state.decide(BAD).draft_length == 3
+    clock.now_s = 22.0
+    assert state.decide(GOOD).draft_length == 8  # the probe showed that acceptance is back
+    assert state.current.version == 5  # off, probe, off, probe, on
+
+
+def test_a_measurement_overrules_the_model_until_another_one(state: PolicyState, clock: Clock) -> None:
+    state.decide(GOOD)
+    off = state.decide(GOOD, measured_speedup=0.9)
+    assert not off.is_speculating
+    assert "measured" in off.reason
+    assert not state.decide(GOOD).is_speculating  # the model alone is not believed now
+    clock.now_s = 10.0
+    assert state.decide(GOOD).draft_length == 3
+    clock.now_s = 11.0
+    assert not state.decide(GOOD, measured_speedup=1.02).is_speculating
+    clock.now_s = 21.0
+    state.decide(GOOD)
+    clock.now_s = 22.0
+    assert state.decide(GOOD, measured_speedup=1.8).draft_length == 8
+
+
+def test_measurements_are_ignored_while_off(state: PolicyState) -> None:
+    state.decide(BAD)
+    assert state.decide(GOOD, measured_speedup=0.5).is_speculating
+
+
+def test_nothing_is_probed_where_speculation_is_not_allowed(state: PolicyState, clock: Clock) -> None:
+    never = dataclasses.replace(GOOD, max_draft_length=0)
+    assert not state.decide(never).is_speculating
+    clock.now_s = 100.0
+    assert not state.decide(never).is_speculating
+    assert state.mode is PolicyMode.OFF
