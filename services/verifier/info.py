@@ -8,9 +8,9 @@ import secrets
 from pathlib import Path
 
 import torch
-from paceline.models.fingerprint import model_fingerprint, tokenizer_fingerprint
 
 from paceline import PROTOCOL_VERSION
+from paceline.models.fingerprint import model_fingerprint, tokenizer_fingerprint
 from paceline.target import TapSpec, TargetEngine
 from paceline.v1 import peer_pb2
 from services.runtime.devices import describe_device

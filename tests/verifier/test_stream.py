@@ -92,7 +92,7 @@ async def test_sampled_text_depends_on_the_seed_alone(verifier: Process) -> None
 
 
 async def test_chain_rejection_runs_and_accepts(verifier: Process, plain_text: Any) -> None:
-    sampling = sampling_pb2.SamplingParams(temperature=0.05, seed=3, mode=sampling_pb2.VERIFY_MODE_REJECTION)
+    sampling = sampling_pb2.SamplingParams(temperature=0.01, seed=3, mode=sampling_pb2.VERIFY_MODE_REJECTION)
     async with Conductor(verifier.port) as conductor:
         await conductor.send(policy=SLOW_POLICY)
         sequence = await conductor.open(PROMPT, 20, sampling=sampling)

@@ -1,0 +1,99 @@
+"""Drafting methods, one file each, and how a checkpoint finds its method."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+
+import torch
+
+from paceline.drafters.base import Drafter, DrafterError, DraftRequest, UnknownDraftSequenceError
+from paceline.drafters.checkpoint import CheckpointError, DrafterConfig
+from paceline.drafters.eagle3 import Eagle3Drafter
+from paceline.drafters.independent import IndependentDrafter
+from paceline.models import model_fingerprint
+from paceline.target import Device, TapSpec
+
+METHODS: dict[str, type[Eagle3Drafter] | type[IndependentDrafter]] = {
+    Eagle3Drafter.method: Eagle3Drafter,
+    IndependentDrafter.method: IndependentDrafter,
+}
+
+SHIPPED = {"smollm2-135m": "smollm2-135m-eagle3"}
+"""Drafters that come with the package, by the name of their target."""
+
+
+def _method(config: DrafterConfig) -> type[Eagle3Drafter] | type[IndependentDrafter]:
+    try:
+        return METHODS[config.method]
+    except KeyError:
+        raise CheckpointError(f"method {config.method!r} is none of {', '.join(sorted(METHODS))}") from None
+
+
+def drafter_tap(directory: str | Path) -> TapSpec | None:
+    """The features that a checkpoint's drafter reads, with their projection; None where it reads tokens alone.
+
+    Raises:
+        CheckpointError: the checkpoint cannot be used.
+    """
+    path = Path(directory)
+    config = DrafterConfig.read(path)
+    return _method(config).read_tap(path, config)
+
+
+def load_drafter(
+    directory: str | Path,
+    target_dir: str | Path,
+    *,
+    device: str = "cpu",
+    dtype: torch.dtype | None = None,
+) -> Drafter:
+    """Load a drafter for a target.
+
+    Args:
+        directory: the drafter's checkpoint.
+        target_dir: the target's directory; embeddings that a method shares are read from it.
+        device: "cpu", "cuda:1", ...
+        dtype: compute dtype; None chooses what the device multiplies natively.
+
+    Raises:
+        CheckpointError: the checkpoint is unusable, or was made for another target.
+    """
+    path, target = Path(directory), Path(target_dir)
+    config = DrafterConfig.read(path)
+    found = model_fingerprint(target)
+    if config.target_fingerprint != found:
+        raise CheckpointError(
+            f"drafter {path.name!r} was made for target {config.target_name or config.target_fingerprint[:12]!r}, "
+            f"not for {target.name!r} ({found[:12]}): train one for it with `paceline train {config.method}`"
+        )
+    where = Device.parse(device)
+    return _method(config).load(path, config, target, where, dtype or where.default_dtype())
+
+
+def default_drafter(model: str) -> Path:
+    """Directory of the drafter that ships for a model.
+
+    Raises:
+        CheckpointError: none does.
+    """
+    if model not in SHIPPED:
+        raise CheckpointError(
+            f"no drafter ships for {model!r}: give one, or train one with `paceline train eagle3`"
+        )
+    return Path(str(files("paceline").joinpath("assets", "drafters", SHIPPED[model])))
+
+
+__all__ = [
+    "METHODS",
+    "SHIPPED",
+    "CheckpointError",
+    "DraftRequest",
+    "Drafter",
+    "DrafterConfig",
+    "DrafterError",
+    "UnknownDraftSequenceError",
+    "default_drafter",
+    "drafter_tap",
+    "load_drafter",
+]

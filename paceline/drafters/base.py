@@ -1,0 +1,96 @@
+"""What every drafter is: the protocol that verifier and drafter processes host, whatever the method.
+
+A drafter follows each sequence's committed tokens and, where its method reads them, the target's features, and
+proposes how the text may go on. It knows nothing of services, transports or the verifier's decisions beyond the
+tokens it is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+from torch import Tensor
+
+from paceline.sampling import SamplingParams
+from paceline.target import TapSpec
+from paceline.trie import DraftEntry
+
+GREEDY = SamplingParams(temperature=0.0)
+
+
+class DrafterError(Exception):
+    """A drafter was told something that does not fit what it was told before."""
+
+
+class UnknownDraftSequenceError(DrafterError):
+    """The drafter holds no such sequence."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRequest:
+    """A wish for a draft that goes on from a sequence's committed tokens.
+
+    Attributes:
+        num_tokens: tokens in a row, at least 1.
+        max_nodes: nodes in all; more than `num_tokens` lets methods that can branch draft a tree of that depth.
+        sampling: how the target will choose, so that the drafter chooses alike.
+    """
+
+    sequence_id: int
+    num_tokens: int
+    max_nodes: int = 0
+    sampling: SamplingParams = field(default=GREEDY)
+
+
+@runtime_checkable
+class Drafter(Protocol):
+    """A drafting method with its weights and the state of the sequences it drafts for.
+
+    Not thread-safe: one thread owns it. Drafts may be asked for more than once from the same committed tokens: a
+    longer wish continues the chain that is there and costs only the tokens that are new, which is how a drafter
+    drafts ahead while the target verifies.
+    """
+
+    @property
+    def method(self) -> str:
+        """Name of the method, such as "eagle3"."""
+
+    @property
+    def tap(self) -> TapSpec | None:
+        """The target's features it reads; None for methods that read tokens alone."""
+
+    @property
+    def max_positions(self) -> int:
+        """Positions it can draft within; past them the text goes on without it."""
+
+    def open(self, sequence_id: int, tokens: Sequence[int]) -> None:
+        """Start following a sequence with these committed tokens."""
+
+    def extend(self, sequence_id: int, start: int, tokens: Sequence[int]) -> None:
+        """Take in committed tokens; `start` is the committed length before them.
+
+        Raises:
+            UnknownDraftSequenceError: the sequence is not open.
+            DrafterError: tokens are missing between what is known and `start`.
+        """
+
+    def feed(self, sequence_id: int, start: int, features: Tensor) -> None:
+        """Take in features `[n, width]` of positions `start` to `start + n - 1`; what is known already is skipped.
+
+        Raises:
+            UnknownDraftSequenceError: the sequence is not open.
+            DrafterError: features are missing between what is known and `start`.
+        """
+
+    def draft(self, requests: Sequence[DraftRequest]) -> list[DraftEntry | None]:
+        """Draft for several sequences together.
+
+        Returns:
+            For each request an entry that starts at the committed length, or None where the drafter cannot yet (its
+            features are still on the way) or not any more (out of positions).
+        """
+
+    def close(self, sequence_id: int) -> None:
+        """Forget a sequence; unknown ones are ignored."""

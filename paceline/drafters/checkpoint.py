@@ -1,0 +1,129 @@
+"""Drafter checkpoints in Paceline's own layout: a directory with `config.json` and `model.safetensors`.
+
+Tensor names are those of the method's public format, so that a converter only has to rename what differs. Nothing is
+unpickled, and no code is loaded. Written by training, read by `paceline.drafters.load_drafter`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from paceline.errors import IncompatiblePeerError
+
+FORMAT_VERSION = 1
+
+
+class CheckpointError(IncompatiblePeerError):
+    """A drafter checkpoint that cannot be used; says what is wrong with it."""
+
+    reason = "BAD_CHECKPOINT"
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterConfig:
+    """What stands in a drafter's `config.json`.
+
+    Attributes:
+        method: drafting method; names the file in `paceline.drafters`.
+        target_fingerprint: `paceline.models.model_fingerprint` of the target it was made for.
+        target_name: the target's name for people.
+        shape: the method's own sizes.
+        training: how it was made, for people: command, seed, figures.
+    """
+
+    method: str
+    target_fingerprint: str
+    target_name: str = ""
+    shape: Mapping[str, Any] = field(default_factory=dict)
+    training: Mapping[str, Any] = field(default_factory=dict)
+    format_version: int = FORMAT_VERSION
+
+    @classmethod
+    def read(cls, directory: Path) -> DrafterConfig:
+        """Read a checkpoint's configuration.
+
+        Raises:
+            CheckpointError: there is none, or it is not one of ours.
+        """
+        path = directory / "config.json"
+        try:
+            content = json.loads(path.read_text())
+        except FileNotFoundError:
+            raise CheckpointError(
+                f"{directory.name!r} has no config.json: it is not a drafter checkpoint"
+            ) from None
+        except ValueError as error:
+            raise CheckpointError(f"{directory.name!r}: config.json is not JSON: {error}") from None
+        if not isinstance(content, dict) or content.get("format_version") != FORMAT_VERSION:
+            raise CheckpointError(f"{directory.name!r}: format_version must be {FORMAT_VERSION}")
+        known = cls.__dataclass_fields__
+        if unknown := sorted(set(content) - set(known)):
+            raise CheckpointError(f"{directory.name!r}: unknown fields {unknown} in config.json")
+        try:
+            return cls(**content)
+        except TypeError as error:
+            raise CheckpointError(f"{directory.name!r}: {error}") from None
+
+    def size(self, name: str) -> int:
+        """A size of the method's shape, checked to be a positive whole number."""
+        value = self.shape.get(name)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise CheckpointError(f"shape.{name} must be a positive whole number, not {value!r}")
+        return value
+
+
+def save_drafter(directory: Path, config: DrafterConfig, tensors: Mapping[str, Tensor]) -> None:
+    """Write a checkpoint; the weights first, so that a directory with a configuration is whole."""
+    directory.mkdir(parents=True, exist_ok=True)
+    weights = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
+    part = directory / "model.safetensors.part"
+    save_file(weights, part, metadata={"format": "pt"})
+    part.replace(directory / "model.safetensors")
+    text = json.dumps(asdict(config), indent=2) + "\n"
+    (directory / "config.json").write_text(text)
+
+
+def load_tensors(directory: Path, expected: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+    """Read exactly the expected tensors.
+
+    Raises:
+        CheckpointError: naming every tensor that is missing, surplus or of another shape.
+    """
+    path = directory / "model.safetensors"
+    if not path.is_file():
+        raise CheckpointError(f"{directory.name!r} has no model.safetensors")
+    with safe_open(path, framework="pt", device="cpu") as handle:
+        names = set(handle.keys())
+        problems = [f"{name} is missing" for name in sorted(set(expected) - names)]
+        problems += [f"{name} is surplus" for name in sorted(names - set(expected))]
+        for name in sorted(names & set(expected)):
+            shape = tuple(handle.get_slice(name).get_shape())
+            if shape != tuple(expected[name]):
+                problems.append(f"{name} has shape {shape}, not {tuple(expected[name])}")
+        if problems:
+            raise CheckpointError(f"{directory.name!r}: " + "; ".join(problems))
+        return {name: handle.get_tensor(name) for name in expected}
+
+
+def load_tensor(directory: Path, name: str) -> Tensor:
+    """Read one tensor.
+
+    Raises:
+        CheckpointError: it is not there.
+    """
+    path = directory / "model.safetensors"
+    if not path.is_file():
+        raise CheckpointError(f"{directory.name!r} has no model.safetensors")
+    with safe_open(path, framework="pt", device="cpu") as handle:
+        if name not in set(handle.keys()):
+            raise CheckpointError(f"{directory.name!r}: {name} is missing")
+        tensor: Tensor = handle.get_tensor(name)
+        return tensor

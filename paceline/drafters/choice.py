@@ -1,0 +1,55 @@
+"""Which token a drafter proposes: the one that the target is likeliest to choose under the request's own rule.
+
+Pure. Shared by methods that draft token by token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from paceline.sampling import (
+    NoiseRole,
+    RowParams,
+    SamplingParams,
+    VerifyMode,
+    gumbel_at,
+    process_logits,
+)
+
+
+def choose_chain_tokens(
+    logits: Tensor, draft_ids: Tensor | None, positions: Sequence[int], params: Sequence[SamplingParams]
+) -> tuple[Tensor, Tensor]:
+    """One token for each row.
+
+    Greedy and rejection rows take the largest logit (a one-hot draft is accepted with the target's probability of its
+    token, which the likeliest token maximises). Coupled rows run the target's own Gumbel race on the drafter's
+    distribution, with the noise of the *target's* ids, so that equal distributions give equal tokens.
+
+    Args:
+        logits: `[rows, draft_vocab]` float32.
+        draft_ids: `[draft_vocab]` int64 target id of each draft id; None where they are the same.
+        positions: absolute position of the token that each row proposes.
+        params: how the target will choose, for each row.
+
+    Returns:
+        Target ids `[rows]` int64, and their natural log-probabilities `[rows]` under the drafter.
+    """
+    coupled = [i for i, p in enumerate(params) if p.resolved_mode is VerifyMode.COUPLED]
+    best, chosen = logits.max(dim=-1)
+    log_probs = best - logits.logsumexp(dim=-1)
+    if coupled:
+        rows = torch.tensor(coupled, device=logits.device)
+        part = RowParams.build([params[i] for i in coupled], [1] * len(coupled), logits.device)
+        processed = process_logits(logits[rows], part)
+        ids = torch.arange(logits.shape[1], device=logits.device) if draft_ids is None else draft_ids
+        where = torch.tensor([positions[i] for i in coupled], device=logits.device)
+        noise = gumbel_at(part.seeds, where, NoiseRole.TARGET, ids.expand(len(coupled), -1))
+        winners = noise.add_(processed).argmax(dim=-1)
+        chosen[rows] = winners
+        normalised = processed.log_softmax(dim=-1)
+        log_probs[rows] = normalised.gather(1, winners.unsqueeze(1)).squeeze(1)
+    return (chosen if draft_ids is None else draft_ids[chosen]), log_probs

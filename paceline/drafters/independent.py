@@ -1,0 +1,151 @@
+"""The independent drafter: a complete small language model with its own cache, drafting token by token.
+
+Speculative sampling in its first form (Leviathan et al., 2211.17192; Chen et al., 2302.01318). It reads tokens alone
+and runs through the target engine, so that whatever model the engine runs can draft. In its checkpoint directory
+`config.json` names the drafter and `model/` holds the small model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+
+from paceline.drafters.base import DrafterError, DraftRequest, UnknownDraftSequenceError
+from paceline.drafters.checkpoint import CheckpointError, DrafterConfig
+from paceline.drafters.choice import choose_chain_tokens
+from paceline.target import Device, SequenceRows, TapSpec, TargetEngine
+from paceline.trie import DraftEntry
+
+MODEL_DIR = "model"
+
+
+@dataclass(slots=True)
+class SequenceState:
+    """A sequence's committed tokens, and the chain drafted behind them.
+
+    Attributes:
+        num_cached: leading tokens of `tokens + chain` whose keys and values are in the slot.
+    """
+
+    slot: int
+    tokens: list[int]
+    num_cached: int = 0
+    chain: list[int] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+
+    @property
+    def text(self) -> list[int]:
+        """Committed tokens and the chain."""
+        return self.tokens + self.chain
+
+
+class IndependentDrafter:
+    """Drafts with a model of its own; see `paceline.drafters.base.Drafter`."""
+
+    method: ClassVar[str] = "independent"
+    tap: TapSpec | None = None
+
+    def __init__(self, engine: TargetEngine) -> None:
+        self._engine = engine
+        self._sequences: dict[int, SequenceState] = {}
+
+    @property
+    def max_positions(self) -> int:
+        """Positions of the small model."""
+        return self._engine.shape.max_positions
+
+    @classmethod
+    def read_tap(cls, directory: Path, config: DrafterConfig) -> None:
+        """It reads no features."""
+        return
+
+    @classmethod
+    def load(
+        cls, directory: Path, config: DrafterConfig, target_dir: Path, device: Device, dtype: torch.dtype
+    ) -> IndependentDrafter:
+        """Load a checkpoint; its vocabulary must be the target's."""
+        where = device.kind if device.kind == "cpu" else f"{device.kind}:{device.index}"
+        engine = TargetEngine.load(directory / MODEL_DIR, where, dtype)
+        if engine.shape.vocab_size != config.size("target_vocab"):
+            raise CheckpointError(
+                f"the drafter's vocabulary has {engine.shape.vocab_size} tokens, not {config.size('target_vocab')}"
+            )
+        return cls(engine)
+
+    def open(self, sequence_id: int, tokens: Sequence[int]) -> None:
+        """Start following a sequence."""
+        self.close(sequence_id)
+        self._sequences[sequence_id] = SequenceState(self._engine.open(len(tokens) + 64), list(tokens))
+
+    def close(self, sequence_id: int) -> None:
+        """Forget a sequence."""
+        state = self._sequences.pop(sequence_id, None)
+        if state is not None:
+            self._engine.close(state.slot)
+
+    def extend(self, sequence_id: int, start: int, tokens: Sequence[int]) -> None:
+        """Take in committed tokens; what the chain foretold keeps its place in the cache."""
+        state = self._get(sequence_id)
+        known = len(state.tokens)
+        if start > known:
+            raise DrafterError(f"sequence {sequence_id}: tokens {known} to {start - 1} are missing")
+        fresh = list(tokens[known - start :])
+        agreed = 0
+        while agreed < min(len(fresh), len(state.chain)) and fresh[agreed] == state.chain[agreed]:
+            agreed += 1
+        state.tokens.extend(fresh)
+        if agreed == len(fresh):
+            state.chain, state.log_probs = state.chain[agreed:], state.log_probs[agreed:]
+        else:
+            state.chain, state.log_probs = [], []
+            # The first token that differs, and all behind it, leave the cache.
+            state.num_cached = min(state.num_cached, known + agreed)
+
+    def feed(self, sequence_id: int, start: int, features: torch.Tensor) -> None:
+        """Features are not read."""
+        self._get(sequence_id)
+
+    def draft(self, requests: Sequence[DraftRequest]) -> list[DraftEntry | None]:
+        """Draft chains, one token of all sequences at a time."""
+        able = [r for r in requests if self._can_draft(r)]
+        growing = [r for r in able if len(self._get(r.sequence_id).chain) < r.num_tokens]
+        while growing:
+            self._grow(growing)
+            growing = [r for r in growing if len(self._get(r.sequence_id).chain) < r.num_tokens]
+        drafted = {
+            r.sequence_id: DraftEntry.chain(
+                len(self._get(r.sequence_id).tokens),
+                tuple(self._get(r.sequence_id).chain),
+                tuple(self._get(r.sequence_id).log_probs),
+            )
+            for r in able
+        }
+        return [drafted.get(request.sequence_id) for request in requests]
+
+    def _grow(self, growing: Sequence[DraftRequest]) -> None:
+        states = [self._get(request.sequence_id) for request in growing]
+        rows = []
+        for state in states:
+            self._engine.truncate(state.slot, min(state.num_cached, self._engine.length(state.slot)))
+            rows.append(SequenceRows(state.slot, state.text[state.num_cached :], num_logits="last"))
+        logits = torch.cat(self._engine.step(rows).logits)
+        positions = [len(state.tokens) + len(state.chain) for state in states]
+        tokens, log_probs = choose_chain_tokens(logits, None, positions, [r.sampling for r in growing])
+        for state, token, log_prob in zip(states, tokens.tolist(), log_probs.tolist(), strict=True):
+            state.num_cached = len(state.text)
+            state.chain.append(token)
+            state.log_probs.append(log_prob)
+
+    def _can_draft(self, request: DraftRequest) -> bool:
+        state = self._get(request.sequence_id)
+        return request.num_tokens > 0 and len(state.tokens) + request.num_tokens <= self.max_positions
+
+    def _get(self, sequence_id: int) -> SequenceState:
+        try:
+            return self._sequences[sequence_id]
+        except KeyError:
+            raise UnknownDraftSequenceError(f"sequence {sequence_id} is not open") from None

@@ -1,0 +1,91 @@
+"""A draft tree while it grows: which nodes to expand next, and which to keep in the end.
+
+EAGLE-2's rule (Li et al., 2406.16858, section 4): expand the nodes with the largest product of draft probabilities
+along their path, then keep the best of all that were proposed. Pure; knows nothing of models. A log-probability never
+rises along a path, so the best nodes always contain their ancestors.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from paceline.trie import DraftEntry
+
+
+class GrowingTree:
+    """Nodes proposed so far, depth by depth.
+
+    Args:
+        width: nodes expanded at each depth.
+        max_nodes: nodes kept in the end.
+    """
+
+    def __init__(self, width: int, max_nodes: int) -> None:
+        self._width = width
+        self._max_nodes = max_nodes
+        self._tokens: list[int] = []
+        self._parents: list[int] = []  # index of the parent node, -1 for a child of the root
+        self._log_probs: list[float] = []
+        self._scores: list[float] = []  # sum of log-probabilities along the path
+        self._expanded: list[int] = []  # nodes of the latest rows, in their order; empty means the root
+        self._next: list[int] = []
+        self._ancestors = torch.zeros((0, 0), dtype=torch.bool)  # [rows so far, rows so far]
+        self._row_of: dict[int, int] = {}
+
+    def expand(self, log_probs: Tensor, tokens: Tensor) -> None:
+        """Add the children of the latest rows.
+
+        Args:
+            log_probs: `[rows, k]` of each child given its path.
+            tokens: `[rows, k]` int64.
+        """
+        first = len(self._tokens)
+        for row, (child_log_probs, child_tokens) in enumerate(
+            zip(log_probs.tolist(), tokens.tolist(), strict=True)
+        ):
+            parent = self._expanded[row] if self._expanded else -1
+            base = self._scores[parent] if parent >= 0 else 0.0
+            for log_prob, token in zip(child_log_probs, child_tokens, strict=True):
+                self._tokens.append(token)
+                self._parents.append(parent)
+                self._log_probs.append(log_prob)
+                self._scores.append(base + log_prob)
+        added = sorted(range(first, len(self._tokens)), key=lambda node: -self._scores[node])
+        self._next = added[: self._width]
+
+    def frontier(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The nodes to run next.
+
+        Returns:
+            Tokens `[n]` int64; the latest rows they continue from, `[n]` int64; and who sees whom:
+            `[n, rows so far + n]` bool, true for a row's ancestors and itself.
+        """
+        count, so_far = len(self._next), self._ancestors.shape[0]
+        from_rows = [self._expanded.index(p) if (p := self._parents[node]) >= 0 else 0 for node in self._next]
+        visible = torch.zeros((count, so_far + count), dtype=torch.bool)
+        for row, node in enumerate(self._next):
+            parent = self._parents[node]
+            if parent >= 0:
+                visible[row, :so_far] = self._ancestors[self._row_of[parent]]
+            visible[row, so_far + row] = True
+            self._row_of[node] = so_far + row
+        grown = torch.zeros((so_far + count, so_far + count), dtype=torch.bool)
+        grown[:so_far, :so_far] = self._ancestors
+        grown[so_far:] = visible
+        self._ancestors = grown
+        self._expanded = self._next
+        tokens = torch.tensor([self._tokens[node] for node in self._next], dtype=torch.int64)
+        return tokens, torch.tensor(from_rows, dtype=torch.int64), visible
+
+    def entry(self, start: int) -> DraftEntry:
+        """The likeliest nodes as a draft entry from committed length `start`."""
+        ranked = sorted(range(len(self._tokens)), key=lambda node: (-self._scores[node], node))
+        kept = ranked[: self._max_nodes]
+        place = {node: index for index, node in enumerate(kept)}
+        return DraftEntry(
+            start=start,
+            tokens=tuple(self._tokens[node] for node in kept),
+            parents=tuple(place[p] if (p := self._parents[node]) >= 0 else -1 for node in kept),
+            log_probs=tuple(min(0.0, self._log_probs[node]) for node in kept),
+        )

@@ -1,0 +1,32 @@
+"""Real models without a hub: a registry, fetching with conversion, look-up and fingerprints.
+
+Importing this package imports neither torch nor transformers.
+"""
+
+from paceline.models.cache import cache_dir, cached, resolve
+from paceline.models.errors import (
+    ConversionError,
+    FetchError,
+    ModelError,
+    NotFetchedError,
+    UnknownModelError,
+)
+from paceline.models.fingerprint import model_fingerprint, tokenizer_fingerprint
+from paceline.models.registry import DEFAULT_MODEL, MODELS, ModelEntry, lookup
+
+__all__ = [
+    "DEFAULT_MODEL",
+    "MODELS",
+    "ConversionError",
+    "FetchError",
+    "ModelEntry",
+    "ModelError",
+    "NotFetchedError",
+    "UnknownModelError",
+    "cache_dir",
+    "cached",
+    "lookup",
+    "model_fingerprint",
+    "resolve",
+    "tokenizer_fingerprint",
+]

@@ -1,0 +1,30 @@
+"""The target engine: a ragged forward step over many sequences, with taps, on CPU or CUDA."""
+
+from paceline.target.device import Device, configure_threads
+from paceline.target.engine import SequenceRows, StepOutput, TargetEngine
+from paceline.target.errors import (
+    KVCacheFullError,
+    SlotError,
+    StepError,
+    TargetError,
+    UnknownDeviceError,
+    UnsupportedModelError,
+)
+from paceline.target.executor import ModelShape
+from paceline.target.taps import TapSpec
+
+__all__ = [
+    "Device",
+    "KVCacheFullError",
+    "ModelShape",
+    "SequenceRows",
+    "SlotError",
+    "StepError",
+    "StepOutput",
+    "TapSpec",
+    "TargetEngine",
+    "TargetError",
+    "UnknownDeviceError",
+    "UnsupportedModelError",
+    "configure_threads",
+]

@@ -1,0 +1,214 @@
+"""The device seam: what differs between CPU and CUDA, and nothing else.
+
+Responsible for parsing device strings, choosing a dtype, packing weights into the form whose product is
+fastest on the device, and thread and core settings. It does not know models, caches or steps. Called by the
+executors (`pack`), the engine (`Device`) and by process entry points (`configure_threads`).
+
+On x86 CPUs a weight is reordered once into oneDNN's blocked layout; `docs/adr/0003-cpu-executor.md` has the
+measurements. Where that operator is missing (Arm builds) and on CUDA the plain product is used.
+
+OpenMP waits: a process that shares cores with others should start with `OMP_WAIT_POLICY=passive` and
+`GOMP_SPINCOUNT=0` (or `KMP_BLOCKTIME=0` under Intel's runtime) in its environment. They are read when the
+OpenMP runtime loads, so they cannot be set from here: `paceline up` and the charts set them. Without them two
+threads beside another busy process on two cores ran 10 to 20 times slower.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from paceline.target.errors import UnknownDeviceError
+
+# oneDNN chooses a weight layout for an expected number of rows. Decoding and verification run 1..16.
+PACKED_ROWS_HINT = 8
+
+
+class Linear(Protocol):
+    """A packed weight `[out_features, in_features]` with an optional bias."""
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """`[n, in_features] -> [n, out_features]`."""
+
+    def add(self, rows: Tensor, residual: Tensor) -> Tensor:
+        """`residual + self(rows)` as a new tensor; fused where the device can."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of device memory the weight holds."""
+
+
+class PlainLinear:
+    """`F.linear` on the weight as it is. Works everywhere; the reference for the packed form."""
+
+    __slots__ = ("_bias", "_weight")
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        self._weight = weight  # [out_features, in_features]
+        self._bias = bias  # [out_features]
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        return F.linear(rows, self._weight, self._bias)
+
+    def add(self, rows: Tensor, residual: Tensor) -> Tensor:
+        if self._bias is None:
+            return torch.addmm(residual, rows, self._weight.t())
+        return F.linear(rows, self._weight, self._bias).add_(residual)
+
+    @property
+    def num_bytes(self) -> int:
+        return self._weight.numel() * self._weight.element_size()
+
+
+class OneDnnLinear:
+    """A weight in oneDNN's blocked layout, with the residual add fused into the product."""
+
+    __slots__ = ("_bias", "_num_bytes", "_op", "_op_binary", "_weight")
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        self._num_bytes = weight.numel() * weight.element_size()
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), PACKED_ROWS_HINT)
+        self._bias = None if bias is None else bias.contiguous()
+        self._op = torch.ops.mkldnn._linear_pointwise.default
+        self._op_binary = torch.ops.mkldnn._linear_pointwise.binary
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        out: Tensor = self._op(rows, self._weight, self._bias, "none", [], "")
+        return out
+
+    def add(self, rows: Tensor, residual: Tensor) -> Tensor:
+        out: Tensor = self._op_binary(rows, residual, self._weight, self._bias, "add")
+        return out
+
+    @property
+    def num_bytes(self) -> int:
+        return self._num_bytes
+
+
+@cache
+def has_onednn_linear(dtype: torch.dtype) -> bool:
+    """Whether this build packs and multiplies `dtype` weights, found by running a small product."""
+    if dtype not in (torch.float32, torch.bfloat16):
+        return False
+    try:
+        with torch.inference_mode():
+            weight = torch.eye(32, dtype=dtype)
+            rows = torch.arange(64, dtype=dtype).view(2, 32)
+            packed = OneDnnLinear(weight)
+            return bool(torch.equal(packed(rows), rows)) and bool(
+                torch.equal(packed.add(rows, rows), rows + rows)
+            )
+    except (AttributeError, RuntimeError, NotImplementedError):
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A place to run: kind and index, always explicit, never an ambient default device."""
+
+    kind: str
+    index: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> Device:
+        """Parse `"cpu"`, `"cuda"` or `"cuda:1"`.
+
+        Raises:
+            UnknownDeviceError: the text is malformed or the machine has no such device.
+        """
+        kind, _, index_text = text.strip().lower().partition(":")
+        if kind not in ("cpu", "cuda") or (index_text and not index_text.isdecimal()):
+            raise UnknownDeviceError(f"unknown device {text!r}: expected 'cpu', 'cuda' or 'cuda:N'")
+        index = int(index_text or 0)
+        if kind == "cpu" and index != 0:
+            raise UnknownDeviceError(f"there is one CPU device, not {text!r}")
+        if kind == "cuda" and index >= torch.cuda.device_count():
+            raise UnknownDeviceError(f"{text!r}: this process sees {torch.cuda.device_count()} CUDA devices")
+        return cls(kind, index)
+
+    @property
+    def torch_device(self) -> torch.device:
+        """The torch device, with its index spelled out."""
+        return torch.device("cpu") if self.kind == "cpu" else torch.device(self.kind, self.index)
+
+    @property
+    def name(self) -> str:
+        """What the hardware calls itself; a key for stored cost curves."""
+        if self.kind == "cuda":
+            return torch.cuda.get_device_name(self.index)
+        return f"cpu-{torch.backends.cpu.get_cpu_capability().lower()}-{torch.get_num_threads()}t"
+
+    def default_dtype(self) -> torch.dtype:
+        """bfloat16 where the hardware multiplies it natively, float32 elsewhere."""
+        if self.kind == "cuda":
+            with torch.cuda.device(self.index):
+                return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
+        native = (
+            torch.ops.mkldnn._is_mkldnn_bf16_supported() if torch.backends.mkldnn.is_available() else False
+        )
+        return torch.bfloat16 if native else torch.float32
+
+    def pack(self, weight: Tensor, bias: Tensor | None = None, *, packed: bool = True) -> Linear:
+        """Move a weight here in the layout that multiplies fastest.
+
+        Args:
+            weight: `[out_features, in_features]`, any device, already in the compute dtype.
+            bias: `[out_features]` or None.
+            packed: False keeps the plain layout (for comparisons).
+        """
+        if self.kind == "cpu":
+            if packed and has_onednn_linear(weight.dtype):
+                return OneDnnLinear(weight, bias)
+            return PlainLinear(weight.contiguous(), bias)
+        where = self.torch_device
+        return PlainLinear(weight.to(where).contiguous(), None if bias is None else bias.to(where))
+
+    def synchronize(self) -> None:
+        """Wait until everything queued on this device is done."""
+        if self.kind == "cuda":
+            torch.cuda.synchronize(self.index)
+
+
+def configure_threads(num_threads: int | None = None, cores: Iterable[int] | None = None) -> int:
+    """Give this process its cores and its torch thread count.
+
+    Args:
+        num_threads: torch intra-op threads; None means one per pinned core, or leaves torch's choice
+            unpinned.
+        cores: core ids to pin the process to; None leaves the affinity alone.
+
+    Returns:
+        The number of torch threads now in force.
+
+    Raises:
+        ValueError: no such cores, or fewer than one thread.
+    """
+    if cores is not None:
+        wanted = set(cores)
+        if not hasattr(os, "sched_setaffinity"):
+            raise ValueError("this platform cannot pin a process to cores")
+        if not wanted or not wanted <= set(range(os.cpu_count() or 1)):
+            raise ValueError(f"cores {sorted(wanted)} are not on this machine ({os.cpu_count()} cores)")
+        for thread_id in _thread_ids():
+            os.sched_setaffinity(thread_id, wanted)
+        num_threads = num_threads or len(wanted)
+    if num_threads is not None:
+        if num_threads < 1:
+            raise ValueError(f"num_threads must be at least 1, not {num_threads}")
+        torch.set_num_threads(num_threads)
+    return torch.get_num_threads()
+
+
+def _thread_ids() -> list[int]:
+    """Ids of this process's threads: affinity is per thread and only new ones inherit it."""
+    try:
+        return [int(entry) for entry in os.listdir("/proc/self/task")]
+    except FileNotFoundError:
+        return [0]

@@ -1,0 +1,387 @@
+"""The target engine: one ragged forward step over many sequences.
+
+Responsible for checking a step's rows, making room for them, planning who sees whom, running the executor and
+handing back logits and features per sequence. It does not know requests, drafts, sampling or transports:
+which rows to keep is told to it. Called by the verifier, by co-located drafters and by training.
+
+A sequence of committed length n has y[0..n-2] in its slot; a decode step runs `[root, draft nodes...]` and
+`keep` settles the root and the accepted rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from paceline.target.architecture import Architecture
+from paceline.target.attention import Segment, StepPlan
+from paceline.target.device import Device, configure_threads
+from paceline.target.errors import SlotError, StepError, UnsupportedModelError
+from paceline.target.executor import FINAL_NORM, Executor, ModelShape
+from paceline.target.generic import GenericExecutor
+from paceline.target.kv_cache import MIN_CAPACITY_TOKENS, KVCache, KVLayout
+from paceline.target.llama import LeanExecutor
+from paceline.target.taps import Tap, TapSpec
+
+ExecutorChoice = Literal["auto", "lean", "generic"]
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceRows:
+    """The rows of one sequence in a step.
+
+    Attributes:
+        slot: an open slot.
+        tokens: token of each row.
+        parents: parent row of each row, -1 meaning the cached prefix; parents come first. None is a chain.
+            In a decode step row 0 is the root (parent -1) and draft node `i` is row `i + 1`.
+        num_logits: rows to run through the LM head: all, the last, none, or explicit row indices.
+        wants_features: False leaves this sequence out of the taps.
+    """
+
+    slot: int
+    tokens: Sequence[int]
+    parents: Sequence[int] | None = None
+    num_logits: Literal["last", "all", "none"] | Sequence[int] = "all"
+    wants_features: bool = True
+
+    @classmethod
+    def decode(
+        cls, slot: int, root: int, tokens: Sequence[int] = (), parents: Sequence[int] | None = None
+    ) -> SequenceRows:
+        """Rows of a decode step: the root, then draft nodes whose parents are node indices (-1: the root)."""
+        if parents is None or all(parent == node - 1 for node, parent in enumerate(parents)):
+            return cls(slot, (root, *tokens))
+        return cls(slot, (root, *tokens), (-1, *(parent + 1 for parent in parents)))
+
+
+@dataclass(slots=True)
+class StepOutput:
+    """What a step returns, per sequence in the order given.
+
+    Attributes:
+        logits: `[k_i, vocab]` float32 each.
+        tap_features: per tap, per sequence `[n_i, width]` in the compute dtype; `[0, width]` where not
+            wanted.
+    """
+
+    logits: list[Tensor]
+    tap_features: list[list[Tensor]] = field(default_factory=list)
+
+    @property
+    def features(self) -> list[Tensor]:
+        """Features of the first tap."""
+        return self.tap_features[0] if self.tap_features else []
+
+
+class TargetEngine:
+    """A model, its cache and its taps. Not thread-safe: one loop owns it."""
+
+    def __init__(
+        self,
+        executor: Executor,
+        device: Device,
+        dtype: torch.dtype,
+        *,
+        taps: Iterable[TapSpec] = (),
+        kv_limit_bytes: int | None = None,
+        row_buckets: Sequence[int] = (),
+    ) -> None:
+        self.device = device
+        self.dtype = dtype
+        self.executor = executor
+        shape = executor.shape
+        layout = KVLayout(shape.num_layers, shape.num_kv_heads, shape.head_dim, dtype, device.torch_device)
+        self.cache = KVCache(layout, kv_limit_bytes)
+        self._row_buckets = tuple(sorted(row_buckets))
+        self._taps: list[Tap] = []
+        # Rows of each slot's unsettled step: parents, or None for a chain.
+        self._unsettled: dict[int, tuple[int, ...] | None] = {}
+        for spec in taps:
+            self.add_tap(spec)
+
+    @classmethod
+    def load(
+        cls,
+        model_dir: str | Path,
+        device: str = "cpu",
+        dtype: torch.dtype | None = None,
+        *,
+        taps: Iterable[TapSpec] = (),
+        num_threads: int | None = None,
+        cores: Iterable[int] | None = None,
+        executor: ExecutorChoice = "auto",
+        packed: bool = True,
+        kv_limit_bytes: int | None = None,
+        row_buckets: Sequence[int] = (),
+    ) -> TargetEngine:
+        """Load a model from a local directory.
+
+        Args:
+            model_dir: a directory with `config.json` and safetensors weights.
+            device: `"cpu"`, `"cuda"` or `"cuda:N"`.
+            dtype: compute and cache dtype; None chooses what the device multiplies natively.
+            taps: features to return from each step.
+            num_threads: torch threads of this process; None leaves them alone.
+            cores: core ids to pin this process to.
+            executor: `"lean"`, `"generic"`, or `"auto"`: lean where it is exact.
+            packed: False keeps plain weight layouts on CPU.
+            kv_limit_bytes: bound on all slots together.
+            row_buckets: pad a step's rows up to the next of these counts, so that steps of different draft
+                lengths run the same kernels and one row's result does not depend on how many run beside it.
+                Off when empty.
+
+        Raises:
+            UnsupportedModelError: no executor runs the checkpoint exactly.
+        """
+        from transformers import AutoConfig
+
+        if num_threads is not None or cores is not None:
+            configure_threads(num_threads, cores)
+        path = Path(model_dir)
+        if not (path / "config.json").is_file():
+            raise UnsupportedModelError(f"{path.name!r} has no config.json")
+        where = Device.parse(device)
+        dtype = dtype or where.default_dtype()
+        config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        runner = _choose_executor(executor, config, path, where, dtype, packed)
+        return cls(runner, where, dtype, taps=taps, kv_limit_bytes=kv_limit_bytes, row_buckets=row_buckets)
+
+    # -- description
+    # -----------------------------------------------------------------------------------------------
+
+    @property
+    def shape(self) -> ModelShape:
+        """Layer count, widths, vocabulary and position limit of the model."""
+        return self.executor.shape
+
+    @property
+    def taps(self) -> list[TapSpec]:
+        """Taps in the order of `StepOutput.tap_features`."""
+        return [tap.spec for tap in self._taps]
+
+    def add_tap(self, spec: TapSpec) -> int:
+        """Add a tap; returns its index in `StepOutput.tap_features`.
+
+        Raises:
+            StepError: it does not fit the model.
+        """
+        spec.check(self.shape.num_layers, self.shape.hidden_size)
+        self._taps.append(Tap(spec, self.device, self.dtype))
+        return len(self._taps) - 1
+
+    def embed(self, tokens: Sequence[int] | Tensor) -> Tensor:
+        """The target's input embeddings `[n, hidden]`."""
+        with torch.inference_mode():
+            return self.executor.embed(torch.as_tensor(tokens, device=self.device.torch_device))
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """The target's LM head on normed states: `[n, hidden] -> [n, vocab]` float32."""
+        with torch.inference_mode():
+            return self.executor.head(hidden.to(self.dtype))
+
+    # -- slots
+    # -----------------------------------------------------------------------------------------------------
+
+    def open(self, capacity_tokens: int = MIN_CAPACITY_TOKENS) -> int:
+        """Open a slot with room for so many tokens at first.
+
+        Raises:
+            KVCacheFullError: the byte limit would be passed.
+        """
+        return self.cache.open(capacity_tokens)
+
+    def close(self, slot: int) -> None:
+        """Free a slot."""
+        self.cache.close(slot)
+        self._unsettled.pop(slot, None)
+
+    def length(self, slot: int) -> int:
+        """Cached tokens, those of an unsettled chain included."""
+        entry = self.cache.get(slot)
+        return entry.length + entry.num_pending
+
+    def keys_values(self, slot: int, layer: int) -> tuple[Tensor, Tensor]:
+        """Cached keys and values of one layer: read-only views `[num_kv_heads, length, head_dim]`."""
+        entry = self.cache.get(slot)
+        keys, values = entry.view(layer, 0, entry.length + entry.num_pending)
+        return keys[0], values[0]
+
+    def keep(self, slot: int, row_indices: Sequence[int]) -> None:
+        """Settle rows of the slot's last step (the root is row 0) and drop the others.
+
+        Args:
+            slot: the slot.
+            row_indices: a path: the first is a child of the prefix, each later one a child of the one before.
+                A chain step that keeps all its rows needs no call.
+
+        Raises:
+            SlotError: there is no unsettled step, or the rows are not a path of it.
+        """
+        if slot not in self._unsettled:
+            raise SlotError(f"slot {slot} has no step to keep rows of")
+        parents = self._unsettled[slot]
+        previous = -1
+        for row in row_indices:
+            parent = row - 1 if parents is None else parents[row] if 0 <= row < len(parents) else None
+            if parent != previous:
+                raise SlotError(f"rows {list(row_indices)} are not a path of slot {slot}'s last step")
+            previous = row
+        self.cache.get(slot).keep(row_indices)
+        del self._unsettled[slot]
+
+    def truncate(self, slot: int, length: int) -> None:
+        """Forget everything from position `length` on; only settled rows and unsettled chains can be cut."""
+        self._settle(slot)
+        self.cache.get(slot).truncate(length)
+
+    def _settle(self, slot: int) -> None:
+        """Settle an unsettled chain in full; a tree must be settled by `keep`."""
+        if slot in self._unsettled:
+            if self._unsettled[slot] is not None:
+                raise SlotError(f"slot {slot} holds an unsettled tree: keep a path of it first")
+            entry = self.cache.get(slot)
+            entry.length += entry.num_pending
+            entry.num_pending = 0
+            del self._unsettled[slot]
+
+    # -- the step
+    # --------------------------------------------------------------------------------------------------
+
+    def step(self, batch: Sequence[SequenceRows]) -> StepOutput:
+        """Run one forward pass over several sequences with different row counts.
+
+        Raises:
+            StepError: rows are malformed; nothing was changed.
+            SlotError: a slot is not open, or holds an unsettled tree.
+            KVCacheFullError: no room; nothing was changed.
+        """
+        if not batch:
+            return StepOutput([], [[] for _ in self._taps])
+        depths = [self._check_rows(rows) for rows in batch]
+        if len({rows.slot for rows in batch}) != len(batch):
+            raise StepError("a slot may appear once in a step")
+        for rows in batch:
+            self._settle(rows.slot)
+        self.cache.reserve([(rows.slot, len(rows.tokens)) for rows in batch])
+        with torch.inference_mode():
+            plan, logit_counts = self._plan(batch, depths)
+            result = self.executor.forward(plan)
+            output = StepOutput(list(result.logits.split(logit_counts)))
+            for tap in self._taps:
+                output.tap_features.append(self._split_features(tap, batch, result.streams, result.final))
+        for rows, segment in zip(batch, plan.segments, strict=True):
+            segment.slot.num_pending = segment.num_rows
+            self._unsettled[rows.slot] = segment.parents
+        return output
+
+    def _check_rows(self, rows: SequenceRows) -> tuple[int, ...]:
+        """Validate one sequence's rows; returns the depth of each."""
+        count = len(rows.tokens)
+        if count == 0:
+            raise StepError(f"slot {rows.slot} has no rows")
+        vocab = self.shape.vocab_size
+        if min(rows.tokens) < 0 or max(rows.tokens) >= vocab:
+            raise StepError(f"slot {rows.slot} has a token outside 0..{vocab - 1}")
+        if rows.parents is None:
+            depths = tuple(range(count))
+        else:
+            if len(rows.parents) != count:
+                raise StepError(f"slot {rows.slot} has {count} tokens and {len(rows.parents)} parents")
+            found: list[int] = []
+            for row, parent in enumerate(rows.parents):
+                if not -1 <= parent < row:
+                    raise StepError(f"slot {rows.slot}: parent {parent} of row {row} does not come before it")
+                found.append(0 if parent < 0 else found[parent] + 1)
+            depths = tuple(found)
+        past = self.length(rows.slot)
+        if past + max(depths) >= self.shape.max_positions:
+            raise StepError(f"slot {rows.slot} would pass the model's {self.shape.max_positions} positions")
+        if any(not 0 <= row < count for row in _logit_rows(rows)):
+            raise StepError(f"slot {rows.slot}: logits asked for rows outside 0..{count - 1}")
+        return depths
+
+    def _plan(
+        self, batch: Sequence[SequenceRows], depths: Sequence[tuple[int, ...]]
+    ) -> tuple[StepPlan, list[int]]:
+        tokens: list[int] = []
+        positions: list[int] = []
+        segments: list[Segment] = []
+        logit_rows: list[int] = []
+        logit_counts: list[int] = []
+        for rows, row_depths in zip(batch, depths, strict=True):
+            slot = self.cache.get(rows.slot)
+            first, count = len(tokens), len(rows.tokens)
+            is_chain = rows.parents is None or all(
+                parent == row - 1 for row, parent in enumerate(rows.parents)
+            )
+            parents = None if is_chain or rows.parents is None else tuple(rows.parents)
+            segments.append(Segment(slot, first, count, slot.length, parents, row_depths))
+            tokens.extend(rows.tokens)
+            positions.extend(slot.length + depth for depth in row_depths)
+            wanted = _logit_rows(rows)
+            logit_rows.extend(first + row for row in wanted)
+            logit_counts.append(len(wanted))
+        num_real = len(tokens)
+        padded = next((bucket for bucket in self._row_buckets if bucket >= num_real), num_real)
+        tokens.extend([0] * (padded - num_real))
+        positions.extend([0] * (padded - num_real))
+        where = self.device.torch_device
+        asks_all = logit_rows == list(range(padded))
+        capture = {layer for tap in self._taps for layer in tap.spec.layers}
+        if any(tap.spec.norm_final for tap in self._taps):
+            capture.add(FINAL_NORM)
+        plan = StepPlan(
+            tokens=torch.tensor(tokens, device=where),
+            positions=torch.tensor(positions, device=where),
+            segments=segments,
+            capture=frozenset(capture) if any(rows.wants_features for rows in batch) else frozenset(),
+            logit_rows=None if asks_all else torch.tensor(logit_rows, dtype=torch.int64, device=where),
+        )
+        return plan, logit_counts
+
+    def _split_features(
+        self, tap: Tap, batch: Sequence[SequenceRows], streams: dict[int, Tensor], final: Tensor | None
+    ) -> list[Tensor]:
+        width = tap.spec.width(self.shape.hidden_size)
+        empty = torch.empty((0, width), dtype=self.dtype, device=self.device.torch_device)
+        if not any(rows.wants_features for rows in batch):
+            return [empty for _ in batch]
+        features = tap.features(streams, empty if final is None else final)
+        parts, first = [], 0
+        for rows in batch:
+            end = first + len(rows.tokens)
+            parts.append(features[first:end] if rows.wants_features else empty)
+            first = end
+        return parts
+
+
+def _logit_rows(rows: SequenceRows) -> Sequence[int]:
+    """Row indices whose logits are wanted."""
+    wanted, count = rows.num_logits, len(rows.tokens)
+    if isinstance(wanted, str):
+        named = {"all": range(count), "last": range(count - 1, count), "none": range(0)}
+        if wanted not in named:
+            raise StepError(f"num_logits must be all, last, none or row indices, not {wanted!r}")
+        return named[wanted]
+    return wanted
+
+
+def _choose_executor(
+    choice: ExecutorChoice, config: Any, path: Path, device: Device, dtype: torch.dtype, packed: bool
+) -> Executor:
+    if choice not in ("auto", "lean", "generic"):
+        raise UnsupportedModelError(f"executor must be auto, lean or generic, not {choice!r}")
+    if choice == "auto":
+        try:
+            Architecture.from_config(config)
+        except UnsupportedModelError:
+            choice = "generic"
+    if choice == "generic":
+        return GenericExecutor(config, path, device, dtype)
+    return LeanExecutor(config, path, device, dtype, packed=packed)

@@ -1,0 +1,62 @@
+"""What an executor is: the part of the engine that runs a model over a planned step.
+
+Responsible for the contract only. Implemented by `llama.LeanExecutor` and `generic.GenericExecutor`; called
+by the engine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from paceline.target.attention import StepPlan
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """Numbers of the model that its users size things by."""
+
+    model_type: str
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    max_positions: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorOutput:
+    """Result of one forward pass.
+
+    Attributes:
+        logits: `[k, vocab]` float32, rows in the order of `plan.logit_rows`.
+        streams: captured residual streams, layer -> `[num_rows, hidden]`.
+        final: output of the final norm `[num_rows, hidden]` if the plan captures `FINAL_NORM`, else None.
+    """
+
+    logits: Tensor
+    streams: dict[int, Tensor]
+    final: Tensor | None
+
+
+# In `StepPlan.capture`: the output of the final norm. Layers are 0..num_layers.
+FINAL_NORM = -1
+
+
+class Executor(Protocol):
+    """Runs one model."""
+
+    shape: ModelShape
+
+    def forward(self, plan: StepPlan) -> ExecutorOutput:
+        """Run the planned rows, appending their keys and values to their slots."""
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Input embeddings of `tokens` `[n]` as they enter layer 0: `[n, hidden]`."""
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Logits of states after the final norm: `[n, hidden] -> [n, vocab]` float32."""

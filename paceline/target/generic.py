@@ -1,0 +1,145 @@
+"""The generic executor: any decoder that transformers can load, over our own cache.
+
+Responsible for running a transformers model on the flattened rows of a step. The model's own classes do
+everything but attention, which is replaced through transformers' attention registry and reads and writes our
+slots. It knows no architecture. Called by the engine for models the lean executor does not cover, and by
+tests that hold the two together.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM
+
+from paceline.target.attention import StepPlan, attend
+from paceline.target.device import Device
+from paceline.target.errors import UnsupportedModelError
+from paceline.target.executor import FINAL_NORM, ExecutorOutput, ModelShape
+
+ATTENTION_NAME = "paceline"
+
+
+def _attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    paceline_plan: StepPlan | None = None,
+    **unsupported: Any,
+) -> tuple[Tensor, None]:
+    """Attention as transformers calls it: `[1, heads, n, head_dim]` in, `[1, n, heads, head_dim]` out."""
+    if paceline_plan is None:
+        raise UnsupportedModelError("the model does not hand keyword arguments down to its attention")
+    if unsupported.get("s_aux") is not None:
+        raise UnsupportedModelError("attention sinks are not supported")
+    heads, n, head_dim = query.shape[1:]
+    kv_heads = key.shape[1]
+    group = heads // kv_heads
+    queries = query[0].view(kv_heads, group, n, head_dim).permute(2, 1, 0, 3).contiguous()
+    keys_values = torch.cat([key[0], value[0]]).transpose(0, 1)  # [n, 2 * kv_heads, head_dim]
+    scale = head_dim**-0.5 if scaling is None else float(scaling)
+    mixed = attend(queries, keys_values, int(module.layer_idx), paceline_plan, scale, sliding_window, softcap)
+    out = mixed.view(n, group, kv_heads, head_dim).transpose(1, 2).reshape(1, n, heads, head_dim)
+    return out, None
+
+
+def _no_mask(*_: Any, **__: Any) -> None:
+    """Visibility comes from the step plan; transformers builds no mask."""
+
+
+AttentionInterface.register(ATTENTION_NAME, _attention)
+AttentionMaskInterface.register(ATTENTION_NAME, _no_mask)
+
+
+class GenericExecutor:
+    """Runs one transformers model; see the module docstring."""
+
+    def __init__(self, config: Any, model_dir: Path, device: Device, dtype: torch.dtype) -> None:
+        text = config.get_text_config()
+        heads = text.num_attention_heads
+        self._model = (
+            AutoModelForCausalLM.from_pretrained(
+                model_dir,
+                dtype=dtype,
+                attn_implementation=ATTENTION_NAME,
+                local_files_only=True,
+                use_safetensors=True,
+                trust_remote_code=False,
+            )
+            .eval()
+            .to(device.torch_device)
+        )
+        self._decoder = self._model.get_decoder()
+        layers = getattr(self._decoder, "layers", None)
+        if layers is None or len(layers) != text.num_hidden_layers:
+            raise UnsupportedModelError(f"{type(self._model).__name__} has no plain list of decoder layers")
+        self._captured: dict[int, Tensor] = {}
+        self._wanted: frozenset[int] = frozenset()
+        for index, layer in enumerate(layers):
+            layer.register_forward_pre_hook(self._capture_input(index), with_kwargs=True)
+            layer.register_forward_hook(self._capture_output(index + 1, len(layers)))
+        self._decoder.register_forward_hook(self._capture_final)
+        self.shape = ModelShape(
+            config.model_type,
+            text.num_hidden_layers,
+            text.hidden_size,
+            heads,
+            getattr(text, "num_key_value_heads", None) or heads,
+            getattr(text, "head_dim", None) or text.hidden_size // heads,
+            text.vocab_size,
+            text.max_position_embeddings,
+        )
+
+    def _capture_input(self, index: int) -> Any:
+        def hook(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if index in self._wanted:
+                self._captured[index] = (args[0] if args else kwargs["hidden_states"])[0]
+
+        return hook
+
+    def _capture_output(self, index: int, num_layers: int) -> Any:
+        def hook(_: Any, __: tuple[Any, ...], output: Any) -> None:
+            if index == num_layers and index in self._wanted:
+                self._captured[index] = (output[0] if isinstance(output, tuple) else output)[0]
+
+        return hook
+
+    def _capture_final(self, _: Any, __: tuple[Any, ...], output: Any) -> None:
+        if FINAL_NORM in self._wanted:
+            self._captured[FINAL_NORM] = output[0][0]
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Input embeddings of `tokens` `[n]`: `[n, hidden]`."""
+        out: Tensor = self._model.get_input_embeddings()(tokens)
+        return out
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Logits of normed states by the output embedding alone, before any scaling the model applies."""
+        out: Tensor = self._model.get_output_embeddings()(hidden).float()
+        return out
+
+    def forward(self, plan: StepPlan) -> ExecutorOutput:
+        """Run the planned rows."""
+        self._captured, self._wanted = {}, plan.capture
+        rows = (
+            torch.arange(plan.num_rows, device=plan.tokens.device)
+            if plan.logit_rows is None
+            else plan.logit_rows
+        )
+        result = self._model(
+            input_ids=plan.tokens[None],
+            position_ids=plan.positions[None],
+            use_cache=False,
+            logits_to_keep=rows,
+            paceline_plan=plan,
+        )
+        final = self._captured.pop(FINAL_NORM, None)
+        return ExecutorOutput(result.logits[0].float(), self._captured, final)

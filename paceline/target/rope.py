@@ -1,0 +1,55 @@
+"""Rotary position tables, computed once and gathered per step.
+
+Responsible for the cosine and sine of every position in use. It does not know layers or heads. Called by the
+lean executor, once per step and table.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+FIRST_TABLE_POSITIONS = 2048
+
+
+class RopeTable:
+    """Cosine and signed sine per position, `rotate(x) = x * cos + roll(x, head_dim / 2) * sin`.
+
+    Rolling by half a head swaps its halves; the minus sign of the usual rotate-half lives in the table.
+    """
+
+    def __init__(
+        self, config: Any, key: str | None, head_dim: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        entry = config.rope_parameters if key is None else config.rope_parameters[key]
+        self._attention_factor = 1.0
+        if entry["rope_type"] == "default":
+            exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
+            self._inv_freq = 1.0 / (entry["rope_theta"] ** exponents)
+        else:
+            init = ROPE_INIT_FUNCTIONS[entry["rope_type"]]
+            self._inv_freq, self._attention_factor = init(config, torch.device("cpu"), layer_type=key)
+        self._dtype = dtype
+        self._device = device
+        self._table = torch.empty(0)
+        self._extend(FIRST_TABLE_POSITIONS)
+
+    def _extend(self, num_positions: int) -> None:
+        # float32 angles cast at the end, as transformers does.
+        angles = torch.arange(num_positions, dtype=torch.float32)[:, None] * self._inv_freq[None, :].float()
+        cos, sin = angles.cos() * self._attention_factor, angles.sin() * self._attention_factor
+        table = torch.stack([torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)], dim=1)
+        self._table = table.to(device=self._device, dtype=self._dtype)  # [positions, 2, head_dim]
+
+    def gather(self, positions: Tensor, max_position: int) -> tuple[Tensor, Tensor]:
+        """Cosine and signed sine of `positions` `[n]`, none above `max_position`: each `[n, 1, head_dim]`."""
+        size = self._table.shape[0]
+        if max_position >= size:
+            while size <= max_position:
+                size *= 2
+            self._extend(size)
+        cos, sin = self._table.index_select(0, positions).unsqueeze(2).unbind(1)
+        return cos, sin

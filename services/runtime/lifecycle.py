@@ -1,0 +1,279 @@
+"""The life of a server process: start, ready, drain, stop.
+
+Responsible for: logs, metrics endpoint, gRPC server with health, reflection and error mapping, signals, the
+order of shutdown, the exit code. Deliberately does not know: any service; `build` adds servicers and starts
+what they need.
+
+Order of shutdown (docs/adr): SIGTERM -> health NOT_SERVING and `draining` set -> new calls are refused,
+admitted ones go on -> drain callbacks, all together, within drain_s -> server stops, what is left is
+cancelled -> close callbacks in reverse order -> exit 0. A second signal exits at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import structlog
+import uvloop
+from grpc import aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from paceline.errors import DrainingError, PacelineError, UnavailableError
+from services.runtime.channel import Tls, server_credentials, server_options
+from services.runtime.errors import ErrorInterceptor
+from services.runtime.logs import configure_logs
+from services.runtime.metrics import serve_metrics
+from services.runtime.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from threading import Thread
+    from wsgiref.simple_server import WSGIServer
+
+Callback = Callable[[], Awaitable[None]]
+Build = Callable[["Process"], Awaitable[None]]
+
+_HEALTH_SERVICE = "grpc.health.v1.Health"
+_STOP_GRACE_S = 0.5  # for handlers to send their last status after the drain
+
+
+class Process:
+    """One server process (or, in tests, one server in a process).
+
+    Attributes:
+        role: "verifier", "drafter", "scheduler", "gateway" or "orchestrator".
+        settings: the effective settings.
+        server: where `build` adds servicers; it starts after `build` returned.
+        log: bound logger.
+        draining: set when the process admits nothing new any more.
+        port: bound gRPC port, from the moment the server started.
+        metrics_port: bound Prometheus port, None without one.
+    """
+
+    def __init__(self, role: str, settings: ServerSettings) -> None:
+        self.role = role
+        self.settings = settings
+        self.log: Any = structlog.get_logger().bind(role=role)
+        self.draining = asyncio.Event()
+        self.port = 0
+        self.metrics_port: int | None = None
+        self.server: aio.Server = aio.server(
+            interceptors=[ErrorInterceptor(self._refuse_while_draining)], options=server_options()
+        )
+        self._health: Any = health.aio.HealthServicer()  # type: ignore[attr-defined]  # absent in the stubs
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)
+        self._service_names: list[str] = []
+        self._admitted_while_draining: set[str] = set()
+        self._drain_callbacks: list[Callback] = []
+        self._close_callbacks: list[Callback] = []
+        self._metrics: tuple[WSGIServer, Thread] | None = None
+        self._is_ready = False
+        self._is_listening = False
+
+    @property
+    def tls(self) -> Tls | None:
+        """The process's PEM files, for its server and for channels it opens; None without TLS."""
+        settings = self.settings
+        if settings.tls_cert is None and settings.tls_ca is None:
+            return None
+        return Tls(cert=settings.tls_cert, key=settings.tls_key, ca=settings.tls_ca)
+
+    def add_service_name(self, full_name: str) -> None:
+        """Name a servicer for health and reflection, such as ``paceline.v1.TargetService``."""
+        self._service_names.append(full_name)
+
+    def admit_while_draining(self, method: str) -> None:
+        """Let new calls of ``/package.Service/Method`` in during the drain: admitted work needs them."""
+        self._admitted_while_draining.add(method)
+
+    def on_drain(self, callback: Callback) -> None:
+        """Run on shutdown, within drain_s: wait for admitted work, end endless streams."""
+        self._drain_callbacks.append(callback)
+
+    def on_close(self, callback: Callback) -> None:
+        """Run after the server stopped, latest added first: flush, close channels and stores."""
+        self._close_callbacks.append(callback)
+
+    async def ready(self) -> None:
+        """Say SERVING, within `build` or later (when weights have loaded); needed to be routed to."""
+        self._is_ready = True
+        if self._is_listening:
+            await self._announce()
+
+    async def start(self) -> None:
+        """Start metrics and gRPC; called after `build`.
+
+        Raises:
+            UnavailableError: an address is taken or not ours.
+        """
+        settings = self.settings
+        if settings.metrics_port is not None:
+            try:
+                server, thread, self.metrics_port = serve_metrics(settings.host, settings.metrics_port)
+            except OSError as error:
+                raise UnavailableError(
+                    f"metrics cannot listen on port {settings.metrics_port}: {error}"
+                ) from error
+            self._metrics = (server, thread)
+        if settings.reflection:
+            names = (*self._service_names, _HEALTH_SERVICE, reflection.SERVICE_NAME)
+            reflection.enable_server_reflection(names, self.server)
+        await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+        address = f"[{settings.host}]" if ":" in settings.host else settings.host
+        address = f"{address}:{settings.port}"
+        try:
+            tls = self.tls
+            if tls is None:
+                self.port = self.server.add_insecure_port(address)
+            else:
+                self.port = self.server.add_secure_port(address, server_credentials(tls))
+        except RuntimeError as error:
+            raise UnavailableError(f"cannot listen on {address}: {error}") from error
+        await self.server.start()
+        self._is_listening = True
+        self.log.info(
+            "listening", host=settings.host, port=self.port, metrics_port=self.metrics_port, pid=os.getpid()
+        )
+        if self._is_ready:
+            await self._announce()
+
+    async def shutdown(self, drain_s: float | None = None) -> None:
+        """Drain and stop; the order stands in the module's docstring. Safe to call twice."""
+        if self.draining.is_set():
+            return
+        limit_s = self.settings.drain_s if drain_s is None else drain_s
+        deadline = time.monotonic() + limit_s
+        await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+        self.draining.set()
+        self.log.info("draining", limit_s=limit_s)
+        await self._run_drain_callbacks(limit_s)
+        await self.server.stop(
+            max(_STOP_GRACE_S, deadline - time.monotonic()) if self._drain_callbacks else limit_s
+        )
+        await self._close()
+        self.log.info("stopped")
+
+    async def _announce(self) -> None:
+        if self.draining.is_set():
+            return
+        await self._set_health(health_pb2.HealthCheckResponse.SERVING)
+        self.log.info("ready", port=self.port)
+        path = self.settings.ready_file
+        if path is not None:
+            ports = {"pid": os.getpid(), "port": self.port, "metrics_port": self.metrics_port}
+            _write_whole(path, json.dumps(ports))
+
+    async def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
+        for name in ("", *self._service_names):
+            await self._health.set(name, status)
+
+    async def _run_drain_callbacks(self, limit_s: float) -> None:
+        tasks = [asyncio.ensure_future(callback()) for callback in self._drain_callbacks]
+        if not tasks:
+            return
+        done, pending = await asyncio.wait(tasks, timeout=limit_s)
+        for task in pending:
+            task.cancel()
+        if pending:
+            self.log.warning("drain bound passed; cancelling what is left", num_callbacks=len(pending))
+            await asyncio.wait(pending, timeout=_STOP_GRACE_S)
+        for task in done:
+            if not task.cancelled() and task.exception() is not None:
+                self.log.error("drain callback failed", exc_info=task.exception())
+
+    async def _close(self) -> None:
+        for callback in reversed(self._close_callbacks):
+            try:
+                await callback()
+            except Exception as error:  # the others still have to run
+                self.log.error("close callback failed", exc_info=error)
+        if self._metrics is not None:
+            server, thread = self._metrics
+            await asyncio.to_thread(server.shutdown)
+            server.server_close()
+            await asyncio.to_thread(thread.join, 1.0)
+            self._metrics = None
+
+    def _refuse_while_draining(self, method: str) -> PacelineError | None:
+        if not self.draining.is_set() or method in self._admitted_while_draining:
+            return None
+        if method.startswith(f"/{_HEALTH_SERVICE}/"):
+            return None
+        return DrainingError(f"this {self.role} is shutting down")
+
+
+@contextlib.asynccontextmanager
+async def hosted(role: str, settings: ServerSettings, build: Build) -> AsyncIterator[Process]:
+    """Run a process's server within the current event loop, without signals: for tests and embedding."""
+    process = Process(role, settings)
+    try:
+        await build(process)
+        await process.start()
+        yield process
+    finally:
+        await process.shutdown()
+
+
+def serve(role: str, settings: ServerSettings, build: Build) -> None:
+    """Run a process until SIGTERM or SIGINT; returns after a clean stop, so that the process exits 0.
+
+    A start that fails (a PacelineError such as a taken port, or any other exception) is logged and exits 1.
+    """
+    configure_logs(role, level=settings.log_level, as_json=settings.log_json)
+    code = uvloop.run(_run(role, settings, build))
+    if code:
+        sys.exit(code)
+
+
+async def _run(role: str, settings: ServerSettings, build: Build) -> int:
+    process = Process(role, settings)
+    process.log.info("settings", settings=settings.masked())
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, _on_signal, process, stopping, number)
+    starting = asyncio.ensure_future(_start(process, build))
+    waiting = asyncio.ensure_future(stopping.wait())
+    await asyncio.wait((starting, waiting), return_when=asyncio.FIRST_COMPLETED)
+    code = 0
+    if not starting.done():  # asked to stop while starting
+        starting.cancel()
+        await asyncio.wait((starting,))
+    elif (error := starting.exception()) is not None:
+        known = isinstance(error, PacelineError)
+        process.log.error("start failed", error=str(error), exc_info=None if known else error)
+        code = 1
+    else:
+        await waiting
+    waiting.cancel()
+    await process.shutdown(drain_s=0.0 if code else None)
+    return code
+
+
+async def _start(process: Process, build: Build) -> None:
+    await build(process)
+    await process.start()
+
+
+def _on_signal(process: Process, stopping: asyncio.Event, number: int) -> None:
+    if stopping.is_set():
+        process.log.warning("second signal: exiting at once", signal=signal.Signals(number).name)
+        os._exit(128 + number)
+    process.log.info("signal", signal=signal.Signals(number).name)
+    stopping.set()
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """Write a file so that a reader sees all of it or none."""
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    part.write_text(text, encoding="utf-8")
+    part.replace(path)

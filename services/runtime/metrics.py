@@ -1,0 +1,165 @@
+"""Prometheus collectors: vLLM's names where vLLM has one, ``paceline_`` names for what is ours.
+
+Responsible for: declaring every metric once, so that dashboards made for vLLM work, and serving them over
+HTTP. Deliberately does not know: who counts what (docs/metrics.md says which process sets which).
+
+Counters are exposed with the ``_total`` suffix, as vLLM's are: NUM_DRAFTS appears as
+``vllm:spec_decode_num_drafts_total``. All collectors live in REGISTRY; one process serves one role.
+"""
+
+from __future__ import annotations
+
+from threading import Thread
+from wsgiref.simple_server import WSGIServer
+
+from prometheus_client import (
+    GC_COLLECTOR,
+    PLATFORM_COLLECTOR,
+    PROCESS_COLLECTOR,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    start_http_server,
+)
+
+REGISTRY = CollectorRegistry()
+for _collector in (GC_COLLECTOR, PLATFORM_COLLECTOR, PROCESS_COLLECTOR):
+    REGISTRY.register(_collector)
+
+_LATENCY_BUCKETS = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0),
+)
+_STEP_BUCKETS = (
+    0.0005,
+    0.001,
+    0.002,
+    0.004,
+    0.008,
+    0.012,
+    0.016,
+    0.024,
+    0.032,
+    0.064,
+    0.128,
+    0.256,
+    0.512,
+    1.024,
+    4.096,
+)
+_ROUND_TRIP_BUCKETS = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
+_TOKEN_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
+_COMMIT_BUCKETS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 64)
+_ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+
+
+def _counter(name: str, text: str, *labels: str) -> Counter:
+    return Counter(name, text, ("model_name", *labels), registry=REGISTRY)
+
+
+def _gauge(name: str, text: str, *labels: str) -> Gauge:
+    return Gauge(name, text, ("model_name", *labels), registry=REGISTRY)
+
+
+def _histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+    return Histogram(name, text, ("model_name", *labels), buckets=buckets, registry=REGISTRY)
+
+
+# vLLM's names: speculation (verifier)
+NUM_DRAFTS = _counter(
+    "vllm:spec_decode_num_drafts", "Target passes of a sequence with at least one draft token"
+)
+NUM_DRAFT_TOKENS = _counter("vllm:spec_decode_num_draft_tokens", "Draft tokens that the target verified")
+NUM_ACCEPTED_TOKENS = _counter(
+    "vllm:spec_decode_num_accepted_tokens", "Draft tokens that the target accepted"
+)
+NUM_ACCEPTED_TOKENS_PER_POS = _counter(
+    "vllm:spec_decode_num_accepted_tokens_per_pos",
+    "Accepted draft tokens by place in the draft, from 0",
+    "position",
+)
+
+# vLLM's names: load (verifier)
+NUM_REQUESTS_RUNNING = _gauge("vllm:num_requests_running", "Sequences that take part in steps")
+NUM_REQUESTS_WAITING = _gauge("vllm:num_requests_waiting", "Sequences that wait for room")
+KV_CACHE_USAGE = _gauge("vllm:kv_cache_usage_perc", "Share of the KV cache in use, from 0 to 1")
+PREFIX_CACHE_QUERIES = _counter("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache")
+PREFIX_CACHE_HITS = _counter("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache")
+PROMPT_TOKENS = _counter("vllm:prompt_tokens", "Prompt tokens processed")
+GENERATION_TOKENS = _counter("vllm:generation_tokens", "Tokens generated")
+ITERATION_TOKENS = _histogram("vllm:iteration_tokens_total", "Rows in one target step", _ROW_BUCKETS)
+
+# vLLM's names: requests (gateway)
+REQUEST_SUCCESS = _counter("vllm:request_success", "Requests finished, by reason", "finished_reason")
+REQUEST_PROMPT_TOKENS = _histogram("vllm:request_prompt_tokens", "Prompt tokens of a request", _TOKEN_BUCKETS)
+REQUEST_GENERATION_TOKENS = _histogram(
+    "vllm:request_generation_tokens", "Tokens generated for a request", _TOKEN_BUCKETS
+)
+TIME_TO_FIRST_TOKEN = _histogram(
+    "vllm:time_to_first_token_seconds", "From arrival to first token", _LATENCY_BUCKETS
+)
+INTER_TOKEN_LATENCY = _histogram(
+    "vllm:inter_token_latency_seconds", "Between consecutive tokens", _LATENCY_BUCKETS
+)
+REQUEST_LATENCY = _histogram("vllm:e2e_request_latency_seconds", "From arrival to the end", _LATENCY_BUCKETS)
+
+# Ours: verifier
+STEP_SECONDS = _histogram("paceline_step_seconds", "Whole target step", _STEP_BUCKETS)
+FORWARD_SECONDS = _histogram("paceline_forward_seconds", "Forward pass of a target step", _STEP_BUCKETS)
+HELD_SECONDS = _counter("paceline_held_seconds", "Time that steps were held for drafts")
+DROPPED_DRAFTS = _counter("paceline_dropped_draft_nodes", "Draft nodes never verified, by cause", "cause")
+DRAFT_HITS = _counter("paceline_draft_hits", "Commits whose text had already been proposed further")
+FEATURE_BYTES = _counter("paceline_feature_bytes", "Bytes of target features pushed to drafters")
+
+VERIFIED_NODES = _histogram(
+    "paceline_verified_draft_nodes", "Draft nodes of one target step", (0, *_ROW_BUCKETS)
+)
+COMMITTED_PER_PASS = _histogram(
+    "paceline_committed_tokens_per_pass", "Tokens one target pass committed to a sequence", _COMMIT_BUCKETS
+)
+LEASE_EXPIRIES = _counter("paceline_lease_expiries", "Sequences freed because their stream fell silent")
+
+# Ours: drafter
+DRAFT_SECONDS = _histogram("paceline_draft_seconds", "One drafter round", _STEP_BUCKETS, "method")
+DRAFT_QUEUE_SECONDS = _histogram(
+    "paceline_draft_queue_seconds", "From frame to drafting", _STEP_BUCKETS, "method"
+)
+DRAFTED_TOKENS = _counter("paceline_drafted_tokens", "Tokens drafted, ahead or not", "method", "kind")
+DRAFTER_SEQUENCES = _gauge("paceline_drafter_sequences", "Sequences the drafter holds", "method")
+
+# Ours: conductor
+ROUND_TRIP_SECONDS = _histogram(
+    "paceline_round_trip_seconds",
+    "Conductor to drafter and back, less the drafter's own time",
+    _ROUND_TRIP_BUCKETS,
+)
+FRAMES_DROPPED = _counter(
+    "paceline_frames_dropped", "Frames dropped, by cause (old_epoch, malformed, unknown)", "cause"
+)
+WIRE_BYTES = _counter(
+    "paceline_wire_bytes", "Bytes of frames, by peer role and direction", "peer", "direction"
+)
+FAILOVERS = _counter("paceline_failovers", "Sequences moved to another peer, by role", "peer")
+
+# Ours: policy (scheduler publishes, verifier and conductor apply)
+POLICY_VERSION = _gauge("paceline_policy_version", "Version of the policy in force", "method", "placement")
+POLICY_DRAFT_LENGTH = _gauge(
+    "paceline_policy_draft_length", "Draft length of the policy", "method", "placement"
+)
+POLICY_SPEEDUP = _gauge(
+    "paceline_policy_expected_speedup", "Speed-up the policy expects", "method", "placement"
+)
+REPORT_FRAMES = _counter("paceline_report_frames", "Measurement frames taken by the scheduler", "outcome")
+
+# Ours: Redis, without a model
+REDIS_CONNECTED = Gauge("paceline_redis_connected", "1 while Redis can be reached", registry=REGISTRY)
+REDIS_FAILURES = Counter(
+    "paceline_redis_failures", "Redis operations that failed", ("kind",), registry=REGISTRY
+)
+
+
+def serve_metrics(host: str, port: int) -> tuple[WSGIServer, Thread, int]:
+    """Serve REGISTRY at ``http://host:port/metrics``; returns the server, its thread and bound port."""
+    server, thread = start_http_server(port, addr=host, registry=REGISTRY)
+    return server, thread, int(server.server_port)

@@ -1,0 +1,93 @@
+"""Device strings, packed products against plain ones, and thread settings in a process of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from paceline.target import Device, SequenceRows, TapSpec, TargetEngine, UnknownDeviceError, configure_threads
+from paceline.target.device import PlainLinear, has_onednn_linear
+from tests.target.conftest import ModelFactory
+
+
+@pytest.mark.parametrize("text", ["", "gpu", "cpu:1", "cuda:x", "cuda:-1", "cuda:9999", "cpu:0:0"])
+def test_unknown_devices_are_refused(text: str) -> None:
+    with pytest.raises(UnknownDeviceError):
+        Device.parse(text)
+
+
+def test_cpu_parses_and_names_itself() -> None:
+    device = Device.parse(" CPU ")
+    assert device.torch_device == torch.device("cpu")
+    assert device.name.startswith("cpu-")
+    assert device.default_dtype() in (torch.bfloat16, torch.float32)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("num_rows", [1, 8, 33])
+def test_packed_products_equal_plain_ones(dtype: torch.dtype, with_bias: bool, num_rows: int) -> None:
+    torch.manual_seed(num_rows)
+    weight, rows = torch.randn(96, 64, dtype=dtype), torch.randn(num_rows, 64, dtype=dtype)
+    bias = torch.randn(96, dtype=dtype) if with_bias else None
+    residual = torch.randn(num_rows, 96, dtype=dtype)
+    before = residual.clone()
+    tolerance = {"rtol": 0.02, "atol": 0.3} if dtype == torch.bfloat16 else {"rtol": 1e-4, "atol": 1e-4}
+    with torch.inference_mode():
+        packed, plain = Device.parse("cpu").pack(weight, bias), PlainLinear(weight, bias)
+        torch.testing.assert_close(packed(rows), plain(rows), **tolerance)
+        torch.testing.assert_close(packed.add(rows, residual), plain(rows) + residual, **tolerance)
+        torch.testing.assert_close(plain.add(rows, residual), plain(rows) + residual, **tolerance)
+    assert torch.equal(residual, before)
+    assert packed.num_bytes == weight.numel() * dtype.itemsize
+
+
+def test_dtypes_without_a_packed_product_fall_back() -> None:
+    assert not has_onednn_linear(torch.float64)
+    assert isinstance(Device.parse("cpu").pack(torch.zeros(4, 4, dtype=torch.float64)), PlainLinear)
+
+
+def test_threads_and_cores_are_set_for_the_whole_process() -> None:
+    core = min(os.sched_getaffinity(0))
+    script = (
+        "import os, torch\n"
+        "torch.ones(1000, 1000) @ torch.ones(1000, 1000)\n"
+        "from paceline.target import configure_threads\n"
+        f"assert configure_threads(None, [{core}]) == 1 == torch.get_num_threads()\n"
+        "for thread in os.listdir('/proc/self/task'):\n"
+        f"    assert os.sched_getaffinity(int(thread)) == {{{core}}}, thread\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(("threads", "cores"), [(0, None), (None, [9999]), (None, [])])
+def test_impossible_settings_are_refused(threads: int | None, cores: list[int] | None) -> None:
+    before = torch.get_num_threads()
+    with pytest.raises(ValueError, match=r"thread|cores"):
+        configure_threads(threads, cores)
+    assert torch.get_num_threads() == before
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_cuda_agrees_with_cpu(tiny_model: ModelFactory) -> None:
+    index = torch.cuda.device_count() - 1
+    for family in ("llama", "gemma3_text", "qwen2"):
+        outputs = []
+        for device in ("cpu", f"cuda:{index}"):
+            engine = TargetEngine.load(
+                tiny_model(family), device=device, dtype=torch.float32, taps=[TapSpec((1,), norm_final=True)]
+            )
+            slot = engine.open()
+            engine.step([SequenceRows(slot, list(range(3, 40)), num_logits="none")])
+            out = engine.step([SequenceRows.decode(slot, 5, [6, 7, 8, 9], [-1, 0, -1, 2])])
+            engine.keep(slot, [0, 3, 4])
+            after = engine.step([SequenceRows.decode(slot, 11)])
+            outputs.append((out.logits[0].cpu(), out.features[0].cpu(), after.logits[0].cpu()))
+        for cpu, cuda in zip(*outputs, strict=True):
+            torch.testing.assert_close(cuda, cpu, rtol=1e-3, atol=1e-3)

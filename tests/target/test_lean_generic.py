@@ -1,0 +1,90 @@
+"""The lean and the generic executor and transformers itself agree, for every family the lean one claims."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from paceline.target import SequenceRows, TapSpec, TargetEngine
+from tests.target.conftest import FAMILIES, SHAPE, ModelFactory
+
+PROMPT = [5, 17, 80, 3, 44, 9, 61, 28, 13, 90, 2, 7]
+NUM_NEW = 20
+
+
+def greedy(engine: TargetEngine) -> tuple[list[int], torch.Tensor, torch.Tensor]:
+    slot = engine.open()
+    out = engine.step([SequenceRows(slot, PROMPT)])
+    first, features = out.logits[0], out.features[0]
+    tokens = [int(first[-1].argmax())]
+    while len(tokens) < NUM_NEW:
+        out = engine.step([SequenceRows.decode(slot, tokens[-1])])
+        tokens.append(int(out.logits[0][-1].argmax()))
+    engine.close(slot)
+    return tokens, first, features
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_executors_agree_with_transformers(tiny_model: ModelFactory, family: str) -> None:
+    path = tiny_model(family)
+    model = AutoModelForCausalLM.from_pretrained(
+        path, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    with torch.inference_mode():
+        reference = model(torch.tensor([PROMPT]), output_hidden_states=True)
+        full = list(PROMPT)
+        for _ in range(NUM_NEW):  # no cache: the plainest loop there is
+            full.append(int(model(torch.tensor([full])).logits[0, -1].argmax()))
+    tap = TapSpec((0, 2), norm_final=True)
+    for executor in ("lean", "generic"):
+        engine = TargetEngine.load(path, dtype=torch.float32, executor=executor, taps=[tap])
+        tokens, logits, features = greedy(engine)
+        torch.testing.assert_close(logits, reference.logits[0], rtol=1e-4, atol=2e-3)
+        hidden = reference.hidden_states
+        expected = torch.cat([hidden[0][0], hidden[2][0], hidden[-1][0]], dim=-1)
+        torch.testing.assert_close(features, expected, rtol=1e-3, atol=1e-3)
+        assert tokens == full[len(PROMPT) :], executor
+
+
+def test_auto_takes_lean_for_the_family_and_generic_beyond(tiny_model: ModelFactory) -> None:
+    assert (
+        type(TargetEngine.load(tiny_model("qwen3"), dtype=torch.float32).executor).__name__ == "LeanExecutor"
+    )
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_packed_and_plain_layouts_agree(tiny_model: ModelFactory, family: str) -> None:
+    outputs = [
+        greedy(
+            TargetEngine.load(tiny_model(family), dtype=torch.float32, packed=packed, taps=[TapSpec((0,))])
+        )
+        for packed in (True, False)
+    ]
+    assert outputs[0][0] == outputs[1][0]
+    torch.testing.assert_close(outputs[0][1], outputs[1][1], rtol=1e-4, atol=1e-3)
+
+
+def test_bfloat16_stays_near_float32(tiny_model: ModelFactory) -> None:
+    path = tiny_model("llama")
+    logits = []
+    for dtype in (torch.float32, torch.bfloat16):
+        engine = TargetEngine.load(path, dtype=dtype)
+        logits.append(engine.step([SequenceRows(engine.open(), PROMPT)]).logits[0])
+    cosine = torch.nn.functional.cosine_similarity(logits[0], logits[1], dim=-1)
+    assert cosine.min() > 0.99
+
+
+def test_a_family_outside_the_lean_one_runs_generically(tmp_path: object) -> None:
+    from transformers import AutoConfig
+
+    options = {**SHAPE, "hidden_size": 96}
+    config = AutoConfig.for_model("olmo2", **options)
+    torch.manual_seed(1)
+    model = AutoModelForCausalLM.from_config(config).to(torch.float32).eval()
+    model.save_pretrained(tmp_path)
+    engine = TargetEngine.load(str(tmp_path), dtype=torch.float32, taps=[TapSpec((0,))])
+    assert type(engine.executor).__name__ == "GenericExecutor"
+    _, logits, _ = greedy(engine)
+    with torch.inference_mode():
+        torch.testing.assert_close(logits, model(torch.tensor([PROMPT])).logits[0], rtol=1e-4, atol=1e-3)
