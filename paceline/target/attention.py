@@ -192,5 +192,6 @@ def _attend_segment(
         scores = torch.tanh(folded @ keys.transpose(-1, -2) * (scale / softcap)) * softcap
         if mask is not None:
             scores = scores + mask
-        out = torch.softmax(scores.float(), dim=-1).to(values.dtype) @ values
+        weights = torch.softmax(scores, dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32))
+        out = weights.to(values.dtype) @ values
     return out.transpose(1, 2).reshape(n, -1)

@@ -1,8 +1,11 @@
 """Keys and values of running sequences, one preallocated slot each.
 
 Responsible for memory: opening, growing by doubling, appending the rows of a step, and dropping rejected rows
-without copying the prefix. It does not know attention, positions or tokens. Called by the engine; the
-executors write through `Slot.append` and read through `Slot.view`.
+without copying the prefix. It does not know attention, positions or tokens. Called by the engine; attention
+writes and reads through `Slot` and `Block`.
+
+Slots of equal capacity lie side by side in blocks, so that attention can take several sequences in one call. On
+CPU a block is zeroed lazily by the operating system: slots that were never opened cost no memory.
 """
 
 from __future__ import annotations
@@ -11,12 +14,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from paceline.target.errors import KVCacheFullError, SlotError
 
 MIN_CAPACITY_TOKENS = 64
+CPU_SLOTS_PER_BLOCK = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +39,51 @@ class KVLayout:
         """Bytes one cached token takes over all layers."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.dtype.itemsize
 
+    @property
+    def slots_per_block(self) -> int:
+        """Neighbours that share an allocation; on CUDA memory is committed at once, so none do."""
+        return CPU_SLOTS_PER_BLOCK if self.device.type == "cpu" else 1
+
+
+class Block:
+    """Slots of equal capacity in one allocation."""
+
+    __slots__ = ("capacity", "free", "layers", "num_dirty_rows", "storage")
+
+    def __init__(self, layout: KVLayout, capacity: int) -> None:
+        self.capacity = capacity
+        self.free = list(range(layout.slots_per_block - 1, -1, -1))  # lowest index on top
+        self.num_dirty_rows: list[int] = []  # of each slot that was ever opened
+        shape = (
+            layout.num_layers,
+            layout.slots_per_block,
+            2 * layout.num_kv_heads,  # keys first
+            capacity,
+            layout.head_dim,
+        )
+        self.storage = _zeros(shape, layout)
+        self.layers = self.storage.unbind(0)
+
+    @property
+    def num_touched(self) -> int:
+        """Slots that were ever opened, the first ones of the block: their memory is committed."""
+        return len(self.num_dirty_rows)
+
+    def view(self, layer: int, indices: slice, first: int, end: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of rows `first..end` of neighbouring slots: `[slots, kv_heads, end - first, dim]`."""
+        both = self.layers[layer][indices, :, first:end]
+        keys, values = both.unflatten(1, (2, -1)).unbind(1)
+        return keys, values
+
+
+def _zeros(shape: Sequence[int], layout: KVLayout) -> Tensor:
+    """Zeroed memory; on CPU pages are committed when they are first written."""
+    if layout.device.type != "cpu":
+        return torch.zeros(shape, dtype=layout.dtype, device=layout.device)
+    # numpy asks the allocator for zeroed pages; torch would write them all.
+    num_bytes = int(np.prod(shape)) * layout.dtype.itemsize
+    return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8)).view(layout.dtype).view(*shape)
+
 
 class Slot:
     """The cache of one sequence.
@@ -42,37 +92,50 @@ class Slot:
     (`length .. length + num_pending`).
     """
 
-    __slots__ = ("_flat", "_layers", "_storage", "capacity", "layout", "length", "num_pending", "slot_id")
+    __slots__ = ("block", "index", "layout", "length", "num_pending", "rows", "slot_id", "storage")
 
-    def __init__(self, slot_id: int, layout: KVLayout, capacity: int) -> None:
+    def __init__(self, slot_id: int, layout: KVLayout, block: Block) -> None:
         self.slot_id = slot_id
         self.layout = layout
         self.length = 0
         self.num_pending = 0
-        self._allocate(capacity)
+        self._occupy(block)
 
-    def _allocate(self, capacity: int) -> None:
-        layout = self.layout
-        # [num_layers, 2 (k, v), 1, num_kv_heads, capacity, head_dim]
-        self._storage = torch.empty(
-            (layout.num_layers, 2, 1, layout.num_kv_heads, capacity, layout.head_dim),
-            dtype=layout.dtype,
-            device=layout.device,
-        )
-        self.capacity = capacity
-        self._layers = self._storage.unbind(0)
-        self._flat = self._storage.view(layout.num_layers, -1, capacity, layout.head_dim).unbind(0)
+    def _occupy(self, block: Block) -> None:
+        self.block = block
+        self.index = block.free.pop()
+        self.storage = block.storage.select(
+            1, self.index
+        )  # [num_layers, 2 * num_kv_heads, capacity, head_dim]
+        self.rows = self.storage.unbind(0)
+        if self.index == block.num_touched:
+            block.num_dirty_rows.append(0)
+        # Neighbours are attended together under a mask, and a mask does not stop an infinity left behind.
+        self.storage[:, :, : block.num_dirty_rows[self.index]].zero_()
+        block.num_dirty_rows[self.index] = 0
 
     @property
-    def num_bytes(self) -> int:
-        """Bytes allocated."""
-        return self.capacity * self.layout.bytes_per_token
+    def capacity(self) -> int:
+        """Rows there is room for."""
+        return self.block.capacity
 
-    def grow(self, capacity: int) -> None:
-        """Move to a larger allocation, keeping settled and pending rows."""
-        old, used = self._storage, self.length + self.num_pending
-        self._allocate(capacity)
-        self._storage[..., :used, :].copy_(old[..., :used, :])
+    def move(self, block: Block) -> None:
+        """Move to a block of larger capacity, taking settled and pending rows along."""
+        old, used = self.storage, self.length + self.num_pending
+        self.leave()
+        self._occupy(block)
+        self.storage[:, :, :used].copy_(old[:, :, :used])
+        self.mark_written(used)
+
+    def mark_written(self, num_rows: int) -> None:
+        """Note that the first `num_rows` rows may hold something from now on."""
+        dirty = self.block.num_dirty_rows
+        dirty[self.index] = max(dirty[self.index], num_rows)
+
+    def leave(self) -> None:
+        """Give the place in the block back."""
+        self.block.free.append(self.index)
+        self.block.free.sort(reverse=True)
 
     def append(self, layer: int, start: int, rows: Tensor) -> None:
         """Write a step's keys and values of one layer.
@@ -82,18 +145,17 @@ class Slot:
             start: first row, the slot's `length` at the start of the step.
             rows: `[n, 2 * num_kv_heads, head_dim]`, keys first.
         """
-        self._flat[layer].narrow(1, start, rows.shape[0]).copy_(rows.transpose(0, 1))
+        self.rows[layer].narrow(1, start, rows.shape[0]).copy_(rows.transpose(0, 1))
 
     def view(self, layer: int, first: int, end: int) -> tuple[Tensor, Tensor]:
         """Keys and values of rows `first..end`, each `[1, num_kv_heads, end - first, head_dim]`."""
-        keys, values = self._layers[layer].narrow(3, first, end - first).unbind(0)
+        keys, values = self.rows[layer].narrow(1, first, end - first).unsqueeze(0).chunk(2, dim=1)
         return keys, values
 
     def keep(self, row_indices: Sequence[int]) -> None:
         """Settle the given pending rows, in order, and drop the others.
 
-        Only the moved rows are copied, over all layers at once; nothing is copied when they are already in
-        place.
+        Only the moved rows are copied, over all layers at once; nothing is copied when they are already in place.
         """
         count = len(row_indices)
         if any(row < 0 or row >= self.num_pending for row in row_indices):
@@ -109,10 +171,9 @@ class Slot:
             source = torch.tensor(
                 [self.length + row for row in row_indices[in_place:]], device=self.layout.device
             )
-            first = self.length + in_place
             # index_select copies out before the write, so overlapping source and target are safe.
-            moved = self._storage.index_select(4, source)
-            self._storage.narrow(4, first, count - in_place).copy_(moved)
+            moved = self.storage.index_select(2, source)
+            self.storage.narrow(2, self.length + in_place, count - in_place).copy_(moved)
         self.length += count
         self.num_pending = 0
 
@@ -124,19 +185,34 @@ class Slot:
         self.num_pending = 0
 
 
+def capacity_class(tokens: int) -> int:
+    """The capacity given to a sequence of so many tokens: 64, 96, 128, 192, 256, ... so that slots match."""
+    capacity = MIN_CAPACITY_TOKENS
+    while capacity < tokens:
+        if capacity + capacity // 2 >= tokens:
+            return capacity + capacity // 2
+        capacity *= 2
+    return capacity
+
+
 class KVCache:
-    """All slots of one engine, with a byte limit over their allocations."""
+    """All slots of one engine, with a byte limit over the memory they commit."""
 
     def __init__(self, layout: KVLayout, limit_bytes: int | None = None) -> None:
         self.layout = layout
         self.limit_bytes = limit_bytes
         self._slots: dict[int, Slot] = {}
+        self._blocks: dict[int, list[Block]] = {}  # by capacity
         self._next_id = 0
 
     @property
     def used_bytes(self) -> int:
-        """Bytes allocated by open slots."""
-        return sum(slot.num_bytes for slot in self._slots.values())
+        """Bytes of open slots, and of closed ones whose block is still in use."""
+        return sum(
+            block.num_touched * capacity * self.layout.bytes_per_token
+            for capacity, blocks in self._blocks.items()
+            for block in blocks
+        )
 
     @property
     def num_slots(self) -> int:
@@ -149,17 +225,19 @@ class KVCache:
         Raises:
             KVCacheFullError: the allocation would pass the limit.
         """
-        capacity = max(int(capacity_tokens), MIN_CAPACITY_TOKENS)
-        self._check_room(capacity * self.layout.bytes_per_token)
+        capacity = capacity_class(capacity_tokens)
+        self._check_room({capacity: 1}, {})
         slot_id = self._next_id
         self._next_id += 1
-        self._slots[slot_id] = Slot(slot_id, self.layout, capacity)
+        self._slots[slot_id] = Slot(slot_id, self.layout, self._free_block(capacity))
         return slot_id
 
     def close(self, slot_id: int) -> None:
         """Free a slot."""
-        self.get(slot_id)
+        slot = self.get(slot_id)
         del self._slots[slot_id]
+        slot.leave()
+        self._drop_if_empty(slot.block)
 
     def get(self, slot_id: int) -> Slot:
         """The slot with this id.
@@ -175,11 +253,14 @@ class KVCache:
     def reserve(self, needs: Sequence[tuple[int, int]]) -> None:
         """Make room for `(slot_id, num_rows)` more rows each: all of them or none.
 
+        Growing needs the old and the new place for the time of the copy; the limit holds before and after it.
+
         Raises:
             KVCacheFullError: growth would pass the limit; no slot was changed.
         """
-        grown: list[tuple[Slot, int]] = []
-        extra = 0
+        growing: list[tuple[Slot, int]] = []
+        wanted: dict[int, int] = {}
+        leaving: dict[Block, int] = {}
         for slot_id, num_rows in needs:
             slot = self.get(slot_id)
             needed = slot.length + slot.num_pending + num_rows
@@ -187,13 +268,45 @@ class KVCache:
                 capacity = slot.capacity
                 while capacity < needed:
                     capacity *= 2
-                grown.append((slot, capacity))
-                extra += (capacity - slot.capacity) * self.layout.bytes_per_token
-        if grown:
-            self._check_room(extra)
-            for slot, capacity in grown:
-                slot.grow(capacity)
+                growing.append((slot, capacity))
+                wanted[capacity] = wanted.get(capacity, 0) + 1
+                leaving[slot.block] = leaving.get(slot.block, 0) + 1
+        if growing:
+            self._check_room(wanted, leaving)
+        for slot, capacity in growing:
+            old = slot.block
+            slot.move(self._free_block(capacity))
+            self._drop_if_empty(old)
+        for slot_id, num_rows in needs:
+            slot = self.get(slot_id)
+            slot.mark_written(slot.length + slot.num_pending + num_rows)
 
-    def _check_room(self, extra_bytes: int) -> None:
-        if self.limit_bytes is not None and self.used_bytes + extra_bytes > self.limit_bytes:
-            raise KVCacheFullError(extra_bytes, self.used_bytes, self.limit_bytes)
+    def _free_block(self, capacity: int) -> Block:
+        blocks = self._blocks.setdefault(capacity, [])
+        for block in blocks:
+            if block.free:
+                return block
+        blocks.append(Block(self.layout, capacity))
+        return blocks[-1]
+
+    def _drop_if_empty(self, block: Block) -> None:
+        if len(block.free) == self.layout.slots_per_block:
+            self._blocks[block.capacity].remove(block)
+
+    def _check_room(self, wanted: dict[int, int], leaving: dict[Block, int]) -> None:
+        """Raise if `wanted` more slots by capacity pass the limit, once `leaving` slots have left their blocks."""
+        if self.limit_bytes is None:
+            return
+        per_token = self.layout.bytes_per_token
+        extra = 0
+        for capacity, count in wanted.items():
+            reusable = sum(
+                sum(index < block.num_touched for index in block.free)
+                for block in self._blocks.get(capacity, ())
+            )
+            extra += max(0, count - reusable) * capacity * per_token
+        for block, count in leaving.items():
+            if len(block.free) + count == self.layout.slots_per_block and block.capacity not in wanted:
+                extra -= block.num_touched * block.capacity * per_token
+        if self.used_bytes + extra > self.limit_bytes:
+            raise KVCacheFullError(extra, self.used_bytes, self.limit_bytes)

@@ -1,10 +1,12 @@
 """One Redis connection that may come and go.
 
-Responsible for: bounded time-outs, telling whether Redis can be reached, reconnecting with bounded back-off
-and full jitter, never letting a caller wait for a Redis that is known to be gone. Deliberately does not know:
-keys or values.
+Responsible for: bounded time-outs, telling whether Redis can be reached, reconnecting with bounded back-off and
+full jitter, never letting a caller wait for a Redis that is known to be gone. Deliberately does not know: keys or
+values.
 
-Called by services.scheduler.store. Works with servers that speak Redis 6.2 or newer (Redis, Valkey).
+Called by services.scheduler.store. Works with servers that speak Redis 6.2 or newer (Redis, Valkey). It uses
+asyncio.timeout rather than wait_for throughout: on Python 3.11 the latter swallows a cancellation that comes in the
+moment the awaited thing is done.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from redis.backoff import NoBackoff
 
 from paceline.errors import InvalidRequestError, UnavailableError
 from services.runtime.metrics import REDIS_CONNECTED, REDIS_FAILURES
+from services.runtime.tasks import end_task
 
 T = TypeVar("T")
 Listener = Callable[[bool], Awaitable[None]]
@@ -77,7 +80,7 @@ class RedisStore:
             extra["ssl_ca_certs"] = str(ca_file)
         self._client: redis_asyncio.Redis = redis_asyncio.Redis.from_url(
             url,
-            socket_timeout=timeout_s,
+            socket_timeout=None,  # `run` bounds operations, without redis-py's wait_for
             socket_connect_timeout=timeout_s,
             retry=Retry(NoBackoff(), 0),  # the loop below retries, once, in one place
             health_check_interval=0,
@@ -113,14 +116,14 @@ class RedisStore:
         """Wait up to ``wait_s`` until Redis can be reached; returns whether it can."""
         async with self._changed:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait_for(lambda: self._is_available), wait_s)
+                async with asyncio.timeout(wait_s):
+                    await self._changed.wait_for(lambda: self._is_available)
         return self._is_available
 
     async def close(self) -> None:
         """End the background task and the connections."""
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await end_task(self._task)
             self._task = None
         self._is_available = False
         await self._client.aclose()
@@ -134,7 +137,8 @@ class RedisStore:
         if not self._is_available:
             raise StoreUnavailableError("redis cannot be reached")
         try:
-            return await asyncio.wait_for(operation(self._client), self._timeout_s)
+            async with asyncio.timeout(self._timeout_s):
+                return await operation(self._client)
         except (
             redis_exceptions.ConnectionError,
             redis_exceptions.TimeoutError,
@@ -165,18 +169,21 @@ class RedisStore:
             if is_available:
                 num_failures = 0
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._lost.wait(), self._probe_interval_s)
+                    async with asyncio.timeout(self._probe_interval_s):
+                        await self._lost.wait()
                 if self._lost.is_set() and was_available:
                     was_available = False
                     await self._tell(False, "operation failed")
             else:
                 num_failures += 1
+                await self._client.connection_pool.disconnect()  # none of them outlives what was lost
                 limit_s = min(self._max_backoff_s, 0.05 * 2 ** min(num_failures, 16))
                 await asyncio.sleep(random.uniform(0.02, limit_s))  # full jitter
 
     async def _probe(self) -> tuple[bool, str]:
         try:
-            await asyncio.wait_for(self._client.get(_PROBE_KEY), self._timeout_s)
+            async with asyncio.timeout(self._timeout_s):
+                await self._client.get(_PROBE_KEY)
         except (redis_exceptions.RedisError, TimeoutError, OSError) as error:
             return False, f"{type(error).__name__}: {error}"
         return True, ""

@@ -82,7 +82,7 @@ class ColocatedDrafter:
             entries = self._drafter.draft(requests)
             for sequence, entry in zip(drafted, entries, strict=True):
                 if entry is not None:
-                    sequence.trie.add(entry)
+                    sequence.add_draft(entry)
         except Exception:
             log.exception("the drafter failed; going on without it", num_sequences=len(drafted))
             for sequence in drafted:

@@ -7,11 +7,11 @@ step loop alone, dropped when the sequence ends.
 from __future__ import annotations
 
 from collections.abc import Sequence as TokenSequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from paceline.sampling import SamplingParams, VerifyMode
-from paceline.trie import EMPTY_TREE, DraftTree, DraftTrie
+from paceline.sampling import DraftDistribution, SamplingParams, VerifyMode
+from paceline.trie import EMPTY_TREE, AddOutcome, DraftEntry, DraftTree, DraftTrie
 from services.verifier.session import Session
 
 
@@ -113,6 +113,26 @@ class TargetSequence:
         if self.spec.sampling.resolved_mode is VerifyMode.REJECTION:
             return self.trie.select_chain(min(budget, depth))
         return self.trie.select(budget, depth)
+
+    def add_draft(self, entry: DraftEntry) -> AddOutcome:
+        """Take in a draft entry.
+
+        For rejection sampling its tokens get one-hot draft distributions: a drafter's token is a function of the prefix
+        and of noise in another role than the acceptance draws, so that the distribution it was drawn from, given the
+        prefix, is a point mass. Nothing but ids need travel, and the law of the text stays the target's (Leviathan et
+        al., 2211.17192, section 2.3 with q one-hot).
+
+        Raises:
+            DraftError: the entry is malformed.
+        """
+        if self.spec.sampling.resolved_mode is VerifyMode.REJECTION:
+            dists = tuple(DraftDistribution.point_mass(token) for token in entry.tokens)
+            entry = replace(entry, draft_dists=dists)
+        outcome = self.trie.add(entry)
+        if self.trie.num_nodes:
+            self.has_drafter = True
+            self.num_missed_holds = 0
+        return outcome
 
     def commit(self, tokens: TokenSequence[int]) -> tuple[list[int], Finish, int]:
         """Append verified tokens, cut at the first stop token or limit.

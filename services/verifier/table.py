@@ -141,13 +141,10 @@ class SequenceTable:
                 self.drops.old_epoch += len(entry.tokens)
                 continue
             try:
-                outcome = sequence.trie.add(entry)
+                outcome = sequence.add_draft(entry)
             except DraftError as error:
                 log.debug("draft refused", sequence_id=sequence_id, error=str(error))
                 self.drops.malformed += len(entry.tokens)
                 continue
             self.drops.stale += outcome.stale
             self.drops.ahead += outcome.ahead
-            if sequence.trie.num_nodes:
-                sequence.has_drafter = True
-                sequence.num_missed_holds = 0

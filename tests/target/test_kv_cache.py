@@ -65,9 +65,9 @@ def test_contiguous_rows_are_not_moved() -> None:
     slot = cache.open()
     write(cache, slot, [1, 2, 3, 4])
     before = cache.get(slot).view(0, 0, 1)[0].data_ptr()
-    version = cache.get(slot)._storage._version
+    version = cache.get(slot).storage._version
     cache.get(slot).keep([0, 1, 2])
-    assert cache.get(slot)._storage._version == version
+    assert cache.get(slot).storage._version == version
     assert cache.get(slot).view(0, 0, 1)[0].data_ptr() == before
     assert read(cache, slot) == [1, 2, 3]
 
@@ -120,3 +120,51 @@ def test_unknown_slots_are_refused() -> None:
         with pytest.raises(SlotError):
             call()
     assert cache.open() != slot
+
+
+def test_a_reused_place_holds_nothing_of_its_predecessor() -> None:
+    cache = KVCache(LAYOUT)
+    stays, leaves = cache.open(), cache.open()
+    write(cache, leaves, [7] * 50)
+    cache.get(leaves).keep(range(50))
+    place = cache.get(leaves).index
+    cache.close(leaves)
+    again = cache.open()
+    assert cache.get(again).index == place
+    assert cache.get(again).block is cache.get(stays).block
+    assert not cache.get(again).storage.any()
+
+
+@settings(max_examples=50, deadline=None)
+@given(data=st.data())
+def test_slots_that_share_blocks_stay_apart(data: st.DataObject) -> None:
+    limit = 40 * MIN_CAPACITY_TOKENS * LAYOUT.bytes_per_token
+    cache = KVCache(LAYOUT, limit_bytes=limit)
+    expected: dict[int, list[int]] = {}
+    for counter in range(data.draw(st.integers(1, 30))):
+        action = data.draw(st.sampled_from(["open", "write", "write", "close"]))
+        if action == "open":
+            try:
+                expected[cache.open(data.draw(st.sampled_from([1, 90, 128])))] = []
+            except KVCacheFullError:
+                continue
+        elif expected:
+            slot = data.draw(st.sampled_from(sorted(expected)))
+            if action == "close":
+                cache.close(slot)
+                del expected[slot]
+                continue
+            values = [counter] * data.draw(st.integers(1, 100))
+            try:
+                write(cache, slot, values)
+            except KVCacheFullError:
+                continue
+            cache.get(slot).keep(range(len(values)))
+            expected[slot] += values
+        for slot, values in expected.items():
+            assert read(cache, slot) == values
+        assert cache.used_bytes <= limit
+        assert cache.num_slots == len(expected)
+    for slot in list(expected):
+        cache.close(slot)
+    assert cache.used_bytes == 0

@@ -36,6 +36,14 @@ def drafts(sequence_id: int, start: int, tokens: list[int], epoch: int = 0) -> p
     )
 
 
+def long_drafts(sequence_id: int, start: int, text: list[int]) -> peer_pb2.DraftBatch:
+    """The whole of a text as entries of at most 64 tokens, each from its own place on."""
+    batch = peer_pb2.DraftBatch()
+    for begin in range(0, len(text), 64):
+        batch.MergeFrom(drafts(sequence_id, start + begin, text[begin : begin + 64]))
+    return batch
+
+
 async def test_plain_text_is_the_targets(verifier: Process, plain_text: Any) -> None:
     async with Conductor(verifier.port) as conductor:
         sequence = await conductor.open(PROMPT, 24)
@@ -46,16 +54,16 @@ async def test_plain_text_is_the_targets(verifier: Process, plain_text: Any) -> 
 
 
 async def test_right_drafts_save_passes(verifier: Process, plain_text: Any) -> None:
-    text = plain_text(PROMPT, 40)
+    text = plain_text(PROMPT, 190)
     async with Conductor(verifier.port) as conductor:
         await conductor.send(policy=SLOW_POLICY)
-        sequence = await conductor.open(PROMPT, 40)
+        sequence = await conductor.open(PROMPT, 190)
         # The whole text as one early entry: valid for as long as the target agrees with it.
-        await conductor.send(drafts=drafts(sequence, len(PROMPT), text[:39]))
+        await conductor.send(drafts=long_drafts(sequence, len(PROMPT), text))
         [tokens] = await conductor.finish(sequence)
         assert tokens == text
         assert conductor.num_accepted >= 20
-        assert len(conductor.steps) <= 20
+        assert len(conductor.steps) == 190 - conductor.num_accepted
 
 
 async def test_any_drafts_leave_the_text_alone(verifier: Process, plain_text: Any) -> None:
@@ -80,11 +88,11 @@ async def test_sampled_text_depends_on_the_seed_alone(verifier: Process) -> None
     sampling = sampling_pb2.SamplingParams(temperature=0.9, top_p=0.95, seed=7)
     other = sampling_pb2.SamplingParams(temperature=0.9, top_p=0.95, seed=8)
     async with Conductor(verifier.port) as conductor:
-        alone = await conductor.open(PROMPT, 30, sampling=sampling)
+        alone = await conductor.open(PROMPT, 150, sampling=sampling)
         [text] = await conductor.finish(alone)
         await conductor.send(policy=SLOW_POLICY)
-        pair = [await conductor.open(PROMPT, 30, sampling=s) for s in (sampling, other)]
-        await conductor.send(drafts=drafts(pair[0], len(PROMPT), text[:20]))
+        pair = [await conductor.open(PROMPT, 150, sampling=s) for s in (sampling, other)]
+        await conductor.send(drafts=long_drafts(pair[0], len(PROMPT), text))
         again, differs = await conductor.finish(*pair)
         assert again == text
         assert differs != text
@@ -93,12 +101,14 @@ async def test_sampled_text_depends_on_the_seed_alone(verifier: Process) -> None
 
 async def test_chain_rejection_runs_and_accepts(verifier: Process, plain_text: Any) -> None:
     sampling = sampling_pb2.SamplingParams(temperature=0.01, seed=3, mode=sampling_pb2.VERIFY_MODE_REJECTION)
+    text = plain_text(PROMPT, 190)
     async with Conductor(verifier.port) as conductor:
         await conductor.send(policy=SLOW_POLICY)
-        sequence = await conductor.open(PROMPT, 20, sampling=sampling)
-        await conductor.send(drafts=drafts(sequence, len(PROMPT), plain_text(PROMPT, 19)))
+        # Long enough that the draft comes in while there is text left to draft.
+        sequence = await conductor.open(PROMPT, 190, sampling=sampling)
+        await conductor.send(drafts=long_drafts(sequence, len(PROMPT), text))
         [tokens] = await conductor.finish(sequence)
-        assert len(tokens) == 20
+        assert len(tokens) == 190
         assert conductor.num_accepted > 0
 
 

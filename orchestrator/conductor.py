@@ -1,0 +1,200 @@
+"""The conductor: everything around the cycles of one verifier.
+
+Responsible for: its gRPC server on a free port, the links and their tasks, the clock that ticks, status and drain.
+An asyncio class that the supervisor runs as a Ray actor (and tests run as it is); Ray restarts it by calling
+`__init__` anew, so `start` may be called any number of times and starts what is not running.
+Deliberately does not know the director. Tokens travel on the gRPC streams that it owns, never through Ray.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Coroutine
+from typing import Any
+
+import structlog
+
+from orchestrator.counters import Counters
+from orchestrator.cycles import Cycles
+from orchestrator.drafter_link import DrafterLink
+from orchestrator.drafting import DraftingDesk
+from orchestrator.placement import Placement, placement_in_force
+from orchestrator.policy import PolicyInForce
+from orchestrator.policy_watch import PolicyWatch
+from orchestrator.reports import Reports
+from orchestrator.servicer import ConductorServicer
+from orchestrator.settings import OrchestratorSettings
+from orchestrator.status import ConductorStatus
+from orchestrator.verifier_link import VerifierLink
+from paceline.errors import DrainingError
+from paceline.v1 import orchestrator_pb2, orchestrator_pb2_grpc, scheduler_pb2
+from services.runtime.lifecycle import Process
+
+TICK_S = 0.05
+RUN_METHOD = "/paceline.v1.ConductorService/Run"
+
+log = structlog.get_logger()
+
+
+class Conductor:
+    """One verifier's conductor."""
+
+    def __init__(self, settings: OrchestratorSettings, verifier_endpoint: str, advertised_host: str) -> None:
+        self._settings = settings.model_copy(update={"port": 0, "metrics_port": None, "ready_file": None})
+        self._verifier_endpoint = verifier_endpoint
+        self._advertised_host = advertised_host
+        self._starting: asyncio.Task[None] | None = None
+        self._process: Process | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> ConductorStatus:
+        """Starts, if it has not been, and says how things stand."""
+        if self._starting is None or (self._starting.done() and self._starting.exception() is not None):
+            self._starting = asyncio.create_task(self._start())
+        await asyncio.shield(self._starting)
+        return self._status()
+
+    async def shutdown(self, drain_s: float) -> None:
+        """Finishes running requests within `drain_s`, ends the rest, and stops."""
+        if self._process is not None:
+            await self._process.shutdown(drain_s)
+
+    async def _start(self) -> None:
+        settings = self._settings
+        clock = asyncio.get_running_loop().time
+        self._process = process = Process("conductor", settings)
+        self._counters = Counters()
+        self._policy = PolicyInForce(settings.policy_overrides)
+        self._reports = Reports(self._measurement_key)
+        self._cycles = cycles = Cycles(
+            policy=self._policy,
+            reports=self._reports,
+            counters=self._counters,
+            patience=settings.patience,
+            placement=self._placement,
+            clock=clock,
+        )
+        client_id = f"conductor-{uuid.uuid4().hex[:12]}"
+        tls = process.tls
+        self._verifier = cycles.verifier = VerifierLink(
+            self._verifier_endpoint,
+            cycles,
+            client_id=client_id,
+            timing=settings.timing(settings.verifier_silence_s),
+            tls=tls,
+            clock=clock,
+            num_running=lambda: cycles.num_running,
+        )
+        self._desk = cycles.desk = DraftingDesk(
+            table=cycles.table,
+            verifier=self._verifier,
+            policy=self._policy,
+            reports=self._reports,
+            counters=self._counters,
+            forward_drafts=cycles.forward_drafts,
+            clock=clock,
+        )
+        if settings.placement in ("auto", "separate"):
+            self._desk.links = tuple(
+                DrafterLink(
+                    endpoint,
+                    self._desk,
+                    client_id=client_id,
+                    timing=settings.timing(settings.drafter_silence_s),
+                    tls=tls,
+                    clock=clock,
+                )
+                for endpoint in settings.drafters
+            )
+        servicer = ConductorServicer(cycles, settings.max_sequences, lambda: self._verifier.info)
+        orchestrator_pb2_grpc.add_ConductorServiceServicer_to_server(servicer, process.server)
+        process.add_service_name(orchestrator_pb2.DESCRIPTOR.services_by_name["ConductorService"].full_name)
+        process.admit_while_draining(RUN_METHOD)
+        process.on_drain(self._drain)
+        process.on_close(self._close)
+        await process.start()
+        await process.ready()
+        self._spawn(self._verifier.run())
+        for link in self._desk.links:
+            self._spawn(link.run())
+        self._spawn(self._tick())
+        if settings.scheduler is not None:
+            self._spawn(self._reports.run(settings.scheduler, tls))
+            watch = PolicyWatch(settings.scheduler, tls, self._measurement_key, cycles.accept_policy)
+            self._spawn(watch.run())
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(coroutine)
+        task.add_done_callback(_log_failure)
+        self._tasks.append(task)
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            self._cycles.tick()
+
+    async def _drain(self) -> None:
+        try:
+            while self._cycles.num_running:
+                await asyncio.sleep(TICK_S)
+        finally:
+            self._cycles.end_all(DrainingError("this conductor is shutting down"))
+
+    async def _close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _placement(self) -> Placement:
+        return placement_in_force(self._settings.placement, self._settings.drafters, self._verifier.info)
+
+    def _measurement_key(self) -> scheduler_pb2.MeasurementKey | None:
+        """What is measured; None before the verifier, and a drafter where one is to be used, are known."""
+        verifier = self._verifier.info
+        if verifier is None:
+            return None
+        placement = self._placement()
+        method = verifier.method if placement == "colocated" else ""
+        if placement == "separate":
+            known = [link.info for link in self._desk.links if link.info is not None]
+            if not known:
+                return None
+            method = known[0].method
+        return scheduler_pb2.MeasurementKey(
+            model_fingerprint=verifier.model_fingerprint,
+            dtype=verifier.dtype,
+            device_name=verifier.device.name,
+            method=method,
+            placement=placement,
+        )
+
+    def _status(self) -> ConductorStatus:
+        assert self._process is not None
+        verifier = self._verifier
+        is_ready = verifier.is_up and not self._process.draining.is_set()
+        return ConductorStatus(
+            endpoint=f"{self._advertised_host}:{self._process.port}",
+            verifier_endpoint=verifier.endpoint,
+            is_ready=is_ready,
+            is_draining=self._process.draining.is_set(),
+            num_running=self._cycles.num_running,
+            placement=self._placement(),
+            verifier=b"" if verifier.info is None else verifier.info.SerializeToString(),
+            drafters=tuple(
+                link.info.SerializeToString()
+                for link in self._desk.links
+                if link.is_up and link.info is not None
+            ),
+            reason="" if is_ready else verifier.last_reason,
+            counters=self._counters.as_dict()
+            | {
+                "num_dropped_draft_tokens": verifier.num_dropped_draft_tokens,
+                "num_dropped_samples": self._reports.num_dropped,
+            },
+        )
+
+
+def _log_failure(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and task.exception() is not None:
+        log.critical("a conductor task ended", exc_info=task.exception())

@@ -1,0 +1,212 @@
+"""The link to one drafter.
+
+Responsible for: merging openings, closings, commits and plan into frames, numbering frames and measuring round
+trips at its own clock, and noticing a drafter that owes an answer. Deliberately does not know requests: it calls
+`DrafterEvents`, implemented by orchestrator.cycles. Nothing here ever waits for the drafter.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import grpc
+
+from orchestrator.peer_stream import PeerStream, StreamTiming
+from paceline.v1 import drafter_pb2, drafter_pb2_grpc, peer_pb2
+from services.runtime.channel import Tls
+
+STALL_S = 0.25
+"""A drafter that owes an answer for longer is not waited for: steps are no longer held for its drafts."""
+
+
+class DrafterEvents(Protocol):
+    """What the owner of the link reacts to."""
+
+    def check_drafter(self, info: peer_pb2.PeerInfo) -> None:
+        """Raises IncompatiblePeerError for a drafter that cannot serve the target."""
+        ...
+
+    def drafter_up(self, link: DrafterLink) -> None:
+        """The stream is open; nothing is open on it."""
+        ...
+
+    def drafter_down(self, link: DrafterLink, reason: str) -> None:
+        """The stream is gone, and with it every sequence on it."""
+        ...
+
+    def drafter_frame(
+        self, link: DrafterLink, frame: drafter_pb2.DraftResponse, round_trip_us: int | None
+    ) -> None:
+        """A frame came in; `round_trip_us` excludes the drafter's own time, None where it was not asked for."""
+        ...
+
+
+class DrafterLink:
+    """One drafter.
+
+    Attributes:
+        endpoint: host:port.
+        info: identity, from the last connection; None before the first.
+        num_sequences: sequences open there.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        events: DrafterEvents,
+        *,
+        client_id: str,
+        timing: StreamTiming,
+        tls: Tls | None,
+        clock: Callable[[], float],
+    ) -> None:
+        self.endpoint = endpoint
+        self.info: peer_pb2.PeerInfo | None = None
+        self._events = events
+        self._clock = clock
+        self._pending = drafter_pb2.DraftRequest()
+        self._is_pending = False
+        self._open_ids: set[int] = set()
+        self._num_frames = 0
+        self._sent_at: OrderedDict[int, float] = OrderedDict()
+        self._stream: PeerStream[drafter_pb2.DraftRequest, drafter_pb2.DraftResponse] = PeerStream(
+            endpoint, self, client_id=client_id, role="drafter", timing=timing, tls=tls
+        )
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the stream is open."""
+        return self._stream.is_up
+
+    @property
+    def last_reason(self) -> str:
+        """Why it is not, or was not before."""
+        return self._stream.last_reason
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences open there."""
+        return len(self._open_ids)
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether it owes an answer for longer than drafts are worth waiting for."""
+        return self.silent_for(self._clock()) > STALL_S
+
+    @property
+    def reads_features(self) -> bool:
+        """Whether its method needs the target's features."""
+        return self.info is not None and self.info.tap.width > 0
+
+    async def run(self) -> None:
+        """Keeps the link up until cancelled."""
+        await self._stream.run()
+
+    # What the cycle says to the drafter; all return at once.
+
+    def open(self, opening: drafter_pb2.OpenDraftSequence) -> None:
+        """Opens a sequence, in place of one with the same id."""
+        self._open_ids.add(opening.sequence_id)
+        self._pending.opens.append(opening)
+        self._flush()
+
+    def close(self, sequence_id: int) -> None:
+        """Closes a sequence; a no-op on a stream that is down, since its end ended everything."""
+        if sequence_id not in self._open_ids:
+            return
+        self._open_ids.discard(sequence_id)
+        kept = [opening for opening in self._pending.opens if opening.sequence_id != sequence_id]
+        if len(kept) != len(self._pending.opens):
+            del self._pending.opens[:]
+            self._pending.opens.extend(kept)
+        self._pending.closes.append(sequence_id)
+        self._flush()
+
+    def commit(self, commits: peer_pb2.CommitBatch) -> None:
+        """Forwards commits, with the drafter's epochs."""
+        if self._pending.HasField("commits"):
+            self._pending.commits.MergeFrom(commits)
+        else:
+            self._pending.commits.CopyFrom(commits)
+        self._flush()
+
+    def set_plan(self, plan: drafter_pb2.DraftPlan) -> None:
+        """Replaces the plan."""
+        if self.is_up:
+            self._pending.plan.CopyFrom(plan)
+            self._flush()
+
+    def _flush(self) -> None:
+        self._is_pending = True
+        self._stream.wake()
+
+    # What the stream asks.
+
+    async def describe(self, channel: grpc.aio.Channel, timeout_s: float) -> peer_pb2.PeerInfo:
+        """Asks the drafter who it is."""
+        stub = drafter_pb2_grpc.DrafterServiceStub(channel)
+        response = await stub.Describe(drafter_pb2.DrafterServiceDescribeRequest(), timeout=timeout_s)
+        info: peer_pb2.PeerInfo = response.info
+        return info
+
+    def check(self, info: peer_pb2.PeerInfo) -> None:
+        """Refuses a drafter made for another target."""
+        self._events.check_drafter(info)
+
+    def call(self, channel: grpc.aio.Channel) -> Any:
+        """Starts Draft."""
+        return drafter_pb2_grpc.DrafterServiceStub(channel).Draft()
+
+    def hello(self, hello: peer_pb2.StreamHello) -> drafter_pb2.DraftRequest:
+        """First frame; nothing that was meant for an earlier stream may follow it."""
+        self._reset()
+        return drafter_pb2.DraftRequest(hello=hello)
+
+    def hello_of(self, frame: drafter_pb2.DraftResponse) -> peer_pb2.PeerInfo | None:
+        """The drafter's hello."""
+        return frame.hello if frame.HasField("hello") else None
+
+    def take(self, is_heartbeat_due: bool) -> drafter_pb2.DraftRequest | None:
+        """The pending frame, numbered."""
+        if not self._is_pending and not is_heartbeat_due:
+            return None
+        frame, self._pending = self._pending, drafter_pb2.DraftRequest()
+        self._is_pending = False
+        self._num_frames += 1
+        frame.frame_id = self._num_frames
+        self._sent_at[frame.frame_id] = self._clock()
+        return frame
+
+    def silent_for(self, now: float) -> float:
+        """Every frame is answered, so the oldest without an answer tells."""
+        oldest = next(iter(self._sent_at.values()), None)
+        return 0.0 if oldest is None else now - oldest
+
+    def went_up(self, info: peer_pb2.PeerInfo) -> None:
+        """Passes it on."""
+        self.info = info
+        self._events.drafter_up(self)
+
+    def went_down(self, reason: str) -> None:
+        """Passes it on."""
+        self._reset()
+        self._events.drafter_down(self, reason)
+
+    def received(self, frame: drafter_pb2.DraftResponse) -> None:
+        """Passes it on with the round trip. An answer stands for all frames up to the one it names."""
+        sent_at = self._sent_at.get(frame.frame_id) if frame.frame_id else None
+        round_trip_us = None
+        if sent_at is not None:
+            elapsed_us = int((self._clock() - sent_at) * 1e6)
+            round_trip_us = max(elapsed_us - frame.queue_us - frame.draft_us, 0)
+            while self._sent_at and next(iter(self._sent_at)) <= frame.frame_id:
+                self._sent_at.popitem(last=False)
+        self._events.drafter_frame(self, frame, round_trip_us)
+
+    def _reset(self) -> None:
+        self._pending = drafter_pb2.DraftRequest()
+        self._is_pending = False
+        self._open_ids.clear()
+        self._sent_at.clear()

@@ -1,0 +1,236 @@
+"""The drafters' side of the cycles: which drafter has which sequence, and in which epoch.
+
+Responsible for: opening running sequences at drafters and at new ones when a drafter is lost, forwarding commits with
+the drafter's epochs, and turning a drafter's answers into drafts with the verifier's epochs. Deliberately does not
+know requests' readers. Called by orchestrator.cycles and by the drafter links; never awaits.
+
+Epochs at drafters come from one rising count per conductor, so an answer that belongs to an earlier opening, at this
+drafter or another, can always be told.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Seq
+
+import structlog
+
+from orchestrator.counters import Counters
+from orchestrator.drafter_link import DrafterLink
+from orchestrator.faults import DRAFTING_ENDS, RETRY_DELAY_S
+from orchestrator.placement import check_drafter, choose_drafter
+from orchestrator.policy import PolicyInForce
+from orchestrator.reports import Reports
+from orchestrator.sequences import Sequence, SequenceState, SequenceTable
+from orchestrator.verifier_link import VerifierLink
+from paceline.errors import UnavailableError
+from paceline.v1 import drafter_pb2, peer_pb2
+
+MAX_REOPENS_IN_A_ROW = 8
+
+log = structlog.get_logger()
+
+
+class DraftingDesk:
+    """All drafters of one conductor.
+
+    Attributes:
+        links: one per drafter; empty where drafting is colocated or off.
+    """
+
+    def __init__(
+        self,
+        *,
+        table: SequenceTable,
+        verifier: VerifierLink,
+        policy: PolicyInForce,
+        reports: Reports,
+        counters: Counters,
+        forward_drafts: Callable[[peer_pb2.DraftBatch], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self.links: tuple[DrafterLink, ...] = ()
+        self._table = table
+        self._verifier = verifier
+        self._policy = policy
+        self._reports = reports
+        self._counters = counters
+        self._forward_drafts = forward_drafts
+        self._clock = clock
+        self._epochs = itertools.count(1)
+
+    @property
+    def is_any_answering(self) -> bool:
+        """Whether drafts can be expected at all."""
+        return any(link.is_up and not link.is_stalled for link in self.links)
+
+    # What the cycle does.
+
+    def attach(self, sequence: Sequence) -> None:
+        """Opens a running sequence at a drafter, if there is one."""
+        drafting = sequence.drafting
+        info = self._verifier.info
+        if drafting.is_off or drafting.link is not None or info is None or not sequence.sequence_id:
+            return
+        link = choose_drafter(self.links)
+        if link is None or link.info is None:
+            return
+        drafting.link, drafting.epoch = link, next(self._epochs) & 0xFFFFFFFF
+        self._counters.num_drafter_openings += 1
+        link.open(
+            drafter_pb2.OpenDraftSequence(
+                sequence_id=sequence.sequence_id,
+                epoch=drafting.epoch,
+                token_ids=sequence.entry.tokens,
+                sampling=sequence.sampling,
+                verifier_endpoint=self._verifier.endpoint if link.reads_features else "",
+                verifier_instance_id=info.instance_id,
+                max_draft_tokens=sequence.max_draft_tokens,
+            )
+        )
+        if link.reads_features:
+            self._verifier.attach(sequence.sequence_id, link.info.instance_id)
+
+    def detach(self, sequence: Sequence) -> None:
+        """Closes a sequence at its drafter."""
+        link, sequence.drafting.link = sequence.drafting.link, None
+        if link is not None:
+            link.close(sequence.sequence_id)
+
+    def retry(self, sequence: Sequence, now: float) -> None:
+        """Opens a sequence without a drafter again, once its pause is over."""
+        if (
+            sequence.drafting.link is None
+            and not sequence.drafting.is_off
+            and now >= sequence.drafting.retry_at
+        ):
+            self.attach(sequence)
+
+    def forward(self, commits: Iterable[tuple[Sequence, Seq[int]]]) -> None:
+        """Sends one step's new tokens to the drafters; each gets one batch."""
+        batches: dict[DrafterLink, peer_pb2.CommitBatch] = {}
+        for sequence, tokens in commits:
+            link = sequence.drafting.link
+            if link is None:
+                continue
+            batch = batches.get(link)
+            if batch is None:
+                batch = batches[link] = peer_pb2.CommitBatch()
+            batch.sequence_ids.append(sequence.sequence_id)
+            batch.epochs.append(sequence.drafting.epoch)
+            batch.starts.append(len(sequence.entry.tokens) - len(tokens))
+            batch.sizes.append(len(tokens))
+            batch.tokens.extend(tokens)
+        for link, batch in batches.items():
+            link.commit(batch)
+
+    def send_plan(self) -> None:
+        """Tells every drafter the plan in force."""
+        plan = self._policy.draft_plan()
+        for link in self.links:
+            link.set_plan(plan)
+
+    # What the links report.
+
+    def check_drafter(self, info: peer_pb2.PeerInfo) -> None:
+        """Compares a drafter with the target.
+
+        Raises:
+            IncompatiblePeerError: they do not belong together.
+            UnavailableError: the target is not known yet.
+        """
+        if self._verifier.info is None:
+            raise UnavailableError("the verifier has not been reached yet")
+        check_drafter(info, self._verifier.info)
+
+    def drafter_up(self, link: DrafterLink) -> None:
+        """Opens running sequences that have no drafter."""
+        link.set_plan(self._policy.draft_plan())
+        for sequence in self._table:
+            if sequence.state is SequenceState.RUNNING:
+                self.attach(sequence)
+
+    def drafter_down(self, link: DrafterLink, reason: str) -> None:
+        """Moves its sequences to another drafter, if one is up."""
+        for sequence in self._table:
+            if sequence.drafting.link is link:
+                sequence.drafting.link = None
+                if sequence.state is SequenceState.RUNNING:
+                    self.attach(sequence)
+
+    def drafter_frame(
+        self, link: DrafterLink, frame: drafter_pb2.DraftResponse, round_trip_us: int | None
+    ) -> None:
+        """Forwards the drafts that still have a sequence, and notes what was measured."""
+        drafts = self._translate(link, frame.drafts) if frame.HasField("drafts") else None
+        if drafts is not None:
+            self._forward_drafts(drafts)
+        for failure in frame.failures:
+            self._failed(link, failure)
+        self._reports.draft(frame, round_trip_us)
+
+    def _translate(self, link: DrafterLink, drafts: peer_pb2.DraftBatch) -> peer_pb2.DraftBatch | None:
+        """Puts the verifier's epochs in; entries of nobody are left out. The rest is for the verifier to check."""
+        num_entries = len(drafts.sequence_ids)
+        arrays_agree = len(drafts.epochs) == len(drafts.starts) == len(drafts.sizes) == num_entries
+        if not arrays_agree or not sum(drafts.sizes) == len(drafts.tokens) == len(drafts.parents):
+            self._counters.num_malformed_drafts += max(num_entries, 1)
+            return None
+        has_log_probs = len(drafts.log_probs) == len(drafts.tokens)
+        owners: list[Sequence | None] = []
+        for sequence_id, epoch in zip(drafts.sequence_ids, drafts.epochs, strict=True):
+            sequence = self._table.by_id(sequence_id)
+            is_current = (
+                sequence is not None and sequence.drafting.link is link and sequence.drafting.epoch == epoch
+            )
+            owners.append(sequence if is_current else None)
+        current = [sequence for sequence in owners if sequence is not None]
+        for sequence in current:
+            sequence.drafting.num_reopens = 0
+        self._counters.num_stale_drafts += num_entries - len(current)
+        if not current:
+            return None
+        if len(current) == num_entries:  # the usual case: nothing is copied
+            del drafts.epochs[:]
+            drafts.epochs.extend(sequence.epoch for sequence in current)
+            if not has_log_probs:
+                del drafts.log_probs[:]
+            return drafts
+        kept = peer_pb2.DraftBatch()
+        offset = 0
+        for i, sequence in enumerate(owners):
+            size = drafts.sizes[i]
+            span = slice(offset, offset + size)
+            offset += size
+            if sequence is None:
+                continue
+            kept.sequence_ids.append(sequence.sequence_id)
+            kept.epochs.append(sequence.epoch)
+            kept.starts.append(drafts.starts[i])
+            kept.sizes.append(size)
+            kept.tokens.extend(drafts.tokens[span])
+            kept.parents.extend(drafts.parents[span])
+            if has_log_probs:
+                kept.log_probs.extend(drafts.log_probs[span])
+        return kept
+
+    def _failed(self, link: DrafterLink, failure: peer_pb2.SequenceFailure) -> None:
+        """A sequence failed at a drafter: its text goes on, and it is opened again where that may help."""
+        sequence = self._table.by_id(failure.sequence_id)
+        if sequence is None or sequence.drafting.link is not link:
+            return
+        self._counters.num_drafter_failures += 1
+        drafting = sequence.drafting
+        self.detach(sequence)
+        drafting.num_reopens += 1
+        drafting.is_off = failure.reason in DRAFTING_ENDS or drafting.num_reopens > MAX_REOPENS_IN_A_ROW
+        drafting.retry_at = self._clock() + RETRY_DELAY_S * 2**drafting.num_reopens
+        log.info(
+            "sequence failed at a drafter",
+            request_id=sequence.entry.request_id,
+            drafter=link.endpoint,
+            reason=failure.reason,
+            message=failure.message,
+            is_final=drafting.is_off,
+        )

@@ -1,0 +1,253 @@
+"""One bidirectional stream to a peer, opened again whenever it ends.
+
+Responsible for: connecting, the hello on both sides, one reader and one writer, heartbeats that keep the lease,
+a watchdog for silence, and back-off between attempts. Deliberately does not know what frames mean: that is the
+link's part (orchestrator.verifier_link, orchestrator.drafter_link), which it calls through `Link`.
+
+Frames are never queued one by one. A link merges what it has to say into one pending frame; the writer takes it
+when the transport is ready. So a slow peer costs memory for one frame, and a fast one gets each event at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+import grpc
+import structlog
+
+from paceline import PROTOCOL_VERSION
+from paceline.errors import IncompatiblePeerError, PacelineError, StreamProtocolError, UnavailableError
+from paceline.v1 import peer_pb2
+from services.runtime.channel import Tls, open_channel
+from services.runtime.errors import from_rpc_error
+
+RequestT = TypeVar("RequestT")
+ResponseT = TypeVar("ResponseT")
+SentT = TypeVar("SentT", covariant=True)
+ReceivedT = TypeVar("ReceivedT", contravariant=True)
+
+END: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # absent in the stubs
+
+
+@dataclass(frozen=True, slots=True)
+class StreamTiming:
+    """Times of a stream, in seconds.
+
+    Attributes:
+        connect_timeout_s: for Describe, and for the peer's hello.
+        lease_s: promised to the peer; without a frame for this long it frees our sequences.
+        heartbeat_s: an empty frame is sent after this long without another.
+        silence_s: a peer that owes an answer for longer is taken for hung.
+        min_backoff_s: pause after the first failed attempt; it doubles.
+        max_backoff_s: longest pause.
+    """
+
+    connect_timeout_s: float = 3.0
+    lease_s: float = 15.0
+    heartbeat_s: float = 3.0
+    silence_s: float = 10.0
+    min_backoff_s: float = 0.1
+    max_backoff_s: float = 2.0
+
+
+class Link(Protocol[SentT, ReceivedT]):
+    """What a stream asks of its owner."""
+
+    async def describe(self, channel: grpc.aio.Channel, timeout_s: float) -> peer_pb2.PeerInfo:
+        """Asks the peer who it is."""
+        ...
+
+    def check(self, info: peer_pb2.PeerInfo) -> None:
+        """Raises IncompatiblePeerError for a peer that must not be used."""
+        ...
+
+    def call(self, channel: grpc.aio.Channel) -> Any:
+        """Starts the stream call."""
+        ...
+
+    def hello(self, hello: peer_pb2.StreamHello) -> SentT:
+        """First frame."""
+        ...
+
+    def hello_of(self, frame: ReceivedT) -> peer_pb2.PeerInfo | None:
+        """The peer's hello, if the frame carries it."""
+        ...
+
+    def take(self, is_heartbeat_due: bool) -> SentT | None:
+        """The pending frame, or an empty one where a heartbeat is due, or None."""
+        ...
+
+    def silent_for(self, now: float) -> float:
+        """Seconds for which the peer has owed an answer."""
+        ...
+
+    def went_up(self, info: peer_pb2.PeerInfo) -> None:
+        """The stream is open."""
+        ...
+
+    def went_down(self, reason: str) -> None:
+        """The stream, which was open, is gone."""
+        ...
+
+    def received(self, frame: ReceivedT) -> None:
+        """A frame came in."""
+        ...
+
+
+class PeerStream(Generic[RequestT, ResponseT]):
+    """The stream of one link."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        link: Link[RequestT, ResponseT],
+        *,
+        client_id: str,
+        role: str,
+        timing: StreamTiming,
+        tls: Tls | None,
+    ) -> None:
+        self.endpoint = endpoint
+        self.is_up = False
+        self.last_reason = "not connected yet"
+        self._link = link
+        self._client_id = client_id
+        self._timing = timing
+        self._tls = tls
+        self._wake = asyncio.Event()
+        self._last_write = 0.0
+        self._jitter = random.Random(f"{client_id} {endpoint}")
+        self._log = structlog.get_logger().bind(peer=role, endpoint=endpoint)
+
+    def wake(self) -> None:
+        """Lets the writer take the pending frame."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Keeps the stream open until cancelled."""
+        backoff_s = self._timing.min_backoff_s
+        while True:
+            was_up, reason = await self._serve_once()
+            if reason != self.last_reason or was_up:
+                self._log.warning("stream down", reason=reason, was_up=was_up)
+            self.last_reason = reason
+            backoff_s = (
+                self._timing.min_backoff_s if was_up else min(2 * backoff_s, self._timing.max_backoff_s)
+            )
+            await asyncio.sleep(backoff_s * self._jitter.uniform(0.5, 1.0))
+
+    async def _serve_once(self) -> tuple[bool, str]:
+        """One connection, from Describe to its end; returns whether it was up, and why it ended."""
+        was_up = False
+        reason = "cancelled"
+        channel = open_channel(self.endpoint, self._tls)
+        try:
+            info, call = await self._connect(channel)
+            self.is_up = was_up = True
+            self._log.info(
+                "stream up", instance_id=info.instance_id, model=info.model_name, method=info.method
+            )
+            self._link.went_up(info)
+            await self._pump(call)
+            reason = "the peer ended the stream"
+        except grpc.aio.AioRpcError as error:
+            reason = f"{error.code().name}: {from_rpc_error(error)}"
+        except TimeoutError:
+            reason = f"no answer within {self._timing.connect_timeout_s:g} s"
+        except (PacelineError, asyncio.InvalidStateError, grpc.aio.UsageError) as error:
+            reason = str(error)
+        except Exception as error:  # a bug in a handler must cost this connection, not the process
+            self._log.exception("stream handler failed")
+            reason = f"{type(error).__name__}: {error}"
+        finally:
+            if self.is_up:
+                self.is_up = False
+                self._link.went_down(reason)
+            await channel.close(None)
+        return was_up, reason
+
+    async def _connect(self, channel: grpc.aio.Channel) -> tuple[peer_pb2.PeerInfo, Any]:
+        timeout_s = self._timing.connect_timeout_s
+        self._link.check(await self._link.describe(channel, timeout_s))
+        call = self._link.call(channel)
+        hello = peer_pb2.StreamHello(
+            protocol_version=PROTOCOL_VERSION,
+            client_id=self._client_id,
+            lease_ms=int(self._timing.lease_s * 1000),
+        )
+        async with asyncio.timeout(timeout_s):
+            await call.write(self._link.hello(hello))
+            self._last_write = asyncio.get_running_loop().time()
+            first = await call.read()
+        if first is END:
+            await _raise_status(call)
+        info = self._link.hello_of(first)
+        if info is None:
+            raise StreamProtocolError("the peer's first frame carries no hello")
+        self._link.check(info)
+        return info, call
+
+    async def _pump(self, call: Any) -> None:
+        """Reads, writes and watches until the first of them ends."""
+        tasks = [
+            asyncio.create_task(self._read(call)),
+            asyncio.create_task(self._write(call)),
+            asyncio.create_task(self._watch()),
+        ]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in tasks:  # the reader knows the status; it stands first
+                if task in done:
+                    task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            call.cancel()
+
+    async def _read(self, call: Any) -> None:
+        while (frame := await call.read()) is not END:
+            self._link.received(frame)
+        await _raise_status(call)
+
+    async def _write(self, call: Any) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            is_due = loop.time() - self._last_write >= self._timing.heartbeat_s
+            while (frame := self._link.take(is_due)) is not None:
+                is_due = False
+                self._last_write = loop.time()
+                await call.write(frame)
+
+    async def _watch(self) -> None:
+        loop = asyncio.get_running_loop()
+        pause_s = min(self._timing.heartbeat_s, self._timing.silence_s) / 4
+        while True:
+            await asyncio.sleep(pause_s)
+            now = loop.time()
+            silent_s = self._link.silent_for(now)
+            if silent_s > self._timing.silence_s:
+                raise UnavailableError(f"no answer for {silent_s:.1f} s")
+            if now - self._last_write >= self._timing.heartbeat_s:
+                self._wake.set()
+
+
+async def _raise_status(call: Any) -> None:
+    """Raises the error of a call that has ended, if it ended with one."""
+    code = await call.code()
+    if code is not grpc.StatusCode.OK:
+        error = grpc.aio.AioRpcError(
+            code,
+            await call.initial_metadata(),
+            await call.trailing_metadata(),
+            details=await call.details(),
+            debug_error_string=None,
+        )
+        if code is grpc.StatusCode.FAILED_PRECONDITION:
+            raise IncompatiblePeerError(str(from_rpc_error(error)))
+        raise error

@@ -1,0 +1,89 @@
+"""Where drafting happens: which placement is in force, and which drafter takes a sequence.
+
+Responsible for: these two choices and the comparison of a drafter with the target it is to serve. Deliberately
+does not know streams. Used by orchestrator.conductor and orchestrator.cycles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Literal, Protocol, TypeVar
+
+from paceline import PROTOCOL_VERSION
+from paceline.errors import IncompatiblePeerError
+from paceline.v1 import peer_pb2
+
+Placement = Literal["colocated", "separate", "none"]
+PlacementSetting = Literal["auto", "colocated", "separate", "none"]
+
+
+class Candidate(Protocol):
+    """What the choice of a drafter looks at."""
+
+    @property
+    def is_up(self) -> bool:
+        """Its stream is open."""
+        ...
+
+    @property
+    def is_stalled(self) -> bool:
+        """It owes an answer for longer than it should."""
+        ...
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences it has open for us."""
+        ...
+
+
+CandidateT = TypeVar("CandidateT", bound=Candidate)
+
+
+def placement_in_force(
+    setting: PlacementSetting, drafters: Sequence[str], verifier: peer_pb2.PeerInfo | None
+) -> Placement:
+    """Resolves "auto": drafters that were named are used; else the verifier's own; else none."""
+    if setting != "auto":
+        return setting
+    if drafters:
+        return "separate"
+    return "colocated" if verifier is not None and verifier.method else "none"
+
+
+def choose_drafter(candidates: Iterable[CandidateT]) -> CandidateT | None:
+    """The drafter that is up with the fewest sequences; a stalled one only where there is no other."""
+    usable = [candidate for candidate in candidates if candidate.is_up]
+    return min(usable, key=lambda candidate: (candidate.is_stalled, candidate.num_sequences), default=None)
+
+
+def check_protocol(info: peer_pb2.PeerInfo) -> None:
+    """Refuses a peer that speaks another version of the frames.
+
+    Raises:
+        IncompatiblePeerError: naming both versions.
+    """
+    if info.protocol_version != PROTOCOL_VERSION:
+        raise IncompatiblePeerError(
+            f"peer speaks protocol version {info.protocol_version}, this process {PROTOCOL_VERSION}"
+        )
+
+
+def check_drafter(drafter: peer_pb2.PeerInfo, verifier: peer_pb2.PeerInfo) -> None:
+    """Refuses a drafter that cannot serve this target.
+
+    Raises:
+        IncompatiblePeerError: naming the field that differs.
+    """
+    check_protocol(drafter)
+    for field in ("model_fingerprint", "tokenizer_fingerprint", "vocab_size"):
+        ours, theirs = getattr(verifier, field), getattr(drafter, field)
+        if ours != theirs:
+            raise IncompatiblePeerError(
+                f"the drafter was made for another target: its {field} is {theirs!r}, the target's {ours!r}"
+            )
+    tap = drafter.tap
+    if tap.width and tap != verifier.tap:
+        raise IncompatiblePeerError(
+            f"the drafter reads features of layers {list(tap.layers)} with width {tap.width}; the verifier "
+            f"offers layers {list(verifier.tap.layers)} with width {verifier.tap.width}, or another projection"
+        )

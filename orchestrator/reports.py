@@ -1,0 +1,141 @@
+"""Measurements on their way to the scheduler.
+
+Responsible for: collecting what steps and drafts cost and how much was accepted, and sending it in batches over one
+Report stream. It never blocks and never grows: what a slow or absent scheduler does not take is dropped and counted.
+Deliberately does not know what the scheduler makes of it. Filled by orchestrator.cycles and orchestrator.drafting,
+run by orchestrator.conductor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import grpc
+import structlog
+
+from orchestrator.sequences import passes_per_position
+from paceline.v1 import drafter_pb2, scheduler_pb2, scheduler_pb2_grpc, target_pb2
+from services.runtime.channel import Tls, open_channel
+
+MAX_SAMPLES = 2048
+INTERVAL_S = 0.25
+WRITE_TIMEOUT_S = 2.0
+BACKOFF_S = (0.2, 5.0)
+
+log = structlog.get_logger()
+
+
+class Reports:
+    """Samples since the last frame.
+
+    Attributes:
+        num_dropped: samples that were pushed out before they could be sent.
+    """
+
+    def __init__(self, key: Callable[[], scheduler_pb2.MeasurementKey | None]) -> None:
+        self.num_dropped = 0
+        self._key = key
+        self._steps: deque[scheduler_pb2.StepSample] = deque(maxlen=MAX_SAMPLES)
+        self._drafts: deque[scheduler_pb2.DraftSample] = deque(maxlen=MAX_SAMPLES)
+        self._round_trips_us: deque[int] = deque(maxlen=MAX_SAMPLES)
+        self._depths: Counter[int] = Counter()
+        self._accepted: Counter[int] = Counter()
+        self._num_running = 0
+
+    def step(
+        self,
+        step: target_pb2.StepReport,
+        depths: Iterable[tuple[int, int]],
+        num_running: int,
+        draft_length: int,
+    ) -> None:
+        """Notes one step; `depths` are (depth of the verified tree, accepted tokens) of its sequences."""
+        self._num_running = num_running
+        for depth, accepted in depths:
+            self._depths[depth] += 1
+            self._accepted[accepted] += 1
+        if step.num_rows:
+            self._push(
+                self._steps,
+                scheduler_pb2.StepSample(
+                    num_rows=step.num_rows,
+                    num_sequences=step.num_sequences,
+                    num_context_tokens=step.num_context_tokens,
+                    step_us=step.step_us,
+                ),
+            )
+        if step.colocated_draft_us and draft_length:
+            self._push(
+                self._drafts,
+                scheduler_pb2.DraftSample(
+                    num_draft_steps=draft_length,
+                    num_sequences=max(len(step.commits.sequence_ids), 1),
+                    draft_us=step.colocated_draft_us,
+                ),
+            )
+
+    def draft(self, frame: drafter_pb2.DraftResponse, round_trip_us: int | None) -> None:
+        """Notes what one answer of a drafter says about its speed and the way to it."""
+        if frame.num_draft_steps and frame.num_sequences:
+            self._push(
+                self._drafts,
+                scheduler_pb2.DraftSample(
+                    num_draft_steps=frame.num_draft_steps,
+                    num_sequences=frame.num_sequences,
+                    draft_us=frame.draft_us,
+                ),
+            )
+        if round_trip_us is not None:
+            self._push(self._round_trips_us, min(round_trip_us, 0xFFFFFFFF))
+
+    def take(self) -> scheduler_pb2.ReportRequest | None:
+        """All samples since the last call as one frame; None where there are none."""
+        if not (self._steps or self._drafts or self._round_trips_us or self._depths):
+            return None
+        frame = scheduler_pb2.ReportRequest(
+            key=self._key(),
+            steps=self._steps,
+            drafts=self._drafts,
+            round_trips_us=self._round_trips_us,
+            drafted_per_position=passes_per_position(self._depths),
+            accepted_per_position=passes_per_position(self._accepted),
+            num_running_sequences=self._num_running,
+        )
+        for samples in (self._steps, self._drafts, self._round_trips_us, self._depths, self._accepted):
+            samples.clear()
+        return frame
+
+    async def run(self, endpoint: str, tls: Tls | None) -> None:
+        """Sends to the scheduler until cancelled; connects again whenever the stream ends."""
+        backoff_s, reason = BACKOFF_S[0], ""
+        while True:
+            channel = open_channel(endpoint, tls)
+            try:
+                call = scheduler_pb2_grpc.SchedulerServiceStub(channel).Report()
+                while True:
+                    await asyncio.sleep(INTERVAL_S)
+                    frame = self.take() if self._key() is not None else None
+                    if frame is not None:
+                        async with asyncio.timeout(WRITE_TIMEOUT_S):
+                            await call.write(frame)
+                        backoff_s = BACKOFF_S[0]
+            except (
+                grpc.aio.AioRpcError,
+                TimeoutError,
+                asyncio.InvalidStateError,
+                grpc.aio.UsageError,
+            ) as error:
+                if type(error).__name__ != reason:
+                    reason = type(error).__name__
+                    log.warning("report stream down", endpoint=endpoint, error=str(error) or reason)
+            finally:
+                await channel.close(None)
+            await asyncio.sleep(backoff_s)
+            backoff_s = min(2 * backoff_s, BACKOFF_S[1])
+
+    def _push(self, samples: deque[Any], sample: object) -> None:
+        self.num_dropped += len(samples) == MAX_SAMPLES
+        samples.append(sample)

@@ -1,0 +1,113 @@
+"""ConductorService at the wire: checks a request, hands it to the cycles, and streams what the mailbox holds.
+
+Knows gRPC and nothing of peers. Every request that is taken up ends in exactly one frame with a finish reason, or
+in an error status where nothing was streamed yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import structlog
+
+from orchestrator.cycles import Cycles
+from orchestrator.sequences import MAX_DRAFT_NODES, Sequence
+from paceline.errors import CapacityError, InvalidRequestError
+from paceline.v1 import orchestrator_pb2, orchestrator_pb2_grpc, peer_pb2, sampling_pb2
+
+MAX_REQUEST_ID_BYTES = 64
+MAX_STOP_TOKENS = 64
+
+log = structlog.get_logger()
+
+
+class ConductorServicer(orchestrator_pb2_grpc.ConductorServiceServicer):
+    """Serves gateways."""
+
+    def __init__(
+        self, cycles: Cycles, max_sequences: int, verifier: Callable[[], peer_pb2.PeerInfo | None]
+    ) -> None:
+        self._cycles = cycles
+        self._max_sequences = max_sequences
+        self._verifier = verifier
+
+    async def Run(
+        self, request: orchestrator_pb2.RunRequest, context: Any
+    ) -> AsyncIterator[orchestrator_pb2.RunResponse]:
+        """Streams one request's tokens, then its end."""
+        max_draft_nodes = check_run(request, self._verifier())
+        if self._cycles.is_running(request.request_id):
+            raise InvalidRequestError("request_id", f"{request.request_id} is running already")
+        if self._cycles.num_running >= self._max_sequences:
+            raise CapacityError(f"{self._max_sequences} requests are running")
+        sequence = self._cycles.begin(request, max_draft_nodes)
+        try:
+            while True:
+                tokens, ending = await sequence.mailbox.take()
+                if ending is None:
+                    yield orchestrator_pb2.RunResponse(token_ids=tokens)
+                    continue
+                if ending.error is not None and not sequence.has_streamed:
+                    raise ending.error
+                yield orchestrator_pb2.RunResponse(
+                    token_ids=tokens, finish_reason=ending.finish_reason, stats=sequence.stats()
+                )
+                _log_end(sequence, ending.finish_reason)
+                return
+        finally:
+            self._cycles.end(sequence)
+
+
+def check_run(request: orchestrator_pb2.RunRequest, verifier: peer_pb2.PeerInfo | None) -> int:
+    """Checks every field again, as far as it can be known here; returns the most draft nodes.
+
+    Raises:
+        InvalidRequestError: naming the field.
+    """
+    if not request.request_id or len(request.request_id) > MAX_REQUEST_ID_BYTES:
+        raise InvalidRequestError("request_id", f"must have 1 to {MAX_REQUEST_ID_BYTES} characters")
+    num_tokens = len(request.prompt_token_ids)
+    if num_tokens == 0:
+        raise InvalidRequestError("prompt_token_ids", "must not be empty")
+    if request.num_resumed_tokens >= num_tokens:
+        raise InvalidRequestError("num_resumed_tokens", "must leave at least one token of the prompt")
+    if request.max_new_tokens < 1:
+        raise InvalidRequestError("max_new_tokens", "must be at least 1")
+    if request.num_resumed_tokens >= request.max_new_tokens:
+        raise InvalidRequestError("num_resumed_tokens", "must leave something to generate")
+    if len(request.stop_token_ids) > MAX_STOP_TOKENS:
+        raise InvalidRequestError("stop_token_ids", f"at most {MAX_STOP_TOKENS} are allowed")
+    if not request.sampling.HasField("seed") or request.sampling.mode == sampling_pb2.VERIFY_MODE_UNSPECIFIED:
+        raise InvalidRequestError("sampling", "seed and mode must be set")
+    if verifier is not None:
+        if max(request.prompt_token_ids) >= verifier.vocab_size:
+            raise InvalidRequestError(
+                "prompt_token_ids", f"must be below the vocabulary size {verifier.vocab_size}"
+            )
+        num_positions = num_tokens - request.num_resumed_tokens + request.max_new_tokens
+        if num_positions > verifier.max_positions:
+            raise InvalidRequestError(
+                "max_new_tokens",
+                f"{num_positions} positions are asked for, the model has {verifier.max_positions}",
+            )
+    options = request.speculation
+    if options.disabled:
+        return 0
+    if not options.HasField("max_draft_tokens"):
+        return MAX_DRAFT_NODES
+    if not 1 <= options.max_draft_tokens <= MAX_DRAFT_NODES:
+        raise InvalidRequestError("speculation.max_draft_tokens", f"must be between 1 and {MAX_DRAFT_NODES}")
+    return int(options.max_draft_tokens)
+
+
+def _log_end(sequence: Sequence, finish_reason: sampling_pb2.FinishReason) -> None:
+    log.info(
+        "request ended",
+        request_id=sequence.entry.request_id,
+        finish_reason=sampling_pb2.FinishReason.Name(finish_reason),
+        num_generated_tokens=sequence.entry.num_generated_tokens,
+        num_target_passes=sequence.tally.num_passes,
+        num_accepted_tokens=sequence.tally.num_accepted_tokens,
+        num_resumes=sequence.num_resumes,
+    )

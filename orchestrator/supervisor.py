@@ -1,0 +1,188 @@
+"""Ray: the cluster, the actors and their care.
+
+Responsible for: starting a Ray of our own (or joining one), creating the director and one conductor per verifier as
+actors that Ray restarts for ever, polling the director, and leaving nothing behind. Deliberately does not know what
+the actors do. Run by orchestrator.__main__.
+
+Traps that are handled here: Ray replaces 127.0.0.1 by the machine's main address, so an embedded Ray is given
+another loopback address; token authentication is on by default and writes into the home directory, so it is off for
+the embedded Ray, which only loopback reaches; the session directory stays behind, so it gets a directory of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Awaitable, Mapping
+from pathlib import Path
+from typing import Any
+
+import ray
+import structlog
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from orchestrator.conductor import Conductor
+from orchestrator.director import ConductorHandle, Director, DirectorStatus
+from orchestrator.settings import OrchestratorSettings
+from orchestrator.status import ConductorStatus
+from services.runtime.logs import configure_logs
+
+CALL_TIMEOUT_S = 10.0
+
+log = structlog.get_logger()
+
+
+Actor = Any
+"""A Ray actor handle: its methods are made at run time."""
+
+
+class RayConductor:
+    """A conductor actor as the director sees it. Travels to the director's process inside its arguments."""
+
+    def __init__(self, actor: Actor) -> None:
+        self._actor = actor
+
+    def start(self) -> Awaitable[ConductorStatus]:
+        """Starts it if need be; its status."""
+        status: Awaitable[ConductorStatus] = self._actor.start.remote()
+        return status
+
+    def shutdown(self, drain_s: float) -> Awaitable[None]:
+        """Drains and stops it."""
+        done: Awaitable[None] = self._actor.shutdown.remote(drain_s)
+        return done
+
+
+class ConductorActor(Conductor):
+    """A conductor in a Ray worker."""
+
+    def __init__(self, settings: OrchestratorSettings, verifier_endpoint: str, home_node_id: str) -> None:
+        configure_logs("conductor", level=settings.log_level, as_json=settings.log_json)
+        context = ray.get_runtime_context()
+        super().__init__(
+            settings, verifier_endpoint, advertised_host(settings, context.get_node_id() == home_node_id)
+        )
+
+    async def pid(self) -> int:
+        """Process id of the worker, for logs and fault tests."""
+        return os.getpid()
+
+
+class DirectorActor(Director):
+    """The director in a Ray worker."""
+
+    def __init__(self, settings: OrchestratorSettings, conductors: Mapping[str, ConductorHandle]) -> None:
+        configure_logs("director", level=settings.log_level, as_json=settings.log_json)
+        super().__init__(settings, conductors)
+
+    async def pid(self) -> int:
+        """Process id of the worker, for logs and fault tests."""
+        return os.getpid()
+
+
+def advertised_host(settings: OrchestratorSettings, is_home: bool) -> str:
+    """The host by which clients reach a conductor: as told on the orchestrator's own node, else the node's address."""
+    if is_home and settings.advertise_host:
+        return settings.advertise_host
+    if settings.host not in ("0.0.0.0", "::", "[::]"):
+        return settings.host
+    if settings.ray_address is None:
+        return "127.0.0.1"
+    address: str = ray.util.get_node_ip_address()
+    return address
+
+
+def free_port(host: str) -> int:
+    """A TCP port that is free now."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.bind((host.strip("[]"), 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+class Supervisor:
+    """The actors of one orchestrator process.
+
+    Attributes:
+        director: the director actor.
+        conductors: the conductor actors, by verifier endpoint.
+        status: the director's last status; None before it answered.
+    """
+
+    director: Actor
+    conductors: dict[str, Actor]
+
+    def __init__(self, settings: OrchestratorSettings) -> None:
+        # A director that Ray restarts must come back on the same port, so a free one is chosen once, here.
+        port = settings.port or free_port(settings.host)
+        self._settings = settings.model_copy(update={"port": port})
+        self._temp_dir: Path | None = None
+        self.status: DirectorStatus | None = None
+
+    def start_ray(self) -> None:
+        """Starts or joins Ray and creates the actors; blocks for some seconds."""
+        settings = self._settings
+        os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+        if settings.ray_address is None:
+            os.environ["RAY_AUTH_MODE"] = "disabled"
+            self._temp_dir = Path(tempfile.mkdtemp(prefix="paceline-ray-"))
+            ray.init(
+                num_cpus=settings.ray_num_cpus,
+                num_gpus=0,
+                include_dashboard=False,
+                log_to_driver=True,
+                logging_level=logging.WARNING,
+                _node_ip_address=settings.ray_node_ip,
+                _temp_dir=str(self._temp_dir),
+            )
+        else:
+            ray.init(address=settings.ray_address, logging_level=logging.WARNING)
+        self.create_actors()
+
+    def create_actors(self) -> None:
+        """Creates director and conductors in the Ray that this process is connected to."""
+        settings = self._settings
+        home = ray.get_runtime_context().get_node_id()
+        # Actors wait on sockets; they must not queue for processors that Ray believes are taken.
+        remote: Any = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=0)
+        conductor_class = remote(ConductorActor)
+        self.conductors = {
+            endpoint: conductor_class.remote(settings, endpoint, home) for endpoint in settings.verifiers
+        }
+        # The director's port belongs to this node's address.
+        here = NodeAffinitySchedulingStrategy(node_id=home, soft=False)
+        director_class = remote(DirectorActor).options(scheduling_strategy=here)
+        handles = {endpoint: RayConductor(actor) for endpoint, actor in self.conductors.items()}
+        self.director = director_class.remote(settings, handles)
+
+    async def poll(self) -> DirectorStatus | None:
+        """Asks the director how things stand, starting it where Ray has restarted it; None if it does not answer."""
+        try:
+            async with asyncio.timeout(CALL_TIMEOUT_S):
+                self.status = await self.director.start.remote()
+        except (ray.exceptions.RayError, TimeoutError) as error:
+            log.warning("the director does not answer", error=f"{type(error).__name__}: {error}")
+            return None
+        return self.status
+
+    async def shutdown(self) -> None:
+        """Drains director and conductors within drain_s."""
+        drain_s = self._settings.drain_s
+        try:
+            async with asyncio.timeout(drain_s + CALL_TIMEOUT_S):
+                await self.director.shutdown.remote(drain_s)
+        except (ray.exceptions.RayError, TimeoutError) as error:
+            log.warning("the director did not drain", error=f"{type(error).__name__}: {error}")
+
+    def stop_ray(self) -> None:
+        """Ends the actors and the embedded Ray, and removes its files."""
+        for actor in (self.director, *self.conductors.values()):
+            ray.kill(actor, no_restart=True)
+        ray.shutdown()
+        if self._temp_dir is not None:
+            shutil.rmtree(self._temp_dir, ignore_errors=True)

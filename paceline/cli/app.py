@@ -1,0 +1,44 @@
+"""The table of commands.
+
+Responsible for: names, places and one line of help each. Deliberately does not know: what they do. Called by
+:func:`paceline.cli.main`.
+"""
+
+from __future__ import annotations
+
+import typer
+
+from paceline.cli.lazy import LazyCommand, LazyGroup
+
+
+class PacelineGroup(LazyGroup):
+    """The built-in commands."""
+
+    table = {  # noqa: RUF012 (a constant, read through the base class)
+        "data": LazyCommand("paceline.cli.data", "app", "Write training data with the target itself."),
+        "doctor": LazyCommand(
+            "paceline.cli.doctor", "doctor", "Say what is missing on this machine and how to get it."
+        ),
+        "generate": LazyCommand(
+            "paceline.cli.generate", "generate", "Generate text and say how fast it was."
+        ),
+        "models": LazyCommand("paceline.cli.models", "app", "Fetch, list and find models."),
+        "train": LazyCommand("paceline.cli.train", "train", "Train a drafter for a target."),
+        "up": LazyCommand("paceline.cli.up", "up", "Run everything on this machine until Ctrl-C."),
+        "version": LazyCommand("paceline.cli.version", "version", "Print the version."),
+    }
+
+
+app = typer.Typer(
+    cls=PacelineGroup,
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def paceline() -> None:
+    """Exact speculative decoding with the drafter and the target apart."""

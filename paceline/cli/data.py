@@ -1,0 +1,30 @@
+"""``paceline data``: the group of commands about training data.
+
+Responsible for: the table of its commands. Deliberately does not know: what they do; they need torch and are imported
+when they are called. Called by :mod:`paceline.cli.app`.
+"""
+
+from __future__ import annotations
+
+import typer
+
+from paceline.cli.lazy import LazyCommand, LazyGroup
+
+
+class DataGroup(LazyGroup):
+    """Commands about training data."""
+
+    table = {  # noqa: RUF012 (a constant, read through the base class)
+        "synth": LazyCommand(
+            "paceline.cli.synth", "synth", "Let a target write conversations to learn from."
+        ),
+    }
+    takes_plug_ins = False
+
+
+app = typer.Typer(cls=DataGroup, add_completion=False, no_args_is_help=True, rich_markup_mode=None)
+
+
+@app.callback()
+def data() -> None:
+    """Write training data with the target itself."""

@@ -1,0 +1,160 @@
+"""Starting a deployment from the command line.
+
+Responsible for: names of models and drafters to directories, showing the start, signals, and saying what to do when a
+process does not come up. Deliberately does not know: what is done with the deployment. Called by ``paceline up`` and
+``paceline generate``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from importlib.resources import files
+from pathlib import Path
+from types import FrameType
+
+import typer
+from rich.console import Console
+
+from paceline.embedded import Deployment, DeploymentOptions, Placement
+from paceline.embedded.errors import DeploymentError
+from paceline.errors import InvalidRequestError
+from paceline.models import resolve
+
+DRAFTER_CONFIG = "config.json"
+
+
+def find_model(name_or_path: str) -> Path:
+    """Directory of a model.
+
+    Raises:
+        PacelineError: it is not here; the message says how to get it.
+    """
+    return resolve(name_or_path).resolve()
+
+
+def find_drafter(given: str | None, model: str) -> Path | None:
+    """Directory of a drafter: the given one, or the one that ships for this model; None where none ships.
+
+    Raises:
+        InvalidRequestError: the given one does not exist.
+    """
+    shipped = Path(str(files("paceline.assets"))) / "drafters"
+    if given is None:
+        path = shipped / Path(model).name
+        return path if (path / DRAFTER_CONFIG).is_file() else None
+    for path in (Path(given), shipped / given):
+        if path.is_dir():
+            return path.resolve()
+    raise InvalidRequestError(
+        "drafter", f"{given!r} is neither a directory nor the name of a drafter that ships"
+    )
+
+
+def choose_placement(wanted: Placement | None, drafter: Path | None, console: Console) -> Placement:
+    """The wanted placement; without a wish a separate drafter where there is one, else plain decoding."""
+    if wanted is not None:
+        return wanted
+    if drafter is not None:
+        return Placement.SEPARATE
+    console.print(
+        "no drafter ships for this model: plain decoding (train one with `paceline train`, or give --drafter)"
+    )
+    return Placement.PLAIN
+
+
+class _Interrupted(BaseException):
+    """A signal asked for the end; no handler of Exception may swallow it."""
+
+
+@contextlib.contextmanager
+def running(options: DeploymentOptions, console: Console) -> Iterator[Deployment]:
+    """Runs a deployment around a block; Ctrl-C and SIGTERM end the block and then every process, in order.
+
+    A second signal ends the processes at once. Exits with status 1 where a process does not start.
+    """
+    with _Progress(console) as progress:
+        deployment = Deployment(options, progress)
+        with _Signals() as signals:
+            try:
+                started_at = time.monotonic()
+                try:
+                    deployment.start()
+                except DeploymentError as error:
+                    _explain(error, console)
+                    raise typer.Exit(1) from None
+                progress.end()
+                console.print(f"ready after {time.monotonic() - started_at:.1f} s")
+                yield deployment
+            except _Interrupted:
+                raise typer.Exit(130) from None
+            finally:
+                signals.force_from_now_on(deployment)
+                progress.begin("stopping")
+                deployment.stop()
+
+
+def _explain(error: DeploymentError, console: Console) -> None:
+    console.print(f"{error}", style="bold red", markup=False)
+    for line in error.log_lines:
+        console.print(f"  {line}", style="dim", markup=False)
+    console.print(f"what to do: {error.hint}", markup=False)
+
+
+class _Progress:
+    """Shows which processes are still awaited, on terminals only."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._waiting: list[str] = []
+        self._status = console.status("starting")
+
+    def __enter__(self) -> _Progress:
+        self.begin("starting")
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.end()
+
+    def begin(self, text: str) -> None:
+        if self._console.is_terminal:
+            self._status.update(text)
+            self._status.start()
+
+    def end(self) -> None:
+        self._status.stop()
+
+    def __call__(self, role: str, state: str) -> None:
+        if state == "starting":
+            self._waiting.append(role)
+        elif role in self._waiting:
+            self._waiting.remove(role)
+        if self._waiting:
+            self._status.update(f"waiting for {', '.join(self._waiting)}")
+
+
+class _Signals:
+    """SIGINT and SIGTERM raise in the main thread, until the end has begun; then they hurry it."""
+
+    def __enter__(self) -> _Signals:
+        self._deployment: Deployment | None = None
+        self._previous = {}
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._previous[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def force_from_now_on(self, deployment: Deployment) -> None:
+        self._deployment = deployment
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._deployment is None:
+            raise _Interrupted
+        self._deployment.kill_all()

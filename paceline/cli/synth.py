@@ -1,0 +1,29 @@
+"""``paceline data synth``: training data that the target writes itself.
+
+Responsible for: the command over :func:`paceline.training.synth.run`. Deliberately does not know: what is written.
+Called by :mod:`paceline.cli.data`, which imports it only when it is called: it needs torch.
+"""
+
+from __future__ import annotations
+
+import typer
+
+from paceline.cli.dataclass_options import command_for
+from paceline.cli.logs import configure_cli_logs
+from paceline.models import resolve
+from paceline.training.synth import SynthOptions, run
+
+
+def _run(options: SynthOptions) -> None:
+    configure_cli_logs()
+    counts = run(options)
+    typer.echo(", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.items()))
+
+
+synth = command_for(
+    SynthOptions,
+    _run,
+    arguments=("model_dir", "out_dir"),
+    converters={"model_dir": resolve},
+    help_text="Let a target write conversations, and store what drafters learn from; goes on where it stopped.",
+)

@@ -1,0 +1,34 @@
+"""Clients of a Paceline deployment: :class:`PacelineClient` and :class:`AsyncPacelineClient`.
+
+Responsible for: what applications import. Deliberately does not know: servers, tokenisers, torch.
+"""
+
+from paceline.client.aio import AsyncPacelineClient
+from paceline.client.blocking import PacelineClient
+from paceline.client.errors import DeadlineError, OverloadedError, ServerError
+from paceline.client.events import Chunk, Completion, Event, Finished, ModelInfo, Started, Stats
+from paceline.client.requests import Message, Prompt
+from paceline.client.retry import RetryPolicy
+from paceline.errors import CapacityError, InvalidRequestError, PacelineError, UnavailableError
+
+__all__ = [
+    "AsyncPacelineClient",
+    "CapacityError",
+    "Chunk",
+    "Completion",
+    "DeadlineError",
+    "Event",
+    "Finished",
+    "InvalidRequestError",
+    "Message",
+    "ModelInfo",
+    "OverloadedError",
+    "PacelineClient",
+    "PacelineError",
+    "Prompt",
+    "RetryPolicy",
+    "ServerError",
+    "Started",
+    "Stats",
+    "UnavailableError",
+]

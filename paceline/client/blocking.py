@@ -1,0 +1,146 @@
+"""The synchronous client.
+
+Responsible for: calls, deadlines, retries before the first token, cancellation. Deliberately does not know: asyncio,
+what is in a request or an event. Its asynchronous twin is :mod:`paceline.client.aio`.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Generator
+from types import TracebackType
+from typing import Any
+
+import grpc
+
+from paceline.client.channel import OPTIONS, TlsFiles
+from paceline.client.errors import ServerError, from_failed_call
+from paceline.client.events import Chunk, Completion, Event, Finished, ModelInfo, Started, from_response
+from paceline.client.requests import Prompt, build_request
+from paceline.client.retry import RetryPolicy
+from paceline.errors import PacelineError
+from paceline.v1 import generation_pb2, generation_pb2_grpc
+
+DEFAULT_ENDPOINT = "127.0.0.1:50050"
+DEFAULT_TIMEOUT_S = 300.0
+
+
+class PacelineClient:
+    """Generates text at a gateway.
+
+    Safe to use from several threads. Close it, or use it as a context manager.
+
+    Args:
+        endpoint: host:port of the gateway.
+        timeout_s: deadline of a call that names none, retries included.
+        retry: when and how often a call is tried again.
+        tls: credentials; None speaks plain text.
+    """
+
+    def __init__(
+        self,
+        endpoint: str = DEFAULT_ENDPOINT,
+        *,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        retry: RetryPolicy | None = None,
+        tls: TlsFiles | None = None,
+    ) -> None:
+        self._timeout_s = timeout_s
+        self._retry = retry or RetryPolicy()
+        if tls is None:
+            self._channel = grpc.insecure_channel(endpoint, options=OPTIONS)
+        else:
+            self._channel = grpc.secure_channel(endpoint, tls.credentials(), options=OPTIONS)
+        self._stub = generation_pb2_grpc.GenerationServiceStub(self._channel)
+
+    def __enter__(self) -> PacelineClient:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Cancels what is running and closes the channel."""
+        self._channel.close()
+
+    def model_info(self, timeout_s: float = 5.0) -> ModelInfo:
+        """The served model.
+
+        Raises:
+            PacelineError: the gateway does not answer.
+        """
+        try:
+            answer = self._stub.GetModelInfo(generation_pb2.GetModelInfoRequest(), timeout=timeout_s)
+        except grpc.RpcError as error:
+            raise from_failed_call(error) from error
+        return ModelInfo.from_proto(answer)
+
+    def generate(
+        self, prompt: Prompt, *, timeout_s: float | None = None, **parameters: Any
+    ) -> Generator[Event, None, None]:
+        """Streams a completion: one Started, Chunks, one Finished.
+
+        Closing the iterator (also by leaving it to the garbage collector) cancels the generation.
+
+        Args:
+            prompt: a text, a conversation or token ids.
+            timeout_s: deadline of the whole generation.
+            **parameters: see :func:`paceline.client.requests.build_request`.
+
+        Raises:
+            InvalidRequestError: naming the field.
+            CapacityError, UnavailableError: after all attempts; or at once where text had been shown.
+            DeadlineError: the time was over.
+        """
+        request = build_request(prompt, **parameters)
+        return self._stream(request, time.monotonic() + (self._timeout_s if timeout_s is None else timeout_s))
+
+    def complete(self, prompt: Prompt, *, timeout_s: float | None = None, **parameters: Any) -> Completion:
+        """Waits for a whole completion; arguments and errors as for :meth:`generate`."""
+        return Completion.from_events(self.generate(prompt, timeout_s=timeout_s, **parameters))
+
+    def _stream(
+        self, request: generation_pb2.GenerateRequest, deadline: float
+    ) -> Generator[Event, None, None]:
+        num_attempts = 0
+        while True:
+            num_attempts += 1
+            is_shown = False
+            try:
+                for event in self._attempt(request, deadline):
+                    is_shown = True
+                    yield event
+                return
+            except PacelineError as error:
+                remaining_s = deadline - time.monotonic()
+                pause_s = self._retry.pause_s(error, num_attempts, remaining_s, random.uniform)
+                if is_shown or pause_s is None:
+                    raise
+            time.sleep(pause_s)
+
+    def _attempt(
+        self, request: generation_pb2.GenerateRequest, deadline: float
+    ) -> Generator[Event, None, None]:
+        """One call. The started event waits for the next one, so that nothing is shown of a call that fails before."""
+        call = self._stub.Generate(request, timeout=max(0.001, deadline - time.monotonic()))
+        started: Started | None = None
+        try:
+            for response in call:
+                event = from_response(response)
+                if isinstance(event, Started):
+                    started = event
+                elif isinstance(event, Chunk | Finished):
+                    if started is not None:
+                        yield started
+                        started = None
+                    yield event
+                    if isinstance(event, Finished):
+                        return
+            raise ServerError("the stream ended without a finished event")
+        except grpc.RpcError as error:
+            raise from_failed_call(error) from error
+        finally:
+            call.cancel()

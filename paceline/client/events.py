@@ -1,0 +1,185 @@
+"""What a client gets: the events of a generation, and a completion made of them.
+
+Responsible for: plain values in Python's types. Deliberately does not know: calls, retries. Made by the two clients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from paceline.v1 import generation_pb2, sampling_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The request was admitted.
+
+    Attributes:
+        request_id: stands in the servers' logs.
+        model: name of the model.
+        num_prompt_tokens: tokens of the prompt.
+        seed: in force, also where the server drew it; sending it again gives the same text.
+        mode: "greedy", "coupled" or "rejection".
+    """
+
+    request_id: str
+    model: str
+    num_prompt_tokens: int
+    seed: int
+    mode: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """More text; it is final.
+
+    Attributes:
+        text: since the last chunk; empty while a character is incomplete.
+        token_ids: since the last chunk.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """Figures of one generation; the contract describes each (generation.proto, GenerationStats)."""
+
+    num_prompt_tokens: int
+    num_generated_tokens: int
+    num_target_passes: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    drafted_per_position: tuple[int, ...]
+    accepted_per_position: tuple[int, ...]
+    time_to_first_token_s: float
+    decode_s: float
+
+    @property
+    def tokens_per_pass(self) -> float:
+        """Generated tokens per target pass; 1 is plain decoding."""
+        return self.num_generated_tokens / max(1, self.num_target_passes)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens after the first per second after the first; 0 where there was only one."""
+        return (self.num_generated_tokens - 1) / self.decode_s if self.decode_s > 0 else 0.0
+
+    @property
+    def acceptance_per_position(self) -> tuple[float, ...]:
+        """Share of the draft tokens at each depth that were accepted."""
+        pairs = zip(self.accepted_per_position, self.drafted_per_position, strict=False)
+        return tuple(accepted / max(1, drafted) for accepted, drafted in pairs)
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The end.
+
+    Attributes:
+        reason: "stop", "length", "cancelled" or "error".
+        stats: figures.
+    """
+
+    reason: str
+    stats: Stats
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """The served model and its limits."""
+
+    model: str
+    model_fingerprint: str
+    vocab_size: int
+    max_positions: int
+    method: str
+    placement: str
+
+    @classmethod
+    def from_proto(cls, message: generation_pb2.GetModelInfoResponse) -> ModelInfo:
+        """Reads the wire's form."""
+        return cls(
+            message.model,
+            message.model_fingerprint,
+            message.vocab_size,
+            message.max_positions,
+            message.method,
+            message.placement,
+        )
+
+
+Event = Started | Chunk | Finished
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A whole generation."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str
+    stats: Stats
+    request_id: str
+    model: str
+    seed: int
+
+    @classmethod
+    def from_events(cls, events: Iterable[Event]) -> Completion:
+        """Puts the events of one generation together.
+
+        Args:
+            events: from the started event to the finished one.
+        """
+        started, finished, chunks = None, None, []
+        for event in events:
+            if isinstance(event, Started):
+                started = event
+            elif isinstance(event, Finished):
+                finished = event
+            else:
+                chunks.append(event)
+        assert started is not None, "a generation has a beginning"
+        assert finished is not None, "a generation has an end"
+        return cls(
+            text="".join(chunk.text for chunk in chunks),
+            token_ids=tuple(token_id for chunk in chunks for token_id in chunk.token_ids),
+            finish_reason=finished.reason,
+            stats=finished.stats,
+            request_id=started.request_id,
+            model=started.model,
+            seed=started.seed,
+        )
+
+
+def from_response(response: generation_pb2.GenerateResponse) -> Event | None:
+    """The event in a response; None for one that this version does not know."""
+    kind = response.WhichOneof("event")
+    if kind == "chunk":
+        return Chunk(response.chunk.text, tuple(response.chunk.token_ids))
+    if kind == "started":
+        started = response.started
+        mode = sampling_pb2.VerifyMode.Name(started.mode).removeprefix("VERIFY_MODE_").lower()
+        return Started(started.request_id, started.model, started.num_prompt_tokens, started.seed, mode)
+    if kind == "finished":
+        reason = (
+            sampling_pb2.FinishReason.Name(response.finished.reason).removeprefix("FINISH_REASON_").lower()
+        )
+        return Finished(reason, _stats(response.finished.stats))
+    return None
+
+
+def _stats(message: generation_pb2.GenerationStats) -> Stats:
+    return Stats(
+        num_prompt_tokens=message.num_prompt_tokens,
+        num_generated_tokens=message.num_generated_tokens,
+        num_target_passes=message.num_target_passes,
+        num_draft_tokens=message.num_draft_tokens,
+        num_accepted_tokens=message.num_accepted_tokens,
+        drafted_per_position=tuple(message.drafted_per_position),
+        accepted_per_position=tuple(message.accepted_per_position),
+        time_to_first_token_s=message.time_to_first_token_us / 1e6,
+        decode_s=message.decode_us / 1e6,
+    )

@@ -1,0 +1,123 @@
+"""From Python's arguments to a GenerateRequest.
+
+Responsible for: the forms a prompt may take and the names of parameters. Ranges are the server's to check, so that
+there is one place that does. Deliberately does not know: calls. Called by the two clients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypedDict
+
+from paceline.errors import InvalidRequestError
+from paceline.v1 import generation_pb2, sampling_pb2
+
+
+class Message(TypedDict):
+    """One turn of a conversation; roles are "system", "user" and "assistant"."""
+
+    role: str
+    content: str
+
+
+Prompt = str | Sequence[Message] | Sequence[int]
+"""A text, a conversation, or token ids."""
+
+_MODES = {
+    None: sampling_pb2.VERIFY_MODE_UNSPECIFIED,
+    "greedy": sampling_pb2.VERIFY_MODE_GREEDY,
+    "coupled": sampling_pb2.VERIFY_MODE_COUPLED,
+    "rejection": sampling_pb2.VERIFY_MODE_REJECTION,
+}
+
+
+def build_request(
+    prompt: Prompt,
+    *,
+    model: str = "",
+    max_tokens: int | None = None,
+    temperature: float | None = None,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float | None = None,
+    seed: int | None = None,
+    mode: str | None = None,
+    stop: str | Sequence[str] = (),
+    stop_token_ids: Sequence[int] = (),
+    ignore_eos: bool = False,
+    speculation: bool = True,
+    max_draft_tokens: int | None = None,
+) -> generation_pb2.GenerateRequest:
+    """Builds a request; absent parameters take the server's defaults.
+
+    Args:
+        prompt: a text, a conversation (rendered with the model's chat template) or token ids.
+        model: name of the model; empty takes what is served.
+        max_tokens: most tokens to generate.
+        temperature: 0 is greedy.
+        top_k: keep the k most likely tokens.
+        top_p: keep the smallest set with this probability mass.
+        min_p: drop tokens less likely than this fraction of the likeliest.
+        seed: same seed and prompt, same text.
+        mode: "greedy", "coupled" or "rejection"; None lets the temperature decide.
+        stop: texts before which the text ends.
+        stop_token_ids: tokens after which it ends.
+        ignore_eos: go on past the model's end token.
+        speculation: False decodes plainly.
+        max_draft_tokens: upper bound of the draft length.
+
+    Raises:
+        InvalidRequestError: an argument cannot be put on the wire at all.
+    """
+    if mode not in _MODES:
+        raise InvalidRequestError("sampling.mode", f"{mode!r} is none of greedy, coupled, rejection")
+    sampling_fields = {
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "seed": seed,
+    }
+    request = generation_pb2.GenerateRequest(model=model, ignore_eos=ignore_eos)
+    request.speculation.disabled = not speculation
+    request.sampling.mode = _MODES[mode]
+    for name, value in sampling_fields.items():
+        _set(request.sampling, name, value, f"sampling.{name}")
+    _set(request, "max_tokens", max_tokens, "max_tokens")
+    _set(request.speculation, "max_draft_tokens", max_draft_tokens, "speculation.max_draft_tokens")
+    for text in (stop,) if isinstance(stop, str) else stop:
+        request.stop.add(type=sampling_pb2.STOP_TYPE_TEXT, text=text)
+    for token_id in stop_token_ids:
+        _set(request.stop.add(type=sampling_pb2.STOP_TYPE_TOKEN), "token_id", token_id, "stop.token_id")
+    _set_prompt(request, prompt)
+    return request
+
+
+def _set_prompt(request: generation_pb2.GenerateRequest, prompt: Prompt) -> None:
+    if isinstance(prompt, str):
+        request.text = prompt
+        return
+    turns = [part for part in prompt if isinstance(part, Mapping)]
+    token_ids = [part for part in prompt if isinstance(part, int)]
+    if prompt and len(turns) == len(prompt):
+        for turn in turns:
+            request.chat.messages.add(role=turn["role"], content=turn["content"])
+    elif len(token_ids) == len(prompt):
+        request.tokens.SetInParent()
+        try:
+            request.tokens.token_ids.extend(token_ids)
+        except ValueError as error:
+            raise InvalidRequestError("tokens.token_ids", str(error)) from error
+    else:
+        raise InvalidRequestError(
+            "prompt", "is neither a text, nor a list of messages, nor a list of token ids"
+        )
+
+
+def _set(message: object, name: str, value: float | None, field: str) -> None:
+    if value is None:
+        return
+    try:
+        setattr(message, name, value)
+    except (TypeError, ValueError) as error:  # protobuf's own check of type and width
+        raise InvalidRequestError(field, f"{value!r} does not fit: {error}") from error

@@ -1,0 +1,60 @@
+"""Errors of deployments on one machine, with what to do about them.
+
+Responsible for: the errors and the hints. Deliberately does not know: how processes run. Raised by
+:mod:`paceline.embedded.deployment`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from paceline.errors import UnavailableError
+
+_HINTS = (
+    (
+        r"[Aa]ddress already in use|cannot listen",
+        "another process uses the port: stop it, or choose other ports",
+    ),
+    (
+        r"No module named '?(torch|transformers|ray|redis|jinja2|tokenizers|prometheus_client|uvloop|grpc_health)",
+        "a package is missing: `pip install 'paceline[all]'`, and `paceline doctor` says what else",
+    ),
+    (r"NotFetched|paceline models fetch", "the model is not here yet: `paceline models fetch smollm2-135m`"),
+    (
+        r"out of memory|Cannot allocate memory|bad_alloc",
+        "memory ran out: close other programs or take a smaller model",
+    ),
+    (r"unknown setting|usage:", "a setting is wrong: the line above names it"),
+)
+
+
+class DeploymentError(UnavailableError):
+    """A process of the deployment did not start or did not stay.
+
+    Attributes:
+        role: of the process.
+        log_lines: the end of its log.
+        hint: what to do.
+    """
+
+    reason = "DEPLOYMENT_FAILED"
+
+    def __init__(
+        self, role: str, what: str, log_lines: Sequence[str] = (), exit_code: int | None = None
+    ) -> None:
+        super().__init__(f"{role}: {what}")
+        self.role = role
+        self.log_lines = tuple(log_lines)
+        self.hint = hint_for(log_lines, exit_code)
+
+
+def hint_for(log_lines: Sequence[str], exit_code: int | None) -> str:
+    """What to do about a process that ended like this."""
+    text = "\n".join(log_lines)
+    for pattern, hint in _HINTS:
+        if re.search(pattern, text):
+            return hint
+    if exit_code == -9:
+        return "the kernel killed it, probably because memory ran out"
+    return "`paceline doctor` checks this machine; the log above says more"

@@ -1,0 +1,85 @@
+"""What a deployment on one machine can be told.
+
+Responsible for: the options and their defaults. Deliberately does not know: processes. Read by
+:mod:`paceline.embedded.deployment`; made by the command line, tests and benchmarks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+from paceline.embedded.ports import Ports
+from paceline.errors import InvalidRequestError
+
+
+class Placement(StrEnum):
+    """Where the drafter runs."""
+
+    PLAIN = "plain"
+    """Nowhere: plain decoding."""
+    COLOCATED = "colocated"
+    """In the verifier's process."""
+    SEPARATE = "separate"
+    """In a process of its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeploymentOptions:
+    """Options of one deployment.
+
+    Attributes:
+        model: directory of the target.
+        drafter: directory of the drafter's checkpoint; not needed for plain decoding.
+        placement: where the drafter runs.
+        dtype: of the target; "auto" takes the fastest one that the device has.
+        verifier_device: such as "cpu" or "cuda:0".
+        drafter_device: the same for the drafter.
+        verifier_cores: cores of the verifier; None lets :func:`paceline.embedded.cores.plan_cores` choose.
+        verifier_threads: torch threads of the verifier; None takes one per core.
+        drafter_cores: cores of the drafter's own process.
+        drafter_threads: torch threads of the drafter.
+        control_cores: cores of all processes that do not compute.
+        draft_length: tokens per draft in place of the scheduler's choice.
+        draft_ahead: tokens drafted ahead in place of the scheduler's choice.
+        hold_us: longest hold of a step in place of the scheduler's choice.
+        ports: None takes free ones.
+        log_dir: keeps the logs there; None keeps them until the end only.
+        log_level: of all processes.
+        start_timeout_s: how long all processes together may take to be ready.
+        drain_s: how long each may take to finish admitted work at the end.
+        extra_flags: further command-line flags by role.
+    """
+
+    model: Path
+    drafter: Path | None = None
+    placement: Placement = Placement.SEPARATE
+    dtype: str = "auto"
+    verifier_device: str = "cpu"
+    drafter_device: str = "cpu"
+    verifier_cores: tuple[int, ...] | None = None
+    verifier_threads: int | None = None
+    drafter_cores: tuple[int, ...] | None = None
+    drafter_threads: int | None = None
+    control_cores: tuple[int, ...] | None = None
+    draft_length: int | None = None
+    draft_ahead: int | None = None
+    hold_us: int | None = None
+    ports: Ports | None = None
+    log_dir: Path | None = None
+    log_level: str = "info"
+    start_timeout_s: float = 180.0
+    drain_s: float = 5.0
+    extra_flags: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.placement is not Placement.PLAIN and self.drafter is None:
+            raise InvalidRequestError("drafter", f"placement {self.placement} needs a drafter checkpoint")
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """Roles that run, in the order in which they start."""
+        drafter = ("drafter",) if self.placement is Placement.SEPARATE else ()
+        return ("redis", "scheduler", "verifier", *drafter, "orchestrator", "gateway")

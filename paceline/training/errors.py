@@ -1,0 +1,11 @@
+"""Errors of data making and training. Raised here, shown by the command line; knows nothing else."""
+
+from __future__ import annotations
+
+
+class TrainingError(Exception):
+    """Anything that stops data making or training for a reason the user can act on."""
+
+
+class TrainingDataError(TrainingError):
+    """A model directory, shard, manifest or checkpoint does not hold what it should."""

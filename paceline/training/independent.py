@@ -1,0 +1,156 @@
+"""An independent drafter cut from its target and distilled on the target's own text.
+
+The first and last layers of the target with its embedding, final norm and head, trained by full-vocabulary
+cross entropy against the target's distribution (the KL of distillation up to a constant; see 2310.08461 for why the
+text should be the target's own). Embedding and head stay the target's. Called by :mod:`paceline.training.trainer`;
+serving runs the exported model through :mod:`paceline.drafters.independent`.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from paceline.drafters.checkpoint import DrafterConfig
+from paceline.drafters.independent import MODEL_DIR
+from paceline.training.acceptance import AcceptanceCounts
+from paceline.training.data import Batch
+from paceline.training.eagle3 import TargetFacts
+from paceline.training.errors import TrainingDataError
+from paceline.training.losses import head_argmax, linear_soft_cross_entropy, softmax_head
+from paceline.training.rotary import rope_tables, rotate
+from paceline.training.teacher import TeacherShape, read_weights
+
+_EVAL_CHAIN = 5
+
+
+def cut_layers(num_layers: int, keep: int) -> list[int]:
+    """Which target layers a cut keeps: the first half of ``keep`` (rounded up) and the last of them.
+
+    Raises:
+        TrainingDataError: more layers than there are, or none.
+    """
+    if not 1 <= keep <= num_layers:
+        raise TrainingDataError(f"cannot cut {keep} layers from a target of {num_layers}")
+    first = (keep + 1) // 2
+    return [*range(first), *range(num_layers - (keep - first), num_layers)]
+
+
+class IndependentObjective:
+    """Distillation loss and acceptance of a small Llama with the target's embedding and head.
+
+    Args:
+        config: the small model's transformers configuration.
+        weights: its tensors by transformers names, embedding included.
+        target: what the exported checkpoint says of its target.
+        dtype: compute type; parameters stay float32.
+    """
+
+    method = "independent"
+
+    def __init__(
+        self, config: dict[str, Any], weights: dict[str, Tensor], target: TargetFacts, dtype: torch.dtype
+    ) -> None:
+        self.config = config
+        self.shape = TeacherShape.from_config(config)
+        self.target = target
+        self.dtype = dtype
+        self._frozen = {k: v for k, v in weights.items() if k in ("model.embed_tokens.weight", "lm_head.weight")}
+        self._parameters = {k: nn.Parameter(v.float().clone()) for k, v in weights.items() if k not in self._frozen}
+        self._embedding = weights["model.embed_tokens.weight"].to(dtype)
+        self._head = weights.get("lm_head.weight", weights["model.embed_tokens.weight"]).to(dtype)
+
+    @classmethod
+    def cut_from_target(
+        cls, model_dir: Path, num_layers: int, target: TargetFacts, dtype: torch.dtype
+    ) -> IndependentObjective:
+        """Starts from layers of the target itself."""
+        config = json.loads((model_dir / "config.json").read_text())
+        source = read_weights(model_dir)
+        kept = cut_layers(int(config["num_hidden_layers"]), num_layers)
+        weights = {k: v for k, v in source.items() if not k.startswith("model.layers.")}
+        for new, old in enumerate(kept):
+            prefix = f"model.layers.{old}."
+            weights |= {f"model.layers.{new}." + k[len(prefix) :]: v for k, v in source.items() if k.startswith(prefix)}
+        return cls({**config, "num_hidden_layers": num_layers}, weights, target, dtype)
+
+    def named_parameters(self) -> dict[str, nn.Parameter]:
+        """Layers and final norm, by transformers name."""
+        return self._parameters
+
+    def constants(self) -> dict[str, Tensor]:
+        """Nothing depends on the data."""
+        return {}
+
+    def set_constants(self, constants: dict[str, Tensor]) -> None:
+        """Nothing to put back."""
+
+    def set_progress(self, fraction: float) -> None:
+        """No curriculum."""
+
+    def loss(self, batch: Batch) -> tuple[Tensor, dict[str, float]]:
+        """Mean cross entropy against the target's distribution, over positions that lead to an answer token."""
+        if batch.hidden is None:
+            raise TrainingDataError("the shards hold no hidden states; write them with features")
+        keep = torch.zeros_like(batch.is_answer)
+        keep[:, :-1] = batch.is_answer[:, 1:]
+        out = self._forward(batch.tokens)
+        if not keep.any():
+            return out.sum() * 0.0, {}
+        target_probs = softmax_head(batch.hidden[keep].to(self.dtype), self._head)
+        value = linear_soft_cross_entropy(out[keep], self._head, target_probs)
+        return value, {"loss": float(value.detach())}
+
+    @torch.no_grad()
+    def evaluate(self, batch: Batch) -> AcceptanceCounts:
+        """Greedy acceptance of chains: given acceptance so far the drafter reads the text itself, so one pass tells."""
+        rows, length = batch.tokens.shape
+        best = head_argmax(self._forward(batch.tokens).reshape(rows * length, -1), self._head).view(rows, length)
+        right = best == batch.top_tokens
+        wanted = torch.zeros_like(right)
+        wanted[:, :-1] = batch.is_answer[:, 1:] & batch.is_greedy[:, None]
+        if length < _EVAL_CHAIN:
+            return AcceptanceCounts()
+        usable = wanted.unfold(1, _EVAL_CHAIN, 1).all(-1)
+        return AcceptanceCounts.from_chains(right.unfold(1, _EVAL_CHAIN, 1)[usable])
+
+    def export(self, folder: Path, facts: dict[str, Any]) -> None:
+        """Writes the drafter's ``config.json`` and the small model as a transformers directory below it."""
+        model = folder / MODEL_DIR
+        model.mkdir(parents=True, exist_ok=True)
+        tensors = {**self._frozen, **{k: p.detach() for k, p in self._parameters.items()}}
+        save_file({k: v.bfloat16().contiguous() for k, v in tensors.items()}, model / "model.safetensors")
+        (model / "config.json").write_text(json.dumps({**self.config, "dtype": "bfloat16"}, indent=2) + "\n")
+        shape = {"target_vocab": self.shape.vocab, "num_layers": self.shape.num_layers}
+        config = DrafterConfig(self.method, self.target.fingerprint, self.target.name, shape, facts)
+        (folder / "config.json").write_text(json.dumps(asdict(config), indent=2) + "\n")
+
+    def _forward(self, tokens: Tensor) -> Tensor:
+        """Final-norm hidden ``[rows, length, hidden]``; padding stands behind a row's tokens and needs no mask."""
+        s = self.shape
+        rows, length = tokens.shape
+        w = {k: p.to(self.dtype) for k, p in self._parameters.items()}
+        cos, sin = rope_tables(s.rope_theta, s.head_dim, 0, length, self.dtype)
+        x = F.embedding(tokens, self._embedding)
+        for i in range(s.num_layers):
+            p = f"model.layers.{i}."
+            a = F.rms_norm(x, (s.hidden,), w[p + "input_layernorm.weight"], s.rms_eps)
+            q, k, v = (
+                F.linear(a, w[p + f"self_attn.{n}_proj.weight"]).view(rows, length, -1, s.head_dim) for n in "qkv"
+            )
+            q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+            o = F.scaled_dot_product_attention(
+                q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True, enable_gqa=True
+            )
+            x = x + F.linear(o.transpose(1, 2).reshape(rows, length, -1), w[p + "self_attn.o_proj.weight"])
+            m = F.rms_norm(x, (s.hidden,), w[p + "post_attention_layernorm.weight"], s.rms_eps)
+            gate, up = (F.linear(m, w[p + f"mlp.{n}_proj.weight"]) for n in ("gate", "up"))
+            x = x + F.linear(F.silu(gate) * up, w[p + "mlp.down_proj.weight"])
+        return F.rms_norm(x, (s.hidden,), w["model.norm.weight"], s.rms_eps)

@@ -1,0 +1,71 @@
+"""Losses over a vocabulary that never keep a whole logit matrix.
+
+Pure functions on tensors; called by the objectives.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_CHUNK_ROWS = 128  # [128, 8192] float32 is 4 MiB: stays in a core's share of the cache
+
+
+class _LinearSoftCrossEntropy(torch.autograd.Function):
+    """Mean over rows of ``-sum_v P(v) log softmax(x W^T)(v)``, with both gradients found in the forward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, target_probs: Tensor) -> Tensor:
+        rows = x.shape[0]
+        grad_logits = torch.empty_like(target_probs)  # [rows, vocab]
+        total = torch.zeros((), dtype=torch.float64)
+        for start in range(0, rows, _CHUNK_ROWS):
+            part = slice(start, start + _CHUNK_ROWS)
+            logits = (x[part] @ weight.T).float()
+            probs = target_probs[part].float()
+            log_sum = logits.logsumexp(dim=-1, keepdim=True)
+            total += (log_sum.squeeze(-1) - (probs * logits).sum(-1)).sum().double()
+            grad_logits[part] = logits.sub_(log_sum).exp_().sub_(probs)
+        scale = 1.0 / max(rows, 1)
+        ctx.save_for_backward((grad_logits @ weight) * scale, (grad_logits.T @ x) * scale)
+        return (total * scale).to(torch.float32)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        grad_x, grad_weight = ctx.saved_tensors
+        (grad,) = grads
+        return grad_x * grad.to(grad_x.dtype), grad_weight * grad.to(grad_weight.dtype), None
+
+
+def linear_soft_cross_entropy(x: Tensor, weight: Tensor, target_probs: Tensor) -> Tensor:
+    """Cross entropy of a linear head against soft targets.
+
+    Args:
+        x: ``[rows, width]``.
+        weight: ``[vocab, width]``, same type as ``x``.
+        target_probs: ``[rows, vocab]``, rows sum to one; gets no gradient.
+
+    Returns:
+        The mean over rows, a float32 scalar.
+    """
+    return _LinearSoftCrossEntropy.apply(x, weight, target_probs)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def softmax_head(hidden: Tensor, weight: Tensor) -> Tensor:
+    """``softmax(hidden W^T)`` in ``hidden``'s type, ``[rows, vocab]``, computed in float32 a few rows at a time."""
+    out = hidden.new_empty(hidden.shape[0], weight.shape[0])
+    for start in range(0, hidden.shape[0], _CHUNK_ROWS):
+        part = slice(start, start + _CHUNK_ROWS)
+        out[part] = (hidden[part] @ weight.T).float().softmax(-1)
+    return out
+
+
+def head_argmax(hidden: Tensor, weight: Tensor) -> Tensor:
+    """``argmax(hidden W^T)`` per row, int64 ``[rows]``."""
+    parts = [
+        (hidden[s : s + _CHUNK_ROWS] @ weight.T).topk(1, dim=-1).indices.squeeze(-1)
+        for s in range(0, hidden.shape[0], _CHUNK_ROWS)
+    ]
+    return torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64)

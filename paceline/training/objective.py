@@ -1,0 +1,38 @@
+"""What a method hands to the trainer. The trainer knows this seam and no method; called by both sides."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+from paceline.training.acceptance import AcceptanceCounts
+from paceline.training.data import Batch
+
+
+class Objective(Protocol):
+    """A drafter under training."""
+
+    method: str
+
+    def named_parameters(self) -> dict[str, nn.Parameter]:
+        """Everything the optimiser moves; float32, by checkpoint name."""
+
+    def constants(self) -> dict[str, Tensor]:
+        """What was fixed when training began and depends on the data of that day; kept in every checkpoint."""
+
+    def set_constants(self, constants: dict[str, Tensor]) -> None:
+        """Puts back what :meth:`constants` gave, so that a resumed run is the same run."""
+
+    def set_progress(self, fraction: float) -> None:
+        """Called before each step with the run's progress in ``[0, 1]``: a curriculum may follow it."""
+
+    def loss(self, batch: Batch) -> tuple[Tensor, dict[str, float]]:
+        """A scalar to minimise, and numbers to show."""
+
+    def evaluate(self, batch: Batch) -> AcceptanceCounts:
+        """Greedy acceptance of drafted chains on held-out text."""
+
+    def export(self, folder: Path, facts: dict[str, Any]) -> None:
+        """Writes a servable checkpoint: ``config.json`` (with ``facts`` under ``training``) and safetensors."""

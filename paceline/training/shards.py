@@ -1,0 +1,134 @@
+"""Shards of target-written conversations on disk: one safetensors file each, and a manifest beside them.
+
+Knows the file format only; called by :mod:`paceline.training.synth` (writes) and :mod:`paceline.training.data` (reads).
+
+A shard holds flat arrays over all its tokens, and conversations as offsets into them:
+
+``tokens`` int32 ``[n]``; ``top_tokens`` int32 ``[n]`` the target's most likely next token after each position;
+``segments`` uint8 ``[n]``; ``taps`` bfloat16 ``[n, n_taps * hidden]`` and ``hidden`` bfloat16 ``[n, hidden]`` (both only
+when captured; the last position of a conversation has zeros); ``offsets`` int64 ``[conversations + 1]``;
+``is_greedy`` uint8 ``[conversations]``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from paceline.training.errors import TrainingDataError
+
+SEGMENT_TEMPLATE = 0
+SEGMENT_USER = 1
+SEGMENT_ANSWER = 2
+
+MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One shard in memory. Shapes and types as in the module's description."""
+
+    tokens: Tensor
+    top_tokens: Tensor
+    segments: Tensor
+    offsets: Tensor
+    is_greedy: Tensor
+    taps: Tensor | None
+    hidden: Tensor | None
+
+    @property
+    def num_conversations(self) -> int:
+        """Conversations in the shard."""
+        return self.offsets.numel() - 1
+
+
+def shard_path(folder: Path, index: int) -> Path:
+    """Where shard ``index`` of a folder lies."""
+    return folder / f"shard-{index:05d}.safetensors"
+
+
+def shard_indices(folder: Path) -> list[int]:
+    """Indices of the complete shards in a folder, ascending."""
+    return sorted(int(p.stem.split("-")[1]) for p in folder.glob("shard-*.safetensors"))
+
+
+def write_shard(path: Path, shard: Shard) -> None:
+    """Writes a shard so that a reader sees either all of it or nothing."""
+    arrays = {
+        "tokens": shard.tokens,
+        "top_tokens": shard.top_tokens,
+        "segments": shard.segments,
+        "offsets": shard.offsets,
+        "is_greedy": shard.is_greedy,
+    }
+    if shard.taps is not None and shard.hidden is not None:
+        arrays["taps"] = shard.taps
+        arrays["hidden"] = shard.hidden
+    partial = path.with_suffix(".partial")
+    save_file({k: v.contiguous() for k, v in arrays.items()}, partial)
+    os.replace(partial, path)
+
+
+def read_shard(path: Path, with_features: bool = True) -> Shard:
+    """Reads and checks one shard.
+
+    Raises:
+        TrainingDataError: the file is damaged or its arrays disagree.
+    """
+    try:
+        with safe_open(path, framework="pt") as handle:
+            names = set(handle.keys())
+            get = lambda name: handle.get_tensor(name) if name in names else None  # noqa: E731
+            tokens, top, segments = get("tokens"), get("top_tokens"), get("segments")
+            offsets, greedy = get("offsets"), get("is_greedy")
+            taps = get("taps") if with_features else None
+            hidden = get("hidden") if with_features else None
+    except (SafetensorError, OSError) as error:
+        raise TrainingDataError(f"{path}: {error}") from error
+    if tokens is None or top is None or segments is None or offsets is None or greedy is None:
+        raise TrainingDataError(f"{path}: an array is missing")
+    n = tokens.numel()
+    bounds_ok = offsets.numel() >= 1 and int(offsets[0]) == 0 and int(offsets[-1]) == n
+    if top.numel() != n or segments.numel() != n or not bounds_ok or bool((offsets.diff() < 0).any()):
+        raise TrainingDataError(f"{path}: arrays disagree in length")
+    if greedy.numel() != offsets.numel() - 1 or any(
+        x is not None and x.shape[0] != n for x in (taps, hidden)
+    ):
+        raise TrainingDataError(f"{path}: arrays disagree in length")
+    return Shard(tokens, top, segments, offsets, greedy, taps, hidden)
+
+
+def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
+    """Replaces the folder's manifest."""
+    partial = folder / (MANIFEST + ".partial")
+    partial.write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n")
+    os.replace(partial, folder / MANIFEST)
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The folder's manifest.
+
+    Raises:
+        TrainingDataError: absent or not JSON.
+    """
+    path = folder / MANIFEST
+    try:
+        manifest = json.loads(path.read_text())
+    except (OSError, json.JSONDecodeError) as error:
+        raise TrainingDataError(f"{path}: {error}") from error
+    if not isinstance(manifest, dict):
+        raise TrainingDataError(f"{path}: not an object")
+    return manifest
+
+
+def concatenate(parts: list[Tensor]) -> Tensor:
+    """``torch.cat`` that accepts an empty list."""
+    return torch.cat(parts) if parts else torch.empty(0)

@@ -1,0 +1,278 @@
+"""The target as a teacher: a batched Llama forward in which every row stands at the same position.
+
+Responsible for writing text quickly on a CPU (packed linear weights, static KV cache, no padding, no masks) and for
+the features that drafters learn from. Deliberately knows nothing of sampling rules, requests, trees or ragged
+batches: serving runs through :mod:`paceline.target`, and a test holds the two together. Called by
+:mod:`paceline.training.synth` and the training objectives.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from safetensors import safe_open
+from torch import Tensor
+
+from paceline.training.errors import TrainingDataError
+
+_SUPPORTED = ("llama",)
+
+
+@dataclass(frozen=True, slots=True)
+class TeacherShape:
+    """The numbers of a Llama checkpoint that the forward pass needs."""
+
+    hidden: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocab: int
+    rope_theta: float
+    rms_eps: float
+    max_positions: int
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> TeacherShape:
+        """Reads a transformers ``config.json`` of the Llama family.
+
+        Raises:
+            TrainingDataError: the model type is not one that this forward computes.
+        """
+        if config.get("model_type") not in _SUPPORTED:
+            raise TrainingDataError(
+                f"model_type {config.get('model_type')!r}: the teacher runs {_SUPPORTED} only"
+            )
+        rope = config.get("rope_parameters") or {}
+        if rope.get("rope_type", "default") != "default":
+            raise TrainingDataError(f"rope_type {rope['rope_type']!r} is not supported by the teacher")
+        heads = int(config["num_attention_heads"])
+        return cls(
+            hidden=int(config["hidden_size"]),
+            num_layers=int(config["num_hidden_layers"]),
+            num_heads=heads,
+            num_kv_heads=int(config.get("num_key_value_heads") or heads),
+            head_dim=int(config.get("head_dim") or int(config["hidden_size"]) // heads),
+            intermediate=int(config["intermediate_size"]),
+            vocab=int(config["vocab_size"]),
+            rope_theta=float(rope.get("rope_theta", config.get("rope_theta", 10000.0))),
+            rms_eps=float(config.get("rms_norm_eps", 1e-6)),
+            max_positions=int(config.get("max_position_embeddings", 2048)),
+        )
+
+
+def default_tap_layers(num_layers: int) -> tuple[int, int, int]:
+    """The layers whose *entering* residual stream EAGLE-3 reads: 2, L//2, L-3 (2503.01840 and its public code)."""
+    if num_layers < 4:
+        return (0, num_layers // 2, num_layers)
+    return (2, num_layers // 2, num_layers - 3)
+
+
+def read_weights(model_dir: Path) -> dict[str, Tensor]:
+    """Reads every tensor of a safetensors checkpoint (one file or an index of several)."""
+    index = model_dir / "model.safetensors.index.json"
+    if index.exists():
+        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    else:
+        names = ["model.safetensors"]
+    weights: dict[str, Tensor] = {}
+    for name in names:
+        path = model_dir / name
+        if not path.exists():
+            raise TrainingDataError(f"{model_dir}: no {name}")
+        with safe_open(path, framework="pt") as handle:
+            for key in handle.keys():  # noqa: SIM118 (a safetensors handle is not a mapping)
+                weights[key] = handle.get_tensor(key)
+    return weights
+
+
+class PackedLinear:
+    """``y = x W^T`` with weights packed once for the CPU's matrix kernels (plain matmul elsewhere)."""
+
+    def __init__(self, weight: Tensor, batch_hint: int) -> None:
+        self._packed: Tensor | None = None
+        self._weight = weight
+        if weight.device.type == "cpu" and weight.dtype in (torch.bfloat16, torch.float32):
+            if torch.backends.mkldnn.is_available():
+                self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), batch_hint)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self._packed is None:
+            return F.linear(x, self._weight)
+        return torch.ops.mkldnn._linear_pointwise(x, self._packed, None, "none", [], "")  # type: ignore[no-any-return]
+
+
+_GROWTH = 48  # positions; growing copies the cache, a larger step multiplies more masked positions
+
+
+class TeacherCache:
+    """Keys and values of one static batch; all rows have the same length, rows leave by :meth:`compact`.
+
+    Every layer's buffers stay contiguous and are multiplied whole, unused positions masked: the CPU's batched product
+    copies a strided operand first, which took twice the time of the product itself.
+    """
+
+    def __init__(self, shape: TeacherShape, rows: int, capacity: int, dtype: torch.dtype) -> None:
+        self.max_length = capacity
+        self.length = 0
+        heads = rows * shape.num_kv_heads
+        self.rows = rows
+        # Keys lie transposed, [rows * kv_heads, head_dim, room]; values are [rows * kv_heads, room, head_dim].
+        self.keys = [torch.zeros((heads, shape.head_dim, 0), dtype=dtype) for _ in range(shape.num_layers)]
+        self.values = [torch.zeros((heads, 0, shape.head_dim), dtype=dtype) for _ in range(shape.num_layers)]
+
+    @property
+    def room(self) -> int:
+        """Positions allocated."""
+        return self.values[0].shape[1]
+
+    def reserve(self, length: int) -> None:
+        """Makes room for ``length`` positions."""
+        if length > self.max_length:
+            raise TrainingDataError(f"{length} tokens do not fit a cache of {self.max_length}")
+        if length <= self.room:
+            return
+        extra = -(-(length - self.room) // _GROWTH) * _GROWTH
+        self.keys = [F.pad(x, (0, extra)) for x in self.keys]
+        self.values = [F.pad(x, (0, 0, 0, extra)) for x in self.values]
+
+    def compact(self, rows: Tensor) -> None:
+        """Keeps only ``rows`` (int64 indices, ascending)."""
+
+        def keep(x: Tensor) -> Tensor:
+            return x.unflatten(0, (self.rows, -1)).index_select(0, rows).flatten(0, 1)
+
+        self.keys = [keep(x) for x in self.keys]
+        self.values = [keep(x) for x in self.values]
+        self.rows = rows.numel()
+
+
+class Teacher:
+    """A Llama target, packed for batched forward passes.
+
+    Args:
+        weights: checkpoint tensors by their transformers names.
+        shape: sizes.
+        dtype: compute type; bfloat16 is about twice as fast as float32 on CPUs that have it.
+        tap_layers: layers whose entering residual stream is returned (``num_layers`` = after the last).
+    """
+
+    def __init__(
+        self,
+        weights: dict[str, Tensor],
+        shape: TeacherShape,
+        dtype: torch.dtype,
+        tap_layers: Sequence[int] | None = None,
+        batch_hint: int = 96,
+    ) -> None:
+        self.shape = shape
+        self.dtype = dtype
+        self.tap_layers = (
+            tuple(tap_layers) if tap_layers is not None else default_tap_layers(shape.num_layers)
+        )
+        take = lambda name: weights[name].to(dtype)  # noqa: E731
+        self.embedding = take("model.embed_tokens.weight")  # [vocab, hidden]
+        head = weights.get("lm_head.weight")
+        self.head_weight = self.embedding if head is None else head.to(dtype)  # [vocab, hidden]
+        self._head = PackedLinear(self.head_weight, batch_hint)
+        self.final_norm = take("model.norm.weight")
+        self._layers: list[tuple[Tensor, PackedLinear, PackedLinear, Tensor, PackedLinear, PackedLinear]] = []
+        for i in range(shape.num_layers):
+            p = f"model.layers.{i}."
+            qkv = torch.cat([take(p + f"self_attn.{x}_proj.weight") for x in "qkv"])
+            gate_up = torch.cat([take(p + f"mlp.{x}_proj.weight") for x in ("gate", "up")])
+            self._layers.append(
+                (
+                    take(p + "input_layernorm.weight"),
+                    PackedLinear(qkv, batch_hint),
+                    PackedLinear(take(p + "self_attn.o_proj.weight"), batch_hint),
+                    take(p + "post_attention_layernorm.weight"),
+                    PackedLinear(gate_up, batch_hint),
+                    PackedLinear(take(p + "mlp.down_proj.weight"), batch_hint),
+                )
+            )
+        inv = shape.rope_theta ** (-torch.arange(0, shape.head_dim, 2, dtype=torch.float64) / shape.head_dim)
+        self._inv_freq = inv
+
+    @classmethod
+    def load(cls, model_dir: Path, dtype: torch.dtype, tap_layers: Sequence[int] | None = None) -> Teacher:
+        """Loads a transformers Llama directory (``config.json`` and safetensors)."""
+        shape = TeacherShape.from_config(json.loads((model_dir / "config.json").read_text()))
+        return cls(read_weights(model_dir), shape, dtype, tap_layers)
+
+    def new_cache(self, rows: int, capacity: int) -> TeacherCache:
+        """An empty cache for ``rows`` sequences of at most ``capacity`` tokens."""
+        if capacity > self.shape.max_positions:
+            raise TrainingDataError(
+                f"capacity {capacity} exceeds the model's {self.shape.max_positions} positions"
+            )
+        return TeacherCache(self.shape, rows, capacity, self.dtype)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Final-norm hidden ``[n, hidden]`` -> logits ``[n, vocab]`` in the compute type."""
+        return self._head(hidden)
+
+    def _rope(self, start: int, count: int) -> tuple[Tensor, Tensor]:
+        angles = torch.arange(start, start + count, dtype=torch.float64)[:, None] * self._inv_freq[None]
+        angles = torch.cat([angles, angles], dim=-1)  # [count, head_dim]
+        return angles.cos().to(self.dtype), angles.sin().to(self.dtype)
+
+    def forward(self, tokens: Tensor, cache: TeacherCache) -> tuple[Tensor, Tensor]:
+        """Appends ``tokens`` to every row of the cache.
+
+        Args:
+            tokens: ``[rows, count]`` int64; all rows continue at ``cache.length``.
+            cache: the batch's keys and values; its length grows by ``count``.
+
+        Returns:
+            ``(hidden, taps)``: final-norm hidden ``[rows, count, hidden]`` and taps ``[rows, count, n_taps, hidden]``.
+        """
+        s = self.shape
+        rows, count = tokens.shape
+        start = cache.length
+        end = start + count
+        groups = s.num_heads // s.num_kv_heads
+        cos, sin = self._rope(start, count)
+        cos = cos[None, :, None]  # [1, count, 1, head_dim]
+        sin = sin[None, :, None]
+        half = s.head_dim // 2
+        scale = s.head_dim**-0.5
+        cache.reserve(end)
+        # [groups * count, room]: row t of each group sees positions up to start + t
+        mask = torch.full((count, cache.room), -torch.inf, dtype=self.dtype).triu(start + 1).repeat(groups, 1)
+        split = (s.num_heads + s.num_kv_heads, s.num_kv_heads)
+        x = F.embedding(tokens.reshape(-1), self.embedding)  # [rows*count, hidden]
+        taps: dict[int, Tensor] = {}
+        for i, (norm_in, qkv, out, norm_post, gate_up, down) in enumerate(self._layers):
+            if i in self.tap_layers:
+                taps[i] = x
+            a = qkv(F.rms_norm(x, (s.hidden,), norm_in, s.rms_eps))
+            qk, v = a.view(rows, count, -1, s.head_dim).split(split, dim=2)
+            turned = torch.cat((-qk[..., half:], qk[..., :half]), dim=-1)
+            qk = qk * cos + turned * sin
+            q, k = qk.split((s.num_heads, s.num_kv_heads), dim=2)
+            keys = cache.keys[i]
+            values = cache.values[i]
+            keys.unflatten(0, (rows, -1))[..., start:end] = k.permute(0, 2, 3, 1)
+            values.unflatten(0, (rows, -1))[:, :, start:end] = v.transpose(1, 2)
+            # Grouped heads become query rows: one pass over the keys serves all of a group.
+            q = q.view(rows, count, s.num_kv_heads, groups, s.head_dim).permute(0, 2, 3, 1, 4) * scale
+            scores = torch.bmm(q.reshape(-1, groups * count, s.head_dim), keys) + mask
+            o = torch.bmm(scores.softmax(-1), values).view(rows, s.num_kv_heads, groups, count, s.head_dim)
+            o = o.permute(0, 3, 1, 2, 4).reshape(rows * count, -1)
+            x = x + out(o)
+            gate, up = gate_up(F.rms_norm(x, (s.hidden,), norm_post, s.rms_eps)).chunk(2, dim=-1)
+            x = x + down(F.silu(gate) * up)
+        if s.num_layers in self.tap_layers:
+            taps[s.num_layers] = x
+        cache.length = end
+        hidden = F.rms_norm(x, (s.hidden,), self.final_norm, s.rms_eps)
+        stacked = torch.stack([taps[i] for i in self.tap_layers], dim=1)
+        return hidden.view(rows, count, -1), stacked.view(rows, count, len(self.tap_layers), -1)

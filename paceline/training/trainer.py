@@ -1,0 +1,269 @@
+"""One trainer for every drafter: AdamW, warm-up and cosine, exact resume, held-out acceptance.
+
+Knows the objective seam and nothing of any method. Called by ``paceline train METHOD``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import structlog
+import torch
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import nn
+
+from paceline.training.acceptance import AcceptanceCounts
+from paceline.training.checkpoints import RunState, flatten_optimizer, load_newest_run, restore_optimizer, save_run
+from paceline.training.data import Corpus, DataPosition
+from paceline.training.errors import TrainingDataError, TrainingError
+from paceline.training.methods import build_objective
+from paceline.training.objective import Objective
+from paceline.training.schedule import learning_rate_factor
+from paceline.training.shards import shard_indices
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class TrainOptions:
+    """Options of :func:`run`.
+
+    Attributes:
+        method: drafter method, a key of :data:`paceline.training.methods.METHODS`.
+        model_dir: the target.
+        data_dir: target-written shards to learn from.
+        heldout_dir: shards of another seed, never trained on.
+        run_dir: checkpoints; an existing run goes on from its newest.
+        export_dir: servable drafter, replaced whenever held-out acceptance is the best so far.
+        num_steps: optimiser steps of the whole run. May be changed on resume; the cosine follows.
+        batch_tokens: padded tokens a step.
+        learning_rate: peak for matrices and norms.
+        head_learning_rate: peak for the output head.
+        warmup_steps: linear warm-up.
+        floor: last learning rate as a share of the peak.
+        clip_norm: global gradient norm.
+        optimizer: ``adamw``, or ``muon`` (matrices by Muon, the rest by AdamW).
+        seed: data order and starting weights.
+        draft_vocab: size of a reduced draft vocabulary, where the method has one.
+        test_steps: unrolled steps of training-time test, where the method has it.
+        step_decay: loss ratio of one such step to the one before.
+        num_layers: layers cut from the target, where the method does that (half from either end).
+        eval_every: steps between held-out evaluations.
+        checkpoint_every: steps between checkpoints.
+        dtype: compute type; weights and optimiser state stay float32.
+        num_threads: torch threads, 0 = leave as they are.
+    """
+
+    method: str
+    model_dir: Path
+    data_dir: Path
+    heldout_dir: Path
+    run_dir: Path
+    export_dir: Path
+    num_steps: int = 1000
+    batch_tokens: int = 2048
+    learning_rate: float = 1e-3
+    head_learning_rate: float = 3e-4
+    warmup_steps: int = 20
+    floor: float = 0.02
+    clip_norm: float = 1.0
+    optimizer: str = "adamw"
+    seed: int = 1
+    draft_vocab: int = 7680
+    test_steps: int = 4
+    step_decay: float = 0.8
+    num_layers: int = 4
+    eval_every: int = 100
+    checkpoint_every: int = 100
+    dtype: str = "bfloat16"
+    num_threads: int = 0
+
+    def validate(self) -> None:
+        """Raises :class:`TrainingDataError` naming the first field out of range."""
+        for name in ("num_steps", "batch_tokens", "warmup_steps", "test_steps", "eval_every", "checkpoint_every"):
+            if getattr(self, name) < 1:
+                raise TrainingDataError(f"{name} must be at least 1")
+        for name in ("learning_rate", "head_learning_rate", "clip_norm", "step_decay"):
+            if not getattr(self, name) > 0:
+                raise TrainingDataError(f"{name} must be positive")
+        if self.dtype not in ("bfloat16", "float32"):
+            raise TrainingDataError("dtype must be bfloat16 or float32")
+        if self.optimizer not in ("adamw", "muon"):
+            raise TrainingDataError("optimizer must be adamw or muon")
+
+
+@dataclass(frozen=True, slots=True)
+class TrainResult:
+    """Where a run ended: its last step and the best held-out acceptance, with the step that reached it."""
+
+    step: int
+    best_step: int
+    best_mean_accepted: float
+    per_depth: tuple[float, ...]
+
+
+def run(options: TrainOptions, stop_after: int | None = None) -> TrainResult:
+    """Trains, or goes on training, until ``num_steps``.
+
+    Args:
+        options: the run.
+        stop_after: leave after this many steps of this call, with a checkpoint.
+    """
+    options.validate()
+    if options.num_threads:
+        torch.set_num_threads(options.num_threads)
+    corpus = Corpus(options.data_dir, options.batch_tokens, options.seed)
+    heldout = Corpus(options.heldout_dir, options.batch_tokens, options.seed, greedy_only=True)
+    objective = build_objective(options, corpus)
+    return _Run(options, objective, corpus, heldout).train(stop_after)
+
+
+class _Run:
+    def __init__(self, options: TrainOptions, objective: Objective, corpus: Corpus, heldout: Corpus) -> None:
+        self._options = options
+        self._objective = objective
+        self._corpus = corpus
+        self._heldout = heldout
+        self._parameters = objective.named_parameters()
+        self._optimizers = make_optimizers(options, self._parameters)
+        self._step = 0
+        self._tokens = 0
+        self._position = DataPosition()
+        self._best_step = 0
+        self._best = AcceptanceCounts()
+        state = load_newest_run(options.run_dir)
+        if state is not None:
+            self._restore(state)
+
+    def train(self, stop_after: int | None) -> TrainResult:
+        options = self._options
+        last = options.num_steps if stop_after is None else min(options.num_steps, self._step + stop_after)
+        started, tokens_before = time.monotonic(), self._tokens
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with ExitStack() as stack:
+            progress = stack.enter_context(Progress(*columns))
+            task = progress.add_task(options.method, total=options.num_steps, completed=self._step)
+            batches = self._corpus.batches(self._position)
+            while self._step < last:
+                batch = next(batches)
+                metrics = self._update(batch)
+                self._step += 1
+                self._tokens += batch.num_tokens
+                progress.advance(task)
+                if self._step % 10 == 0:
+                    rate = (self._tokens - tokens_before) / (time.monotonic() - started)
+                    shown = {k: round(v, 3) for k, v in metrics.items()}
+                    log.info("step", step=self._step, tokens=self._tokens, rate=round(rate), **shown)
+                if self._step % options.eval_every == 0 or self._step == options.num_steps:
+                    self._evaluate()
+                if self._step % options.checkpoint_every == 0 or self._step == last:
+                    self._save()
+        return TrainResult(self._step, self._best_step, self._best.mean_accepted, tuple(self._best.per_depth))
+
+    def _update(self, batch: Any) -> dict[str, float]:
+        options = self._options
+        self._objective.set_progress(self._step / options.num_steps)
+        factor = learning_rate_factor(self._step, options.num_steps, options.warmup_steps, options.floor)
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = group["peak_lr"] * factor
+            optimizer.zero_grad(set_to_none=True)
+        loss, metrics = self._objective.loss(batch)
+        if not torch.isfinite(loss):
+            raise TrainingError(f"loss is {float(loss)} at step {self._step}; the last checkpoint is intact")
+        loss.backward()  # type: ignore[no-untyped-call]
+        norm = nn.utils.clip_grad_norm_(list(self._parameters.values()), options.clip_norm)
+        for optimizer in self._optimizers:
+            optimizer.step()
+        return {**metrics, "grad_norm": float(norm), "lr": options.learning_rate * factor * 1e3}
+
+    def _evaluate(self) -> None:
+        counts = AcceptanceCounts()
+        for batch in self._heldout.epoch(0, shard_indices(self._options.heldout_dir)):
+            counts = counts + self._objective.evaluate(batch)
+        per_depth = [round(x, 4) for x in counts.per_depth]
+        log.info(
+            "heldout",
+            step=self._step,
+            per_depth=per_depth,
+            mean_accepted=round(counts.mean_accepted, 4),
+            committed_per_round=round(1 + counts.mean_accepted, 4),
+            chains=counts.reached[0] if counts.reached else 0,
+        )
+        if counts.mean_accepted > self._best.mean_accepted or self._best_step == 0:
+            self._best, self._best_step = counts, self._step
+            self._objective.export(self._options.export_dir, self._facts())
+
+    def _facts(self) -> dict[str, Any]:
+        return {
+            "steps": self._step,
+            "tokens": self._tokens,
+            "epochs": self._position.epoch,
+            "data": {k: self._corpus.manifest.get(k) for k in ("command", "counts", "model_fingerprint")},
+            "heldout_greedy_acceptance_per_depth": [round(x, 4) for x in self._best.per_depth],
+            "heldout_mean_accepted_of_5": round(self._best.mean_accepted, 4),
+            "seed": self._options.seed,
+        }
+
+    def _save(self) -> None:
+        meta = {
+            "method": self._options.method,
+            "tokens": self._tokens,
+            "position": self._position.to_json(),
+            "best_step": self._best_step,
+            "best": {"reached": self._best.reached, "accepted": self._best.accepted},
+        }
+        weights = {k: p.detach().clone() for k, p in self._parameters.items()}
+        constants = self._objective.constants()
+        state = RunState(weights, constants, flatten_optimizer(self._optimizers, self._parameters), meta)
+        save_run(self._options.run_dir, self._step, state)
+
+    def _restore(self, state: RunState) -> None:
+        meta = state.meta
+        if meta.get("method") != self._options.method or set(state.weights) != set(self._parameters):
+            raise TrainingDataError(f"{self._options.run_dir} holds another kind of run")
+        with torch.no_grad():
+            for name, parameter in self._parameters.items():
+                if parameter.shape != state.weights[name].shape:
+                    raise TrainingDataError(f"{self._options.run_dir}: {name} has another shape")
+                parameter.copy_(state.weights[name])
+        self._objective.set_constants(state.constants)
+        restore_optimizer(self._optimizers, self._parameters, state.optimizer)
+        self._step = int(meta["step"])
+        self._tokens = int(meta["tokens"])
+        self._position = DataPosition.from_json(meta["position"])
+        self._best_step = int(meta["best_step"])
+        self._best = AcceptanceCounts(tuple(meta["best"]["reached"]), tuple(meta["best"]["accepted"]))
+        log.info("resumed", step=self._step, tokens=self._tokens)
+
+
+def make_optimizers(options: TrainOptions, parameters: dict[str, nn.Parameter]) -> list[torch.optim.Optimizer]:
+    """AdamW with its own rate for the head; with ``muon``, matrices other than the head go to Muon."""
+
+    def named(select: Any) -> list[nn.Parameter]:
+        return [p for k, p in parameters.items() if select(k, p)]
+
+    def is_head(name: str, _: nn.Parameter) -> bool:
+        return name.startswith("lm_head") or "embed" in name
+
+    muon = options.optimizer == "muon"
+    heads = named(is_head)
+    matrices = named(lambda k, p: p.ndim == 2 and not is_head(k, p))
+    rest = named(lambda k, p: p.ndim != 2 and not is_head(k, p))
+    adam_groups: list[tuple[Sequence[nn.Parameter], float]] = [
+        (heads, options.head_learning_rate),
+        (rest, options.learning_rate),
+    ]
+    if not muon:
+        adam_groups.append((matrices, options.learning_rate))
+    groups = [{"params": list(p), "lr": lr, "peak_lr": lr} for p, lr in adam_groups if p]
+    optimizers: list[torch.optim.Optimizer] = [torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=0.0)]
+    if muon:
+        group = {"params": matrices, "lr": options.learning_rate, "peak_lr": options.learning_rate}
+        optimizers.append(torch.optim.Muon([group], weight_decay=0.0, adjust_lr_fn="match_rms_adamw"))
+    return optimizers

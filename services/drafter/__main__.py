@@ -1,0 +1,29 @@
+"""Entry point of the drafter process: settings in, a serving draft loop out."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+from services.drafter.settings import Settings
+from services.runtime.cores import pin
+from services.runtime.lifecycle import Process, serve
+from services.runtime.settings import load
+
+
+def main() -> None:
+    """Run a drafter until it is told to end."""
+    settings = load(Settings, sys.argv[1:])
+    pinning = pin(settings.cores, settings.threads)
+
+    async def build(process: Process) -> None:
+        from services.drafter.host import Host  # imports torch, after the threads are settled
+
+        host = await asyncio.to_thread(Host.load, settings, pinning.num_threads)
+        await host.attach(process)
+
+    serve("drafter", settings, build)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""What the network side tells the draft loop, handed over without either side waiting for the other.
+
+Knows neither gRPC nor drafters. The servicer and the feature subscriptions put, the loop takes all at once.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from paceline.sampling import SamplingParams
+from paceline.v1 import peer_pb2
+from services.drafter.session import Plan, Session
+from services.runtime.frames import Commit
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """A checked OpenDraftSequence."""
+
+    local_id: int
+    wire_id: int
+    epoch: int
+    tokens: tuple[int, ...]
+    sampling: SamplingParams
+    max_draft_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A checked DraftRequest. Closes apply before openings, openings before commits."""
+
+    session: Session
+    frame_id: int
+    arrived_at: float
+    closes: tuple[int, ...] = ()
+    openings: tuple[Opening, ...] = ()
+    commits: tuple[Commit, ...] = ()
+    plan: Plan | None = None
+    failures: tuple[peer_pb2.SequenceFailure, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SessionEnded:
+    """A stream is gone; all its sequences go."""
+
+    session: Session
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """Features `rows` [n, width] of a sequence's positions from `start` on."""
+
+    local_id: int
+    start: int
+    rows: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class FeaturesLost:
+    """A sequence's features will not come."""
+
+    local_id: int
+    reason: str
+    message: str
+
+
+Item = Frame | SessionEnded | Features | FeaturesLost
+
+
+class Inbox:
+    """Items in order of arrival."""
+
+    def __init__(self) -> None:
+        self._items: deque[Item] = deque()
+        self._changed = threading.Condition()
+        self._is_closed = False
+
+    def put(self, item: Item) -> None:
+        """Adds an item, from any thread."""
+        with self._changed:
+            self._items.append(item)
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Wakes the loop for good."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the loop is to end."""
+        return self._is_closed
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing waits; a hint that may be old when it is read."""
+        return not self._items
+
+    def take(self, timeout_s: float | None) -> list[Item]:
+        """Waits until there is something, or for `timeout_s`, and takes all of it."""
+        with self._changed:
+            if not self._items and not self._is_closed and timeout_s != 0:
+                self._changed.wait(timeout_s)
+            items = list(self._items)
+            self._items.clear()
+            return items

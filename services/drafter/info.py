@@ -1,0 +1,88 @@
+"""Who this drafter is, for the handshake, and whether it belongs to the target it was started for.
+
+The tap's fingerprint is taken as the verifier takes it (services.verifier.info): both load the same checkpoint, so
+the same numbers come out where the projections are the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paceline import PROTOCOL_VERSION
+from paceline.drafters import Drafter
+from paceline.errors import IncompatiblePeerError
+from paceline.models import model_fingerprint, tokenizer_fingerprint
+from paceline.target import TapSpec
+from paceline.v1 import peer_pb2
+from services.runtime.devices import describe_device
+
+UNBOUNDED_POSITIONS = 1 << 20
+
+
+def feature_tap(spec: TapSpec | None, hidden_size: int) -> peer_pb2.FeatureTap:
+    """A tap as it stands on the wire; empty without one."""
+    if spec is None:
+        return peer_pb2.FeatureTap()
+    fingerprint = ""
+    if spec.projection is not None:
+        weights = spec.projection.detach().to(torch.float32).contiguous().cpu().numpy().tobytes()
+        fingerprint = hashlib.sha256(weights).hexdigest()
+    return peer_pb2.FeatureTap(
+        layers=list(spec.layers), width=spec.width(hidden_size), projection_fingerprint=fingerprint
+    )
+
+
+def target_config(model_dir: Path) -> dict[str, Any]:
+    """The target's configuration.
+
+    Raises:
+        IncompatiblePeerError: it is missing or not JSON.
+    """
+    try:
+        config = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise IncompatiblePeerError(f"{model_dir.name} is not a model directory: {error}") from error
+    text_config: dict[str, Any] = config.get("text_config", config)
+    return text_config
+
+
+def peer_info(
+    drafter: Drafter,
+    model_dir: Path,
+    *,
+    device: str,
+    dtype: torch.dtype,
+    tap: TapSpec | None,
+    max_positions: int | None,
+) -> peer_pb2.PeerInfo:
+    """Identity and limits of this process.
+
+    Args:
+        drafter: what it hosts.
+        model_dir: the target.
+        device: what it computes on.
+        dtype: what it computes in.
+        tap: the features it reads, as the checkpoint defines them.
+        max_positions: positions the drafter has; None where only the target bounds them.
+    """
+    config = target_config(model_dir)
+    target_positions = int(config.get("max_position_embeddings") or UNBOUNDED_POSITIONS)
+    return peer_pb2.PeerInfo(
+        protocol_version=PROTOCOL_VERSION,
+        instance_id=secrets.token_hex(8),
+        model_fingerprint=model_fingerprint(model_dir),
+        tokenizer_fingerprint=tokenizer_fingerprint(model_dir),
+        vocab_size=int(config["vocab_size"]),
+        max_positions=min(target_positions, max_positions or UNBOUNDED_POSITIONS),
+        dtype=str(dtype).removeprefix("torch."),
+        method=drafter.method,
+        tap=feature_tap(tap, int(config["hidden_size"])),
+        device=describe_device(device),
+        model_name=model_dir.name,
+    )

@@ -1,0 +1,143 @@
+"""Checks the frames of a conductor and turns them into what the loop takes.
+
+Every id, count and token is compared with this drafter's limits here, before anything indexes a tensor with it. What
+is wrong with one sequence costs that sequence; only a frame that breaks the protocol costs the stream.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+
+from paceline.errors import InvalidRequestError
+from paceline.sampling import ParameterError, SamplingParams, VerifyMode
+from paceline.v1 import drafter_pb2, peer_pb2, sampling_pb2
+from services.drafter.inbox import Frame, Opening
+from services.drafter.session import Plan, Session
+from services.runtime.frames import unpack_commits
+
+INVALID_ARGUMENT = 3
+RESOURCE_EXHAUSTED = 8
+ABORTED = 10
+OUT_OF_RANGE = 11
+FAILED_PRECONDITION = 9
+INTERNAL = 13
+
+MAX_DRAFT_TOKENS = 64
+
+_MODES = {
+    sampling_pb2.VERIFY_MODE_UNSPECIFIED: None,
+    sampling_pb2.VERIFY_MODE_GREEDY: VerifyMode.GREEDY,
+    sampling_pb2.VERIFY_MODE_COUPLED: VerifyMode.COUPLED,
+    sampling_pb2.VERIFY_MODE_REJECTION: VerifyMode.REJECTION,
+}
+
+
+class FrameReader:
+    """Checks frames against one drafter's limits."""
+
+    def __init__(self, vocab_size: int, max_positions: int, clock: Callable[[], float]) -> None:
+        self._vocab_size = vocab_size
+        self._max_positions = max_positions
+        self._clock = clock
+        self._local_ids: Iterator[int] = itertools.count(1)
+
+    def read(
+        self,
+        session: Session,
+        request: drafter_pb2.DraftRequest,
+        admit: Callable[[drafter_pb2.OpenDraftSequence, int], None],
+    ) -> Frame:
+        """A checked frame.
+
+        Args:
+            session: the stream it came on.
+            request: the frame.
+            admit: called with each good opening and its local id, before the loop learns of it; may refuse it by
+                raising InvalidRequestError.
+
+        Raises:
+            StreamProtocolError: commits that cannot be read.
+        """
+        commits = unpack_commits(request.commits, self._vocab_size) if request.HasField("commits") else ()
+        openings: list[Opening] = []
+        failures: list[peer_pb2.SequenceFailure] = []
+        for message in request.opens:
+            try:
+                opening = self._opening(message)
+                admit(message, opening.local_id)
+            except InvalidRequestError as error:
+                failures.append(failure(message.sequence_id, INVALID_ARGUMENT, error.reason, str(error)))
+            except OutOfPositionsError as error:
+                failures.append(failure(message.sequence_id, OUT_OF_RANGE, "OUT_OF_POSITIONS", str(error)))
+            else:
+                openings.append(opening)
+        plan = None
+        if request.HasField("plan"):
+            plan = Plan(
+                min(request.plan.draft_length, MAX_DRAFT_TOKENS),
+                min(request.plan.draft_ahead, MAX_DRAFT_TOKENS),
+            )
+        return Frame(
+            session=session,
+            frame_id=request.frame_id,
+            arrived_at=self._clock(),
+            closes=tuple(request.closes),
+            openings=tuple(openings),
+            commits=tuple(commits),
+            plan=plan,
+            failures=tuple(failures),
+        )
+
+    def _opening(self, message: drafter_pb2.OpenDraftSequence) -> Opening:
+        tokens = tuple(message.token_ids)
+        if message.sequence_id == 0:
+            raise InvalidRequestError("sequence_id", "must be above 0")
+        if not tokens:
+            raise InvalidRequestError("token_ids", "must not be empty")
+        if max(tokens) >= self._vocab_size:
+            raise InvalidRequestError("token_ids", f"{max(tokens)} is not below {self._vocab_size}")
+        if not 1 <= message.max_draft_tokens <= MAX_DRAFT_TOKENS:
+            raise InvalidRequestError("max_draft_tokens", f"must be between 1 and {MAX_DRAFT_TOKENS}")
+        if len(tokens) >= self._max_positions:
+            raise OutOfPositionsError(
+                f"{len(tokens)} tokens, this drafter has {self._max_positions} positions"
+            )
+        return Opening(
+            local_id=next(self._local_ids),
+            wire_id=message.sequence_id,
+            epoch=message.epoch,
+            tokens=tokens,
+            sampling=sampling_params(message.sampling),
+            max_draft_tokens=message.max_draft_tokens,
+        )
+
+
+class OutOfPositionsError(ValueError):
+    """A sequence that has outgrown the drafter."""
+
+
+def sampling_params(message: sampling_pb2.SamplingParams) -> SamplingParams:
+    """How the target will choose, so that the drafter can choose alike.
+
+    Raises:
+        InvalidRequestError: naming the field that is out of range.
+    """
+    if message.mode not in _MODES:
+        raise InvalidRequestError("sampling.mode", f"{message.mode} is not a verification mode")
+    try:
+        return SamplingParams(
+            temperature=message.temperature if message.HasField("temperature") else 0.0,
+            top_k=message.top_k,
+            top_p=message.top_p if message.HasField("top_p") else 1.0,
+            min_p=message.min_p,
+            seed=message.seed,
+            mode=_MODES[message.mode],
+        )
+    except ParameterError as error:
+        raise InvalidRequestError(f"sampling.{error.field}", error.message) from None
+
+
+def failure(sequence_id: int, code: int, reason: str, message: str) -> peer_pb2.SequenceFailure:
+    """Says that one sequence failed."""
+    return peer_pb2.SequenceFailure(sequence_id=sequence_id, code=code, reason=reason, message=message)

@@ -1,0 +1,211 @@
+"""Draft rounds: which sequences are drafted for now, the drafting, and the answers.
+
+Responsible for: waiting a bounded time for features, gathering sequences so that they are drafted together, turning
+entries into packed answers, and drafting ahead. Deliberately does not know where commits come from. Used by
+services.drafter.loop, on its thread.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from paceline.drafters import Drafter, DraftRequest
+from paceline.trie import DraftEntry
+from paceline.v1 import drafter_pb2
+from services.drafter.requests import MAX_DRAFT_TOKENS
+from services.drafter.sequence import DraftSequence
+from services.drafter.session import Session
+from services.runtime import metrics
+from services.runtime.frames import pack_drafts
+
+AHEAD_STEP = 2
+"""Tokens drafted ahead between two looks at the inbox."""
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class RoundLimits:
+    """Bounds of the loop; times in seconds.
+
+    Attributes:
+        max_sequences: sequences held at once.
+        max_positions: positions the drafter has.
+        feature_wait_s: longest wait of a draft for features.
+        feature_gather_s: wait of sequences that could be drafted for others of the same moment.
+        feature_loss_s: features missing for longer are lost.
+    """
+
+    max_sequences: int = 256
+    max_positions: int = 1 << 20
+    feature_wait_s: float = 0.1
+    feature_gather_s: float = 0.001
+    feature_loss_s: float = 5.0
+
+
+class DraftRounds:
+    """Runs the drafter for batches of sequences."""
+
+    def __init__(
+        self,
+        drafter: Drafter,
+        limits: RoundLimits,
+        model_name: str,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._drafter = drafter
+        self._limits = limits
+        self._clock = clock
+        self._broken: list[DraftSequence] = []
+        labels = (model_name, drafter.method)
+        self._draft_seconds = metrics.DRAFT_SECONDS.labels(*labels)
+        self._queue_seconds = metrics.DRAFT_QUEUE_SECONDS.labels(*labels)
+        self._num_drafted = metrics.DRAFTED_TOKENS.labels(*labels, "answer")
+        self._num_ahead = metrics.DRAFTED_TOKENS.labels(*labels, "ahead")
+
+    def choose(self, owed: Sequence[DraftSequence], now: float) -> tuple[list[DraftSequence], float | None]:
+        """The sequences to draft for now, and when to look again where others, or all, should wait.
+
+        A sequence is ready with its features in. One that has waited too long is drafted for as it is (many drafters
+        can go on from states of their own); where the drafter cannot, it stays owed until features come.
+        """
+        ready: list[DraftSequence] = []
+        expired: list[DraftSequence] = []
+        waiting: list[float] = []
+        first_arrival = now
+        for sequence in owed:
+            assert sequence.want is not None
+            if self._drafter.tap is None or sequence.has_features:
+                ready.append(sequence)
+                first_arrival = min(first_arrival, sequence.want.arrived_at)
+            elif sequence.want.frame_id and now >= sequence.want.expires_at:
+                expired.append(sequence)
+            elif sequence.want.frame_id:
+                waiting.append(sequence.want.expires_at)
+        if expired:
+            return ready + expired, None
+        if ready and waiting and now < first_arrival + self._limits.feature_gather_s:
+            return [], first_arrival + self._limits.feature_gather_s
+        return ready, min(waiting, default=None)
+
+    def draft(self, due: Sequence[DraftSequence]) -> dict[Session, drafter_pb2.DraftResponse]:
+        """Drafts once for all of `due`; one answer per session, without drafts where there are none."""
+        wanted: list[tuple[DraftSequence, int]] = []
+        begun_at = self._clock()
+        for sequence in due:
+            assert sequence.want is not None
+            self._queue_seconds.observe(max(begun_at - sequence.want.arrived_at, 0.0))
+            num_tokens = self._num_tokens(sequence, sequence.session.plan.draft_length)
+            if num_tokens > 0:
+                wanted.append((sequence, num_tokens))
+            else:
+                sequence.want = None
+        entries, draft_s = self._run(wanted)
+        answers = {sequence.session: drafter_pb2.DraftResponse() for sequence in due}
+        for (sequence, _), entry in zip(wanted, entries, strict=True):
+            if (
+                entry is None
+            ):  # its features are missing; it has had its answer, and is drafted for when they come
+                if sequence.want is not None:
+                    sequence.want.frame_id = 0
+                continue
+            sequence.want = None
+            sequence.drafted_length, sequence.num_drafted = entry.start, len(entry.tokens)
+            self._num_drafted.inc(len(entry.tokens))
+        made = [(s, entry) for (s, _), entry in zip(wanted, entries, strict=True) if entry is not None]
+        num_steps = max((len(entry.tokens) for _, entry in made), default=0)
+        self._fill(answers, made, draft_s, num_steps)
+        return answers
+
+    def draft_ahead(
+        self, idle: Sequence[DraftSequence], may_go_on: Callable[[], bool]
+    ) -> dict[Session, drafter_pb2.DraftResponse]:
+        """Drafts longer chains from the same committed length; one answer per session that got any.
+
+        A drafter goes on from the chain it has, so this is done a few tokens at a time, and broken off with what there
+        is as soon as something newer has come in.
+        """
+        limits: dict[DraftSequence, int] = {}
+        for sequence in idle:
+            plan = sequence.session.plan
+            if plan.draft_ahead and plan.draft_length and sequence.drafted_length == sequence.length:
+                limits[sequence] = self._num_tokens(sequence, plan.draft_length + plan.draft_ahead)
+        longest: dict[DraftSequence, DraftEntry] = {}
+        draft_s = 0.0
+        while True:
+            growing = [
+                (sequence, min(sequence.num_drafted + AHEAD_STEP, limit))
+                for sequence, limit in limits.items()
+                if sequence.num_drafted < limit
+            ]
+            if not growing or not may_go_on():
+                break
+            entries, run_s = self._run(growing)
+            draft_s += run_s
+            for (sequence, num_tokens), entry in zip(growing, entries, strict=True):
+                if entry is not None and len(entry.tokens) > sequence.num_drafted:
+                    longest[sequence] = entry
+                    self._num_ahead.inc(len(entry.tokens) - sequence.num_drafted)
+                sequence.num_drafted = num_tokens  # also where nothing came of it: it is not tried again
+        longer = list(longest.items())
+        answers = {sequence.session: drafter_pb2.DraftResponse() for sequence, _ in longer}
+        self._fill(answers, longer, draft_s, num_steps=0)
+        return answers
+
+    def take_broken(self) -> list[DraftSequence]:
+        """The sequences on which the drafter raised since the last call."""
+        broken, self._broken = self._broken, []
+        return broken
+
+    def _num_tokens(self, sequence: DraftSequence, length: int) -> int:
+        room = self._limits.max_positions - sequence.length
+        return min(length, sequence.max_draft_tokens, MAX_DRAFT_TOKENS, room)
+
+    def _run(self, wanted: Sequence[tuple[DraftSequence, int]]) -> tuple[list[DraftEntry | None], float]:
+        """Calls the drafter; where it raises for a batch, each sequence is tried alone, to find the one at fault."""
+        if not wanted:
+            return [], 0.0
+        requests = [
+            DraftRequest(sequence_id=sequence.local_id, num_tokens=num_tokens, sampling=sequence.sampling)
+            for sequence, num_tokens in wanted
+        ]
+        begun_at = self._clock()
+        entries: list[DraftEntry | None]
+        try:
+            entries = list(self._drafter.draft(requests))
+            if len(entries) != len(requests):
+                raise ValueError(f"{len(entries)} entries for {len(requests)} requests")
+        except Exception:
+            log.exception("the drafter failed on a batch", num_sequences=len(requests))
+            entries = []
+            for (sequence, _), request in zip(wanted, requests, strict=True):
+                try:
+                    (entry,) = self._drafter.draft([request])
+                except Exception:
+                    entry = None
+                    sequence.want = None
+                    self._broken.append(sequence)
+                entries.append(entry)
+        draft_s = self._clock() - begun_at
+        self._draft_seconds.observe(draft_s)
+        return entries, draft_s
+
+    def _fill(
+        self,
+        answers: dict[Session, drafter_pb2.DraftResponse],
+        made: Sequence[tuple[DraftSequence, DraftEntry]],
+        draft_s: float,
+        num_steps: int,
+    ) -> None:
+        """Packs the entries into the answers of their sessions. The time is the batch's: each waited for all of it."""
+        for session, answer in answers.items():
+            own = [(s.wire_id, s.epoch, entry) for s, entry in made if s.session is session and entry.tokens]
+            if own:
+                answer.drafts.CopyFrom(pack_drafts(own))
+                answer.num_draft_steps = num_steps
+                answer.num_sequences = len(made)
+            answer.draft_us = int(draft_s * 1e6)

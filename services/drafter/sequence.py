@@ -1,0 +1,66 @@
+"""A sequence as the draft loop sees it. Owned by the loop's thread; knows no gRPC and no tensors.
+
+Lengths follow one convention: `length` committed tokens y[0..length-1]; a draft that goes on from them needs the
+target's features of positions 0..length-2.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from paceline.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from services.drafter.session import Session
+
+
+@dataclass(slots=True)
+class Want:
+    """A draft that is owed.
+
+    Attributes:
+        frame_id: the frame that asked for it; 0 where it has been answered already, without this draft.
+        arrived_at: when that frame came in.
+        expires_at: when it stops waiting for features.
+    """
+
+    frame_id: int
+    arrived_at: float
+    expires_at: float
+
+
+@dataclass(slots=True, eq=False)
+class DraftSequence:
+    """One sequence of one conductor.
+
+    Attributes:
+        local_id: this process's id, never used twice; the drafter knows the sequence by it.
+        wire_id: the verifier's id.
+        epoch: the conductor's epoch for it.
+        num_features: positions whose features have been fed, counted from 0.
+        has_commits: a commit has come in since the opening.
+        want: the draft that is owed, if one is.
+        drafted_length: committed length of the last draft made, 0 before the first.
+        num_drafted: tokens of the longest draft for that length.
+        missing_since: when features first failed to come in, None while they keep up.
+    """
+
+    session: Session
+    local_id: int
+    wire_id: int
+    epoch: int
+    sampling: SamplingParams
+    max_draft_tokens: int
+    length: int
+    num_features: int = 0
+    has_commits: bool = False
+    want: Want | None = None
+    drafted_length: int = 0
+    num_drafted: int = 0
+    missing_since: float | None = None
+
+    @property
+    def has_features(self) -> bool:
+        """Whether the features for a draft from the committed length are all in."""
+        return self.num_features >= self.length - 1

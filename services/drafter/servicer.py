@@ -1,0 +1,119 @@
+"""DrafterService at the wire: checks frames, hands them to the draft loop, and writes what it answers.
+
+Knows gRPC and nothing of how drafts are made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import structlog
+
+from paceline import PROTOCOL_VERSION
+from paceline.errors import IncompatiblePeerError, InvalidRequestError, StreamProtocolError
+from paceline.v1 import drafter_pb2, drafter_pb2_grpc, peer_pb2
+from services.drafter.features import FeatureRoutes
+from services.drafter.inbox import Inbox, SessionEnded
+from services.drafter.requests import FrameReader
+from services.drafter.session import Session
+from services.runtime.channel import split_endpoint
+
+MIN_LEASE_MS, MAX_LEASE_MS = 1_000, 600_000
+
+log = structlog.get_logger()
+
+
+class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
+    """Serves conductors."""
+
+    def __init__(
+        self, info: peer_pb2.PeerInfo, inbox: Inbox, reader: FrameReader, routes: FeatureRoutes
+    ) -> None:
+        self._info = info
+        self._inbox = inbox
+        self._reader = reader
+        self._routes = routes
+        self._sessions: set[Session] = set()
+
+    def end_streams(self) -> None:
+        """Ends every stream: the process is shutting down; conductors go on without this drafter."""
+        for session in self._sessions:
+            session.end()
+
+    async def Describe(
+        self, request: drafter_pb2.DrafterServiceDescribeRequest, context: Any
+    ) -> drafter_pb2.DrafterServiceDescribeResponse:
+        """Identity, limits and device."""
+        return drafter_pb2.DrafterServiceDescribeResponse(info=self._info)
+
+    async def Draft(
+        self, request_iterator: AsyncIterator[drafter_pb2.DraftRequest], context: Any
+    ) -> AsyncIterator[drafter_pb2.DraftResponse]:
+        """One conductor's stream; everything it opened ends with it."""
+        first = await anext(aiter(request_iterator), None)
+        if first is None or not first.HasField("hello"):
+            raise StreamProtocolError("the first frame must carry hello")
+        lease_s = _check_hello(first.hello) / 1000
+        session = Session(asyncio.get_running_loop(), first.hello.client_id)
+        self._sessions.add(session)
+        log.info("stream opened", session=session.number, client_id=session.client_id, lease_s=lease_s)
+        session.push(drafter_pb2.DraftResponse(hello=self._info))
+        reading = asyncio.create_task(self._read(session, first, request_iterator, lease_s))
+        try:
+            while not session.is_overrun and (answer := await session.pop()) is not None:
+                yield answer
+            if reading.done():
+                reading.result()  # raises what ended the reading, if anything did
+        finally:
+            reading.cancel()
+            self._sessions.discard(session)
+            self._inbox.put(SessionEnded(session))
+            log.info("stream closed", session=session.number, client_id=session.client_id)
+
+    async def _read(
+        self,
+        session: Session,
+        first: drafter_pb2.DraftRequest,
+        frames: AsyncIterator[drafter_pb2.DraftRequest],
+        lease_s: float,
+    ) -> None:
+        frame: drafter_pb2.DraftRequest | None = first
+        iterator = aiter(frames)
+        try:
+            while frame is not None:
+                item = self._reader.read(session, frame, self._admit)
+                self._inbox.put(item)
+                for (
+                    opening
+                ) in item.openings:  # what their features are must not reach the loop before they do
+                    self._routes.replay(opening.local_id)
+                try:
+                    frame = await asyncio.wait_for(anext(iterator, None), lease_s)
+                except TimeoutError:
+                    raise StreamProtocolError(f"no frame for {lease_s:g} s: the lease ran out") from None
+        finally:
+            session.end()
+
+    def _admit(self, opening: drafter_pb2.OpenDraftSequence, local_id: int) -> None:
+        """Routes the features of an opened sequence."""
+        if not self._info.tap.width:
+            return
+        split_endpoint(opening.verifier_endpoint)  # raises InvalidRequestError
+        if not opening.verifier_instance_id:
+            raise InvalidRequestError("verifier_instance_id", "must not be empty")
+        self._routes.route(
+            opening.verifier_endpoint, opening.verifier_instance_id, opening.sequence_id, local_id
+        )
+
+
+def _check_hello(hello: peer_pb2.StreamHello) -> int:
+    """The lease in milliseconds; refuses a peer that speaks another version."""
+    if hello.protocol_version != PROTOCOL_VERSION:
+        raise IncompatiblePeerError(
+            f"the caller speaks protocol version {hello.protocol_version}, this process {PROTOCOL_VERSION}"
+        )
+    if not MIN_LEASE_MS <= hello.lease_ms <= MAX_LEASE_MS:
+        raise InvalidRequestError("hello.lease_ms", f"must be between {MIN_LEASE_MS} and {MAX_LEASE_MS}")
+    return hello.lease_ms

@@ -1,0 +1,23 @@
+"""Errors that only the gateway raises.
+
+Responsible for: their gRPC status and reason. Deliberately does not know gRPC. Raised across this package, mapped by
+the interceptor in :mod:`services.runtime.errors`.
+"""
+
+from __future__ import annotations
+
+from paceline.errors import PacelineError
+
+
+class TokenizerError(PacelineError):
+    """The model directory's tokenizer or chat template cannot be used."""
+
+    status = "FAILED_PRECONDITION"
+    reason = "UNUSABLE_TOKENIZER"
+
+
+class DeadlineError(PacelineError):
+    """The caller's deadline leaves no time to do the work."""
+
+    status = "DEADLINE_EXCEEDED"
+    reason = "DEADLINE_TOO_CLOSE"

@@ -1,0 +1,140 @@
+"""One generation as its client sees it: a started event, chunks, and exactly one finished event.
+
+Responsible for: turning committed tokens into final text, stop texts, and the figures at the end. What the client
+gets depends on the tokens alone, not on the frames in which they came. Deliberately does not know: gRPC, where tokens
+come from, deadlines.
+
+Called by: :mod:`services.gateway.servicer`, which feeds it the conductor's frames.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from paceline.errors import UnavailableError
+from paceline.v1 import generation_pb2, orchestrator_pb2, sampling_pb2
+from services.gateway.detokenizer import Detokenizer
+from services.gateway.requests import CheckedRequest
+from services.gateway.served_model import ServedModel
+from services.gateway.stop import StopTextMatcher
+
+
+class Generation:
+    """State of one generation.
+
+    Args:
+        request: what was asked.
+        model: what serves it.
+        detokenizer: a fresh one.
+        clock: seconds, monotonic.
+
+    Attributes:
+        token_ids: tokens generated so far.
+        finish_reason: why it ended; unspecified while it goes on.
+        first_token_at: clock at the first token; None before.
+    """
+
+    def __init__(
+        self,
+        request: CheckedRequest,
+        model: ServedModel,
+        detokenizer: Detokenizer,
+        clock: Callable[[], float],
+    ) -> None:
+        self._request = request
+        self._model = model
+        self._detokenizer = detokenizer
+        self._stop_texts = StopTextMatcher(request.stop_texts)
+        self._clock = clock
+        self._started_at = clock()
+        self._num_frames = 0
+        self._num_lost_frames = 0
+        self._stats: generation_pb2.GenerationStats | None = None
+        self.token_ids: list[int] = []
+        self.finish_reason: sampling_pb2.FinishReason = sampling_pb2.FINISH_REASON_UNSPECIFIED
+        self.first_token_at: float | None = None
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the finished event has been made."""
+        return self.finish_reason != sampling_pb2.FINISH_REASON_UNSPECIFIED
+
+    def started(self, request_id: str) -> generation_pb2.GenerateResponse:
+        """The first event."""
+        return generation_pb2.GenerateResponse(
+            started=generation_pb2.GenerationStarted(
+                request_id=request_id,
+                model=self._model.name,
+                num_prompt_tokens=len(self._request.prompt_token_ids),
+                seed=self._request.sampling.seed,
+                mode=self._request.sampling.mode,
+            )
+        )
+
+    def push(self, frame: orchestrator_pb2.RunResponse) -> list[generation_pb2.GenerateResponse]:
+        """Takes a frame of the conductor and returns the events that it caused.
+
+        Raises:
+            UnavailableError: the conductor sent a token that the model does not have.
+        """
+        assert not self.is_finished, "a frame after the end"
+        if frame.HasField("stats"):
+            self._stats = frame.stats
+        if frame.token_ids:
+            self._num_frames += 1
+            if self.first_token_at is None:
+                self.first_token_at = self._clock()
+        text, num_taken = self._take(frame.token_ids)
+        reason = frame.finish_reason
+        if reason != sampling_pb2.FINISH_REASON_UNSPECIFIED and self._stop_texts.matched is None:
+            text += self._end_of_text()
+        if self._stop_texts.matched is not None:
+            reason = sampling_pb2.FINISH_REASON_STOP
+        events = []
+        if text or num_taken:
+            chunk = generation_pb2.GenerationChunk(text=text, token_ids=frame.token_ids[:num_taken])
+            events.append(generation_pb2.GenerateResponse(chunk=chunk))
+        if reason != sampling_pb2.FINISH_REASON_UNSPECIFIED:
+            self.finish_reason = reason
+            finished = generation_pb2.GenerationFinished(reason=reason, stats=self._final_stats())
+            events.append(generation_pb2.GenerateResponse(finished=finished))
+        return events
+
+    def run_lost(self) -> None:
+        """The run died; another goes on from the tokens so far, and its figures begin anew."""
+        self._stats = None
+        self._num_lost_frames = self._num_frames
+
+    def _take(self, token_ids: Sequence[int]) -> tuple[str, int]:
+        """Adds tokens up to the one that completes a stop text; returns the new text and how many were taken."""
+        text = ""
+        for index, token_id in enumerate(token_ids):
+            if token_id >= self._model.vocab_size:
+                raise UnavailableError(f"the conductor sent token {token_id}, which the model does not have")
+            self.token_ids.append(token_id)
+            if token_id in self._request.stop_token_ids:  # kept among the tokens, its text is not shown
+                return text, index + 1
+            text += self._stop_texts.push(self._detokenizer.push(token_id))
+            if self._stop_texts.matched is not None:
+                return text, index + 1
+        return text, len(token_ids)
+
+    def _end_of_text(self) -> str:
+        text = self._stop_texts.push(self._detokenizer.flush())
+        return text + self._stop_texts.flush()
+
+    def _final_stats(self) -> generation_pb2.GenerationStats:
+        """The conductor's figures; where a stop text ended the run before they came, what is known here."""
+        stats = generation_pb2.GenerationStats()
+        now = self._clock()
+        first = now if self.first_token_at is None else self.first_token_at
+        if self._stats is not None:
+            stats.CopyFrom(self._stats)
+            stats.num_target_passes += self._num_lost_frames
+        else:
+            stats.num_target_passes = self._num_frames
+            stats.time_to_first_token_us = round((first - self._started_at) * 1e6)
+            stats.decode_us = round((now - first) * 1e6)
+        stats.num_prompt_tokens = len(self._request.prompt_token_ids)
+        stats.num_generated_tokens = len(self.token_ids)
+        return stats

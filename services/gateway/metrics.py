@@ -1,0 +1,74 @@
+"""What the gateway observes of its requests, under the names that vLLM uses for the same things.
+
+Responsible for: which collector of :mod:`services.runtime.metrics` is fed when. Tokens processed and sequences running
+are counted once, at the verifier; here are the requests as their clients see them. Deliberately does not know: how
+metrics are served. Called by: :mod:`services.gateway.servicer`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from prometheus_client import Counter, Gauge, Histogram
+
+from paceline.v1 import sampling_pb2
+from services.gateway.generation import Generation
+from services.gateway.requests import CheckedRequest
+from services.runtime import metrics
+
+_MAX_TOKENS_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
+
+REQUESTS_IN_FLIGHT = Gauge(
+    "paceline_requests_in_flight", "Requests at the gateway", ("model_name",), registry=metrics.REGISTRY
+)
+REQUEST_FAILURES = Counter(
+    "paceline_request_failures",
+    "Requests that ended with an error status",
+    ("model_name", "reason"),
+    registry=metrics.REGISTRY,
+)
+REQUEST_MAX_TOKENS = Histogram(
+    "vllm:request_params_max_tokens",
+    "Token limit of a request",
+    ("model_name",),
+    buckets=_MAX_TOKENS_BUCKETS,
+    registry=metrics.REGISTRY,
+)
+
+
+@contextmanager
+def in_flight(model: str) -> Iterator[None]:
+    """Counts a request as in flight."""
+    gauge = REQUESTS_IN_FLIGHT.labels(model)
+    gauge.inc()
+    try:
+        yield
+    finally:
+        gauge.dec()
+
+
+def observe_admission(model: str, request: CheckedRequest) -> None:
+    """A request was admitted."""
+    metrics.REQUEST_PROMPT_TOKENS.labels(model).observe(len(request.prompt_token_ids))
+    REQUEST_MAX_TOKENS.labels(model).observe(request.max_new_tokens)
+
+
+def observe_end(model: str, generation: Generation, arrived_at: float, now: float) -> None:
+    """An admitted request ended, for whatever reason."""
+    num_tokens = len(generation.token_ids)
+    metrics.REQUEST_GENERATION_TOKENS.labels(model).observe(num_tokens)
+    metrics.REQUEST_LATENCY.labels(model).observe(now - arrived_at)
+    if generation.first_token_at is not None:
+        metrics.TIME_TO_FIRST_TOKEN.labels(model).observe(generation.first_token_at - arrived_at)
+        if num_tokens > 1:  # the mean of the request: tokens come several at a time
+            mean_s = (now - generation.first_token_at) / (num_tokens - 1)
+            metrics.INTER_TOKEN_LATENCY.labels(model).observe(mean_s)
+    if generation.is_finished:
+        name = sampling_pb2.FinishReason.Name(generation.finish_reason).removeprefix("FINISH_REASON_").lower()
+        metrics.REQUEST_SUCCESS.labels(model, name).inc()
+
+
+def observe_failure(model: str, reason: str) -> None:
+    """A request ended with an error status."""
+    REQUEST_FAILURES.labels(model, reason).inc()

@@ -1,0 +1,172 @@
+"""The client-facing gRPC service: one method per rpc, each a short walk through the other files of this package.
+
+Responsible for: the order of events of a request (check, admit, run, stream), its deadline, and cancelling the run
+when the client goes away. Deliberately does not know: how tokens are made, how errors become statuses.
+
+Called by: gRPC; built in :mod:`services.gateway.__main__`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+
+import structlog
+from grpc import aio
+
+from paceline.errors import CapacityError, PacelineError, UnavailableError
+from paceline.v1 import generation_pb2, generation_pb2_grpc
+from services.gateway import metrics
+from services.gateway.director import DirectorClient
+from services.gateway.errors import DeadlineError
+from services.gateway.generation import Generation
+from services.gateway.requests import CheckedRequest, RequestChecker
+from services.gateway.served_model import ModelWatch, ServedModel
+from services.gateway.tokenizer import ModelTokenizer
+
+# Less time than this is not worth a place in the pipeline.
+_MIN_REMAINING_S = 0.02
+# What stays of the caller's time for the way back.
+_DEADLINE_MARGIN_S = 0.01
+# A conductor that dies is replaced by the director; the run goes on there from the tokens so far.
+_MAX_RUNS = 3
+_RESUME_PAUSE_S = 0.5
+
+
+class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
+    """Serves ``paceline.v1.GenerationService``.
+
+    Args:
+        tokenizer: of the served model.
+        checker: of requests.
+        watch: of what is served.
+        director: the orchestrator.
+        max_requests: most requests in flight; more are refused, to be tried again.
+        default_timeout_s: for calls without a deadline.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        *,
+        tokenizer: ModelTokenizer,
+        checker: RequestChecker,
+        watch: ModelWatch,
+        director: DirectorClient,
+        max_requests: int,
+        default_timeout_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._checker = checker
+        self._watch = watch
+        self._director = director
+        self._max_requests = max_requests
+        self._default_timeout_s = default_timeout_s
+        self._clock = clock
+        self._num_running = 0
+        self._log = structlog.get_logger()
+
+    async def Generate(
+        self, request: generation_pb2.GenerateRequest, context: aio.ServicerContext
+    ) -> AsyncGenerator[generation_pb2.GenerateResponse, None]:
+        """Streams one completion."""
+        arrived_at = self._clock()
+        deadline = arrived_at + self._timeout_s(context)
+        model = self._watch.current()
+        if self._num_running >= self._max_requests:
+            raise CapacityError(f"{self._num_running} requests are in flight, which is the limit")
+        self._num_running += 1
+        try:
+            with metrics.in_flight(model.name):
+                # Long prompts take tens of milliseconds; the library releases the GIL, other streams go on.
+                checked = await asyncio.to_thread(self._checker.check, request, model)
+                async with aclosing(self._stream(checked, model, arrived_at, deadline)) as events:
+                    async for event in events:
+                        yield event
+        except PacelineError as error:
+            metrics.observe_failure(model.name, error.reason)
+            raise
+        finally:
+            self._num_running -= 1
+
+    async def GetModelInfo(
+        self, request: generation_pb2.GetModelInfoRequest, context: aio.ServicerContext
+    ) -> generation_pb2.GetModelInfoResponse:
+        """Says what is served."""
+        model = self._watch.current()
+        return generation_pb2.GetModelInfoResponse(
+            model=model.name,
+            model_fingerprint=model.fingerprint,
+            vocab_size=model.vocab_size,
+            max_positions=model.max_positions,
+            method=model.method,
+            placement=model.placement,
+        )
+
+    def _timeout_s(self, context: aio.ServicerContext) -> float:
+        remaining = context.time_remaining()
+        timeout_s = (
+            self._default_timeout_s if remaining is None else min(remaining, self._default_timeout_s * 10)
+        )
+        if timeout_s < _MIN_REMAINING_S:
+            raise DeadlineError("the deadline leaves no time to generate anything")
+        return timeout_s - _DEADLINE_MARGIN_S
+
+    def _remaining_s(self, deadline: float) -> float:
+        remaining = deadline - self._clock()
+        if remaining <= 0:
+            raise DeadlineError("the deadline passed")
+        return remaining
+
+    async def _stream(
+        self, request: CheckedRequest, model: ServedModel, arrived_at: float, deadline: float
+    ) -> AsyncGenerator[generation_pb2.GenerateResponse, None]:
+        """Admits and runs; where a conductor dies, goes on at another from the tokens so far."""
+        generation = Generation(request, model, self._tokenizer.detokenizer(), self._clock)
+        log = self._log
+        num_runs = 0
+        is_admitted = False
+        try:
+            while True:
+                num_runs += 1
+                try:
+                    place = await self._director.admit(
+                        len(request.prompt_token_ids), request.max_new_tokens, self._remaining_s(deadline)
+                    )
+                    if not is_admitted:
+                        is_admitted = True
+                        log = log.bind(request_id=place.request_id)
+                        metrics.observe_admission(model.name, request)
+                        yield generation.started(place.request_id)
+                    run_request = request.to_run_request(place.request_id, generation.token_ids)
+                    frames = self._director.run(
+                        place.conductor_endpoint, run_request, self._remaining_s(deadline)
+                    )
+                    async with aclosing(frames):
+                        async for frame in frames:
+                            for event in generation.push(frame):
+                                yield event
+                            if generation.is_finished:
+                                return
+                except UnavailableError as error:
+                    if num_runs >= _MAX_RUNS or not generation.token_ids:
+                        raise  # before the first token the client itself tries again
+                    log.warning(
+                        "run lost, going on elsewhere", error=str(error), num_tokens=len(generation.token_ids)
+                    )
+                    generation.run_lost()
+                    await asyncio.sleep(min(_RESUME_PAUSE_S, self._remaining_s(deadline)))
+        finally:
+            now = self._clock()
+            if is_admitted:
+                metrics.observe_end(model.name, generation, arrived_at, now)
+            log.info(
+                "request ended",
+                reason=int(generation.finish_reason),
+                num_prompt_tokens=len(request.prompt_token_ids),
+                num_tokens=len(generation.token_ids),
+                seconds=round(now - arrived_at, 3),
+            )

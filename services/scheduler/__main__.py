@@ -1,0 +1,95 @@
+"""Entry point of the scheduler process: ``paceline-scheduler``."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from urllib.parse import urlsplit
+
+from paceline.errors import InvalidRequestError
+from paceline.v1 import scheduler_pb2_grpc
+from services.runtime.lifecycle import Process, serve
+from services.runtime.redis_store import RedisStore
+from services.runtime.settings import load
+from services.runtime.tasks import end_task
+from services.scheduler.planning import PlanningLimits
+from services.scheduler.registry import Registry
+from services.scheduler.servicer import SERVICE_NAME, SchedulerServicer
+from services.scheduler.settings import SchedulerSettings
+from services.scheduler.store import MeasurementStore
+
+_FIRST_CONNECT_S = 2.0  # a start waits this long for Redis, to begin warm; then it serves without
+
+
+async def build(process: Process) -> None:
+    """Add the servicer to a process and start what it needs."""
+    settings = process.settings
+    assert isinstance(settings, SchedulerSettings)
+    redis = _redis(settings)
+    store = MeasurementStore(redis, settings.ttl_s) if redis is not None else None
+    registry = Registry(
+        store,
+        _limits(settings),
+        max_subjects=settings.max_subjects,
+        flush_interval_s=settings.flush_interval_s,
+        refresh_interval_s=settings.refresh_interval_s,
+    )
+    if redis is not None:
+        redis.on_change(registry.on_redis_change)
+        process.on_close(redis.close)
+        if not await redis.start(wait_s=_FIRST_CONNECT_S):
+            process.log.warning("starting without redis", endpoint=urlsplit(settings.redis_url).hostname)
+    planning = asyncio.create_task(registry.run(settings.plan_interval_s), name="planning")
+
+    async def close() -> None:
+        await end_task(planning)
+        await registry.flush()
+
+    process.on_drain(registry.wake)
+    process.on_close(close)
+    scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(
+        SchedulerServicer(registry, process.draining), process.server
+    )
+    process.add_service_name(SERVICE_NAME)
+    await process.ready()
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the scheduler until SIGTERM."""
+    serve("scheduler", load(SchedulerSettings, sys.argv[1:] if argv is None else argv), build)
+
+
+def _redis(settings: SchedulerSettings) -> RedisStore | None:
+    if not settings.redis_url:
+        return None
+    password = None
+    if settings.redis_password_file is not None:
+        try:
+            password = settings.redis_password_file.read_text(encoding="utf-8").strip()
+        except OSError as error:
+            raise InvalidRequestError("redis_password_file", f"cannot be read: {error}") from error
+    return RedisStore(
+        settings.redis_url,
+        username=settings.redis_username,
+        password=password,
+        ca_file=settings.redis_ca,
+        timeout_s=settings.redis_timeout_s,
+    )
+
+
+def _limits(settings: SchedulerSettings) -> PlanningLimits:
+    return PlanningLimits(
+        max_draft_length=settings.max_draft_length,
+        max_nodes_per_sequence=settings.max_nodes_per_sequence,
+        max_nodes_per_step=settings.max_nodes_per_step,
+        max_hold_s=settings.max_hold_ms / 1000,
+        margin=settings.margin,
+        cold_draft_length=settings.cold_draft_length,
+        probe_interval_s=settings.probe_interval_s,
+        probe_duration_s=settings.probe_duration_s,
+    )
+
+
+if __name__ == "__main__":
+    main()

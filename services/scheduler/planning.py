@@ -1,0 +1,143 @@
+"""From measurements to a policy.
+
+Responsible for: building the planner's inputs, saying whether enough has been measured, the policy until
+then, and feeding the planner's state machine. Deliberately does not know: Redis, streams, versions.
+
+Called by services.scheduler.registry at every planning interval.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from paceline.scheduling import Placement, PlanInputs, Policy, PolicyState, evaluate_length
+from services.scheduler.measurements import Measurements
+from services.scheduler.subject import Subject
+
+_MIN_PASSES = 32
+_MIN_DRAFTS = 8
+_MIN_ROUND_TRIPS = 4
+_MIN_BUCKETS = 2  # a single point of the curve tells no slope
+
+ONE_PASS_METHODS = frozenset({"medusa", "p_eagle", "pard", "dflash", "dspark"})
+"""Drafters that make all tokens of a draft in one pass: their time does not grow with its length."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanningLimits:
+    """Bounds that a deployment sets."""
+
+    max_draft_length: int
+    max_nodes_per_sequence: int
+    max_nodes_per_step: int
+    max_hold_s: float
+    margin: float
+    cold_draft_length: int
+    probe_interval_s: float
+    probe_duration_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A policy, the node budget of a whole step, and what it should bring."""
+
+    policy: Policy
+    max_nodes_per_step: int
+    expected_speedup: float
+
+
+class Planner:
+    """Decides for one subject; keeps the state machine that stops policies from flapping.
+
+    Args:
+        subject: what is planned for.
+        limits: the deployment's bounds.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, subject: Subject, limits: PlanningLimits, clock: Callable[[], float]) -> None:
+        self._subject = subject
+        self._limits = limits
+        self._state = PolicyState(
+            clock,
+            probe_interval_s=limits.probe_interval_s,
+            probe_duration_s=limits.probe_duration_s,
+            probe_length=max(1, min(limits.cold_draft_length or 1, limits.max_draft_length)),
+        )
+
+    def decide(self, measurements: Measurements, num_sequences: int) -> Decision:
+        """The policy for now.
+
+        Args:
+            measurements: all that is known.
+            num_sequences: running sequences; at least 1 is assumed.
+        """
+        if not self._subject.is_speculative:
+            return self._decision(Policy.off(0, "off: there is no drafter"), num_sequences, 1.0)
+        missing = self._missing(measurements)
+        if missing:
+            return self._decision(self._cold_policy(missing), num_sequences, 1.0)
+        inputs = self._inputs(measurements, max(1, num_sequences))
+        policy = self._state.decide(inputs)
+        expected = 1.0
+        if policy.draft_length:
+            expected = evaluate_length(inputs, policy.draft_length, policy.hold_us > 0).speedup
+        return self._decision(policy, num_sequences, expected)
+
+    def _missing(self, measurements: Measurements) -> str:
+        """What has to be measured before the planner can say anything."""
+        needs = [
+            ("step times", len(measurements.curve.buckets), _MIN_BUCKETS),
+            ("verified drafts", measurements.acceptance.count, _MIN_PASSES),
+            ("draft times", measurements.draft_time.count, _MIN_DRAFTS),
+        ]
+        if self._subject.placement == "separate":
+            needs.append(("round trips", measurements.network.count, _MIN_ROUND_TRIPS))
+        return ", ".join(f"{name} {have} of {need}" for name, have, need in needs if have < need)
+
+    def _cold_policy(self, missing: str) -> Policy:
+        """Speculate a little, or acceptance would never be measured; hold, or late drafts would always miss."""
+        length = min(self._limits.cold_draft_length, self._limits.max_draft_length)
+        reason = f"cold start, measured so far: {missing}"
+        if length == 0:
+            return Policy.off(0, reason)
+        is_separate = self._subject.placement == "separate"
+        hold_us = int(self._limits.max_hold_s * 1e6) if is_separate else 0
+        budget = min(length, self._limits.max_nodes_per_sequence)
+        return Policy(0, length, budget, hold_us, length if is_separate else 0, reason)
+
+    def _inputs(self, measurements: Measurements, num_sequences: int) -> PlanInputs:
+        limits = self._limits
+        curve = measurements.curve.estimator()
+        draft_model = measurements.draft_time.estimator()
+        round_trip = measurements.network.estimator()
+        mean_draft_s = measurements.draft_time.mean_s
+        is_one_pass = self._subject.method in ONE_PASS_METHODS
+
+        def draft_time(num_tokens: int) -> float:
+            if is_one_pass:
+                return mean_draft_s if num_tokens else 0.0
+            return draft_model.seconds(num_tokens)
+
+        max_length = limits.max_draft_length
+        return PlanInputs(
+            placement=Placement(self._subject.placement),
+            acceptance=measurements.acceptance.estimator().rates(max_length),
+            step_time=curve.seconds,
+            draft_time=draft_time,
+            rtt_s=round_trip.mean_s,
+            rtt_p95_s=round_trip.p95_s,
+            num_sequences=num_sequences,
+            max_draft_length=max(1, min(max_length, limits.max_nodes_per_step // num_sequences)),
+            max_nodes=limits.max_nodes_per_sequence,
+            max_hold_s=limits.max_hold_s,
+            margin=limits.margin,
+        )
+
+    def _decision(self, policy: Policy, num_sequences: int, expected_speedup: float) -> Decision:
+        # A step never has fewer nodes than one sequence may use, and leaves room for sequences that join.
+        # A power of two, so that the policy does not change with every sequence.
+        room = max(8, 1 << max(0, num_sequences - 1).bit_length())
+        per_step = min(self._limits.max_nodes_per_step, policy.node_budget * room)
+        return Decision(policy, per_step, expected_speedup)

@@ -1,0 +1,54 @@
+"""Settings of the scheduler process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from services.runtime.settings import OptionalPort, Port, ServerSettings
+
+
+class SchedulerSettings(ServerSettings):
+    """Collects measurements, keeps them in Redis and publishes a policy."""
+
+    model_config = SettingsConfigDict(env_prefix="PACELINE_SCHEDULER_")
+
+    port: Port = Field(50053, description="gRPC port; 0 picks a free one")
+    metrics_port: OptionalPort = Field(9103, description="Prometheus port; 0 picks a free one, off for none")
+    redis_url: str = Field(
+        "redis://127.0.0.1:6379/0",
+        description="redis://, rediss:// or unix:// URL; empty keeps state in memory only",
+    )
+    redis_username: str | None = Field(None, description="Redis ACL user, where the URL names none")
+    redis_password_file: Path | None = Field(None, description="file with the Redis password")
+    redis_ca: Path | None = Field(None, description="PEM authorities for rediss://")
+    redis_timeout_s: float = Field(1.0, gt=0, le=60, description="bound of each Redis operation")
+    ttl_s: float = Field(
+        7 * 86400.0, ge=1, description="how long Redis keeps a measurement that nobody refreshes"
+    )
+    plan_interval_s: float = Field(0.5, gt=0, le=60, description="pause between decisions")
+    flush_interval_s: float = Field(1.0, gt=0, le=60, description="pause between writes to Redis")
+    refresh_interval_s: float = Field(
+        10.0, gt=0, le=3600, description="pause between reads of what others wrote"
+    )
+    max_subjects: int = Field(256, ge=1, le=4096, description="subjects kept in memory")
+    max_draft_length: int = Field(8, ge=1, le=64, description="longest draft that is ever asked for")
+    max_nodes_per_sequence: int = Field(
+        32, ge=1, le=1024, description="most draft nodes of a sequence in a step"
+    )
+    max_nodes_per_step: int = Field(
+        256, ge=1, le=8192, description="most draft nodes over all sequences of a step"
+    )
+    max_hold_ms: float = Field(
+        50.0, ge=0, le=1000, description="longest hold of a step for drafts that are due"
+    )
+    margin: float = Field(
+        0.05, ge=0, le=1, description="speculation must beat plain decoding by this fraction"
+    )
+    cold_draft_length: int = Field(4, ge=0, le=64, description="draft length until enough is measured")
+    probe_interval_s: float = Field(
+        10.0, gt=0, description="pause before speculation that did not pay is tried again"
+    )
+    probe_duration_s: float = Field(1.0, gt=0, description="how long such a trial lasts")

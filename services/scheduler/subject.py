@@ -1,0 +1,66 @@
+"""What a set of measurements is about.
+
+Responsible for: checking a MeasurementKey from the wire and naming the Redis keys of a subject.
+Deliberately does not know: measurements, Redis itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from urllib.parse import quote
+
+from paceline.errors import InvalidRequestError
+from paceline.v1 import scheduler_pb2
+
+PLACEMENTS = ("colocated", "separate", "none")
+_MAX_CHARS = 200
+_KEY_PREFIX = "paceline:v1"
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A target on a device, and how it is drafted for. ``method`` is empty for plain decoding."""
+
+    model_fingerprint: str
+    dtype: str
+    device_name: str
+    method: str
+    placement: str
+
+    @classmethod
+    def from_proto(cls, key: scheduler_pb2.MeasurementKey) -> Subject:
+        """Check a key.
+
+        Raises:
+            InvalidRequestError: a field is missing, too long, not printable, or names no placement.
+        """
+        subject = cls(key.model_fingerprint, key.dtype, key.device_name, key.method, key.placement or "none")
+        for field, value in asdict(subject).items():
+            if not value and field != "method":
+                raise InvalidRequestError(f"key.{field}", "is missing")
+            if len(value) > _MAX_CHARS or not value.isprintable():
+                raise InvalidRequestError(f"key.{field}", f"is longer than {_MAX_CHARS} or not printable")
+        if subject.placement not in PLACEMENTS:
+            raise InvalidRequestError("key.placement", f"must be one of {', '.join(PLACEMENTS)}")
+        return subject
+
+    @property
+    def is_speculative(self) -> bool:
+        """Whether there is a drafter to ask."""
+        return bool(self.method) and self.placement != "none"
+
+    @property
+    def model_label(self) -> str:
+        """Short name for metrics and logs."""
+        return self.model_fingerprint[:12]
+
+    def redis_key(self, part: str) -> str:
+        """``paceline:v1:{model}:{dtype}:{device}:{method}:{placement}:{part}``; values are percent-encoded."""
+        values = (
+            self.model_fingerprint,
+            self.dtype,
+            self.device_name,
+            self.method or "none",
+            self.placement,
+        )
+        return ":".join((_KEY_PREFIX, *(quote(value, safe="") for value in values), part))

@@ -1,0 +1,120 @@
+"""`paceline generate` against a real gateway with a scripted orchestrator behind it."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.cli import main
+from paceline.cli.figures import comparison_line, figures_line
+from paceline.client import Completion, Stats
+from tests.gateway.scripted_conductor import Script
+from tests.gateway.server_thread import Serve
+from tests.gateway.tiny_model import byte_level_tokenizer
+
+TEXT = "hello wörld 😀"
+TOKENS = byte_level_tokenizer().encode(TEXT).ids
+
+
+def run(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as caught:
+        main(["generate", *arguments])
+    return int(caught.value.code or 0)
+
+
+def test_text_then_figures(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:
+    served = serve(Script(TOKENS, frame_sizes=(2,)))
+    assert run("hello", "--endpoint", served.endpoint) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == TEXT
+    assert "tokens per target pass" in lines[1]
+    assert "acceptance by position 1.00" in lines[1]
+    assert "(length)" in lines[1]
+    assert len(lines) == 2
+
+
+def test_quiet_prints_the_text_alone(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:
+    served = serve(Script(TOKENS))
+    assert run("hello", "--quiet", "--endpoint", served.endpoint) == 0
+    assert capsys.readouterr().out == TEXT + "\n"
+
+
+def test_parameters_reach_the_gateway(serve: Serve) -> None:
+    served = serve(Script(TOKENS))
+    flags = ["-n", "9", "-t", "0.5", "--top-k", "3", "--top-p", "0.5", "--min-p", "0.1", "--seed", "4"]
+    assert (
+        run("hello", "--raw", *flags, "--no-speculation", "--ignore-eos", "--endpoint", served.endpoint) == 0
+    )
+    sent = served.conductor.runs[0]
+    assert list(sent.prompt_token_ids) == byte_level_tokenizer().encode("hello").ids
+    assert (sent.max_new_tokens, sent.sampling.seed, sent.sampling.top_k) == (9, 4, 3)
+    assert (sent.speculation.disabled, list(sent.stop_token_ids)) == (True, [])
+
+
+def test_a_chat_has_a_system_turn_where_given(serve: Serve) -> None:
+    served = serve(Script(TOKENS))
+    assert run("hello", "--system", "be brief", "--endpoint", served.endpoint) == 0
+    prompt = byte_level_tokenizer().decode(
+        served.conductor.runs[0].prompt_token_ids, skip_special_tokens=False
+    )
+    assert prompt.startswith("<|im_start|>system\nbe brief<|im_end|>\n<|im_start|>user\nhello")
+
+
+def test_compare_decodes_plainly_with_the_same_seed(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:
+    served = serve(Script(TOKENS))
+    assert run("hello", "-t", "0.9", "--compare", "--endpoint", served.endpoint) == 0
+    out = capsys.readouterr().out
+    assert "plain decoding: " in out
+    assert "1.00 times plain; the texts are identical, token for token" in out
+    *_, speculative, plain = served.conductor.runs
+    assert (speculative.speculation.disabled, plain.speculation.disabled) == (False, True)
+    assert speculative.sampling.seed == plain.sampling.seed
+
+
+@pytest.mark.parametrize(
+    ("flags", "field"),
+    [(["-t", "-1"], "sampling.temperature"), (["-n", "0"], "max_tokens"), (["--stop", ""], "stop[0].text")],
+)
+def test_bad_input_names_the_field(
+    serve: Serve, capsys: pytest.CaptureFixture[str], flags: list[str], field: str
+) -> None:
+    served = serve(Script(TOKENS))
+    assert run("hello", *flags, "--endpoint", served.endpoint) == 2
+    assert capsys.readouterr().err.startswith(f"paceline: {field}: ")
+
+
+def test_an_endpoint_without_a_gateway_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("hello", "--timeout-s", "1", "--endpoint", "127.0.0.1:9") == 1
+    assert "paceline: " in capsys.readouterr().err
+
+
+def stats(**fields) -> Stats:
+    values = {
+        "num_prompt_tokens": 5,
+        "num_generated_tokens": 41,
+        "num_target_passes": 20,
+        "num_draft_tokens": 60,
+        "num_accepted_tokens": 21,
+        "drafted_per_position": (20, 20),
+        "accepted_per_position": (15, 6),
+        "time_to_first_token_s": 0.25,
+        "decode_s": 0.5,
+    }
+    return Stats(**{**values, **fields})
+
+
+def test_figures() -> None:
+    assert figures_line(stats(), "stop") == (
+        "80.0 tokens/s | 2.05 tokens per target pass | acceptance by position 0.75 0.30 | first token 250 ms"
+        " | 41 tokens (stop)"
+    )
+    single = stats(num_generated_tokens=1, num_target_passes=1, decode_s=0.0, drafted_per_position=())
+    assert "acceptance" not in figures_line(single, "length")
+
+
+def test_a_difference_is_located() -> None:
+    def completion(tokens: tuple[int, ...], decode_s: float) -> Completion:
+        return Completion("", tokens, "length", stats(decode_s=decode_s), "id", "tiny", 1)
+
+    line = comparison_line(completion((1, 2, 3), 0.5), completion((1, 2, 4), 1.0))
+    assert line.startswith("2.00 times plain; the texts differ from token 3 on")
+    assert "differ from token 4 on" in comparison_line(completion((1, 2, 3), 1), completion((1, 2, 3, 4), 1))

@@ -1,0 +1,54 @@
+"""What several areas share: a real Redis on loopback, and GPU tests skipped where there is no GPU."""
+
+from __future__ import annotations
+
+import os
+
+# One thread that sleeps while it waits, in this process and its children: several computing processes share two cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pynvml
+import pytest
+
+from paceline.embedded.redis_server import RedisServer
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that need a CUDA device are skipped, visibly, where there is none."""
+    if has_gpu():
+        return
+    skip = pytest.mark.skip(reason="no CUDA device")
+    for item in items:
+        if item.get_closest_marker("gpu") is not None:
+            item.add_marker(skip)
+
+
+def has_gpu() -> bool:
+    """Whether NVML sees a device; torch is not imported for it."""
+    try:
+        pynvml.nvmlInit()
+        count: int = pynvml.nvmlDeviceGetCount()
+        pynvml.nvmlShutdown()
+    except pynvml.NVMLError:
+        return False
+    return count > 0
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """One Redis for the whole session; tests use their own model fingerprint, so that keys never collide."""
+    server = RedisServer.start(tmp_path_factory.mktemp("redis"))
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def own_redis_server(tmp_path: Path) -> Iterator[RedisServer]:
+    """A Redis of the test's own, which it may kill."""
+    server = RedisServer.start(tmp_path / "redis")
+    yield server
+    server.stop()

@@ -1,0 +1,241 @@
+"""Real drafters in the service: an independent model as a real process, EAGLE-3 with the features of a real target."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from paceline.drafters import DraftRequest, drafter_tap, load_drafter
+from paceline.drafters.checkpoint import DrafterConfig, save_drafter
+from paceline.drafters.eagle3 import parameter_shapes
+from paceline.errors import IncompatiblePeerError
+from paceline.models import model_fingerprint
+from paceline.target import SequenceRows, TargetEngine
+from paceline.v1 import drafter_pb2, drafter_pb2_grpc, peer_pb2
+from services.drafter.host import Host
+from services.drafter.settings import Settings
+from services.runtime.channel import open_channel
+from services.runtime.lifecycle import hosted
+from tests.drafter_service.conftest import Bench, Conductor, commits, eventually, opening
+from tests.drafter_service.scripted import ScriptedFeatures
+
+ROOT = Path(__file__).parents[2]
+VOCAB_SIZE = 64
+HIDDEN_SIZE = 32
+PROMPT = [3, 9, 27, 14, 5]
+
+
+def make_target(path: Path, seed: int) -> Path:
+    """A random Llama, saved with a tokenizer."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=HIDDEN_SIZE,
+        intermediate_size=64,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        initializer_range=0.5,
+    )
+    LlamaForCausalLM(config).save_pretrained(path)
+    vocabulary = {f"t{token}": token for token in range(VOCAB_SIZE)}
+    Tokenizer(models.WordLevel(vocabulary, unk_token="t0")).save(str(path / "tokenizer.json"))
+    return path
+
+
+@pytest.fixture(scope="module")
+def target_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The target."""
+    return make_target(tmp_path_factory.mktemp("target"), seed=5)
+
+
+@pytest.fixture(scope="module")
+def independent_dir(tmp_path_factory: pytest.TempPathFactory, target_dir: Path) -> Path:
+    """An independent drafter that is the target itself, so that its drafts are the target's own text."""
+    path = tmp_path_factory.mktemp("independent")
+    config = DrafterConfig("independent", model_fingerprint(target_dir), "tiny", {"target_vocab": VOCAB_SIZE})
+    shutil.copytree(target_dir, path / "model")
+    (path / "config.json").write_text(
+        json.dumps(
+            {
+                "method": config.method,
+                "target_fingerprint": config.target_fingerprint,
+                "shape": dict(config.shape),
+                "format_version": config.format_version,
+            }
+        )
+    )
+    return path
+
+
+@pytest.fixture(scope="module")
+def eagle3_dir(tmp_path_factory: pytest.TempPathFactory, target_dir: Path) -> Path:
+    """An EAGLE-3 drafter with random weights."""
+    path = tmp_path_factory.mktemp("eagle3")
+    shape: dict[str, Any] = {
+        "hidden": 24,
+        "target_hidden": HIDDEN_SIZE,
+        "head_dim": 8,
+        "intermediate": 32,
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "target_vocab": VOCAB_SIZE,
+        "draft_vocab": VOCAB_SIZE,
+        "tap_layers": [1, 2, 3],
+        "max_positions": 100,
+        "rope_theta": 10000.0,
+        "norm_eps": 1e-5,
+    }
+    config = DrafterConfig("eagle3", model_fingerprint(target_dir), "tiny", shape)
+    torch.manual_seed(11)
+    tensors = {}
+    for name, size in parameter_shapes(config).items():
+        if name == "d2t":
+            tensors[name] = torch.zeros(size, dtype=torch.int64)
+        elif name == "t2d":
+            tensors[name] = torch.ones(size, dtype=torch.bool)
+        else:
+            tensors[name] = torch.ones(size) if "norm" in name else torch.randn(size) * 0.3
+    save_drafter(path, config, tensors)
+    return path
+
+
+def greedy(target_dir: Path, prompt: list[int], num_tokens: int) -> list[int]:
+    """The target's own text."""
+    engine = TargetEngine.load(target_dir, dtype=torch.float32)
+    slot = engine.open()
+    tokens: list[int] = []
+    rows = list(prompt)
+    while len(tokens) < num_tokens:
+        out = engine.step([SequenceRows(slot, rows, num_logits="last")])
+        rows = [int(out.logits[0][-1].argmax())]
+        tokens += rows
+    return tokens
+
+
+def start_process(folder: Path, drafter: Path, target: Path) -> subprocess.Popen[bytes]:
+    """The entry point, as it is deployed."""
+    command = [sys.executable, "-m", "services.drafter", "--drafter", str(drafter), "--model", str(target)]
+    command += [
+        "--port",
+        "0",
+        "--metrics-port",
+        "0",
+        "--dtype",
+        "float32",
+        "--threads",
+        "1",
+        "--drain-s",
+        "3",
+    ]
+    command += ["--ready-file", str(folder / "ready.json")]
+    with (folder / "log").open("wb") as log:
+        return subprocess.Popen(
+            command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=log, stderr=log
+        )
+
+
+@pytest.mark.integration
+async def test_process_drafts_the_targets_text_and_ends_on_sigterm(
+    tmp_path: Path, target_dir: Path, independent_dir: Path
+) -> None:
+    process = start_process(tmp_path, independent_dir, target_dir)
+    try:
+        ready_file = tmp_path / "ready.json"
+        await eventually(lambda: ready_file.exists() or process.poll() is not None, timeout_s=60)
+        assert process.poll() is None, (tmp_path / "log").read_text()
+        channel = open_channel(f"127.0.0.1:{json.loads(ready_file.read_text())['port']}")
+        stub = drafter_pb2_grpc.DrafterServiceStub(channel)
+        described = await stub.Describe(drafter_pb2.DrafterServiceDescribeRequest(), timeout=5)
+        assert described.info.method == "independent"
+        assert described.info.model_fingerprint == model_fingerprint(target_dir)
+        assert (described.info.vocab_size, described.info.max_positions) == (VOCAB_SIZE, 128)
+        conductor = await Conductor(stub).begin()
+        text = greedy(target_dir, PROMPT, 12)
+        plan = drafter_pb2.DraftPlan(draft_length=4, draft_ahead=4)
+        await conductor.send(opens=[opening(1, PROMPT)], plan=plan)
+        assert list((await conductor.read_drafts()).drafts.tokens) == text[:4]
+        assert list((await conductor.read_drafts()).drafts.tokens) == text[:8]
+        await conductor.send(commits=commits((1, 5, text[:3])))
+        answer = await conductor.read_drafts()
+        assert list(answer.drafts.starts) == [8]
+        assert list(answer.drafts.tokens)[:4] == text[3:7]
+        process.send_signal(signal.SIGTERM)
+        assert await asyncio.to_thread(process.wait, 10) == 0
+        await channel.close()
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait(10)
+
+
+def test_drafter_for_another_target_is_refused(tmp_path: Path, independent_dir: Path) -> None:
+    other = make_target(tmp_path / "other", seed=6)
+    with pytest.raises(IncompatiblePeerError, match="was made for target"):
+        Host.load(Settings(drafter=independent_dir, model=str(other), dtype="float32"), num_threads=1)
+
+
+async def test_eagle3_drafts_over_the_wire_what_it_drafts_alone(
+    bench: Bench, target_dir: Path, eagle3_dir: Path
+) -> None:
+    tap = drafter_tap(eagle3_dir)
+    assert tap is not None
+    engine = TargetEngine.load(target_dir, dtype=torch.float32, taps=[tap])
+    text = [*PROMPT, *greedy(target_dir, PROMPT, 8)]
+    slot = engine.open()
+    features = engine.step([SequenceRows(slot, text, num_logits="none")]).features[0].clone()  # [13, 24]
+
+    alone = load_drafter(eagle3_dir, target_dir, dtype=torch.float32)
+    alone.open(1, text[:5])
+    alone.feed(1, 0, features[:4])
+    (first,) = alone.draft([DraftRequest(1, 3)])
+    alone.extend(1, 5, text[5:8])
+    alone.feed(1, 4, features[4:7])
+    (second,) = alone.draft([DraftRequest(1, 3)])
+    assert first is not None
+    assert second is not None
+
+    settings = Settings(
+        drafter=eagle3_dir,
+        model=str(target_dir),
+        dtype="float32",
+        port=0,
+        metrics_port=None,
+        feature_wait_ms=5000,
+    )
+    host = Host.load(settings, num_threads=1)
+    process = await bench.stack.enter_async_context(hosted("drafter", settings, host.attach))
+    verifier = ScriptedFeatures(peer_pb2.PeerInfo())
+    verifier.info.CopyFrom(host.info)
+    verifier.info.instance_id = "verifier-1"
+    await verifier.start()
+    bench.stack.push_async_callback(verifier.stop)
+    channel = open_channel(f"127.0.0.1:{process.port}")
+    bench.stack.push_async_callback(channel.close)
+    conductor = await Conductor(drafter_pb2_grpc.DrafterServiceStub(channel)).begin()
+    assert host.info.tap.width == 24
+    assert host.info.max_positions == 100
+    await conductor.send(
+        opens=[opening(4, text[:5], verifier_endpoint=verifier.endpoint, verifier_instance_id="verifier-1")],
+        plan=drafter_pb2.DraftPlan(draft_length=3),
+    )
+    await eventually(lambda: verifier.num_streams)
+    verifier.push(4, 0, 4, features[:4])
+    assert list((await conductor.read_drafts()).drafts.tokens) == list(first.tokens)
+    await conductor.send(commits=commits((4, 5, text[5:8])))
+    verifier.push(4, 4, 3, features[4:7])
+    assert list((await conductor.read_drafts()).drafts.tokens) == list(second.tokens)
+    conductor.close()

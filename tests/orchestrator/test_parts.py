@@ -1,0 +1,367 @@
+"""The conductor's parts that need no peer: journal, states, policy, placement, admission, counting, frame merging."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.admission import Admission
+from orchestrator.counters import Counters, StatusCollector
+from orchestrator.journal import Journal, JournalEntry, JournalGapError
+from orchestrator.mailbox import Ending, Mailbox
+from orchestrator.placement import check_drafter, choose_drafter, placement_in_force
+from orchestrator.policy import PolicyInForce, PolicyOverrides
+from orchestrator.reports import MAX_SAMPLES, Reports
+from orchestrator.sequences import (
+    TRANSITIONS,
+    IllegalTransitionError,
+    Sequence,
+    SequenceState,
+    SequenceTable,
+    Tally,
+    passes_per_position,
+)
+from orchestrator.settings import OrchestratorSettings
+from orchestrator.status import ConductorStatus
+from orchestrator.verifier_link import _append_drafts
+from paceline.errors import CapacityError, IncompatiblePeerError, InvalidRequestError, UnavailableError
+from paceline.v1 import drafter_pb2, peer_pb2, sampling_pb2, scheduler_pb2, target_pb2
+from tests.orchestrator.scripted_peers import peer_info
+
+
+def sequence(request_id: str = "r") -> Sequence:
+    return Sequence(
+        entry=JournalEntry(request_id, [1, 2], 2),
+        sampling=sampling_pb2.SamplingParams(),
+        max_new_tokens=4,
+        stop_token_ids=(),
+        max_draft_nodes=8,
+        max_draft_tokens=8,
+        started_at=0.0,
+        pending_since=0.0,
+    )
+
+
+@given(
+    text=st.lists(st.integers(0, 50), min_size=2, max_size=30),
+    cuts=st.lists(st.tuples(st.integers(1, 30), st.integers(1, 8)), max_size=20),
+)
+def test_journal_holds_a_prefix_of_the_text_whatever_is_repeated(
+    text: list[int], cuts: list[tuple[int, int]]
+) -> None:
+    entry = Journal().open("r", text[:1])
+    for start, size in cuts:
+        span = text[start : start + size]
+        known = len(entry.tokens)
+        if start > known:
+            with pytest.raises(JournalGapError):
+                entry.commit(start, span)
+        else:
+            fresh = entry.commit(start, span)
+            assert list(fresh) == text[known : known + len(fresh)]
+        assert entry.tokens == text[: len(entry.tokens)]
+        assert len(entry.tokens) >= known
+
+
+def test_journal_counts_resumed_tokens_as_generated() -> None:
+    entry = Journal().open("r", [1, 2, 3, 4], num_resumed_tokens=2)
+    assert (entry.num_prompt_tokens, entry.num_generated_tokens) == (2, 2)
+
+
+def test_journal_refuses_a_request_twice() -> None:
+    journal = Journal()
+    journal.open("r", [1])
+    with pytest.raises(ValueError, match="running already"):
+        journal.open("r", [1])
+
+
+@pytest.mark.parametrize("state", list(SequenceState))
+def test_only_transitions_of_the_table_are_allowed(state: SequenceState) -> None:
+    for target in SequenceState:
+        subject = sequence()
+        subject.state = state
+        if target in TRANSITIONS[state]:
+            subject.move_to(target)
+            assert subject.state is target
+        else:
+            with pytest.raises(IllegalTransitionError):
+                subject.move_to(target)
+
+
+def test_table_forgets_old_keys_and_ids() -> None:
+    table, subject = SequenceTable(), sequence()
+    table.add(subject)
+    first = table.name_key(subject)
+    second = table.name_key(subject)
+    assert table.by_key(first) is None
+    assert table.by_key(second) is subject
+    table.name_id(subject, 7)
+    table.forget_id(subject)
+    assert table.by_id(7) is None
+    assert table.by_key(second) is None
+    assert len(table) == 1
+    table.remove(subject)
+    assert len(table) == 0
+
+
+@given(st.lists(st.integers(0, 9), max_size=40))
+def test_passes_per_position_counts_those_that_reached_it(depths: list[int]) -> None:
+    counts = passes_per_position(Counter(depths))
+    assert counts == [sum(depth > position for depth in depths) for position in range(max(depths, default=0))]
+
+
+def test_tally_leaves_plain_passes_out_of_positions() -> None:
+    tally = Tally()
+    tally.add(0, 0, 0)
+    tally.add(5, 3, 1)
+    assert (tally.num_passes, tally.num_draft_tokens, tally.num_accepted_tokens) == (2, 5, 1)
+    assert passes_per_position(tally.depths) == [1, 1, 1]
+    assert passes_per_position(tally.accepted) == [1]
+
+
+def test_default_policy_drafts_and_holds_only_where_drafts_are_due() -> None:
+    policy = PolicyInForce(PolicyOverrides())
+    due = policy.verify_policy(is_colocated=False, is_drafter_due=True)
+    alone = policy.verify_policy(is_colocated=False, is_drafter_due=False)
+    assert due.hold_us > 0
+    assert alone.hold_us == 0
+    assert due.colocated_draft_length == 0
+    assert policy.draft_plan().draft_length == 4
+
+
+def test_overrides_stand_above_the_policy() -> None:
+    policy = PolicyInForce(PolicyOverrides(draft_length=6, draft_ahead=1, hold_us=7))
+    policy.accept(
+        scheduler_pb2.SpeculationPolicy(version=3, draft_length=2, hold_us=900, max_nodes_per_sequence=2)
+    )
+    verify = policy.verify_policy(is_colocated=True, is_drafter_due=True)
+    assert (verify.version, verify.hold_us, verify.colocated_draft_length) == (3, 7, 6)
+    assert verify.max_nodes_per_sequence == 6
+    assert verify.max_nodes_per_step == 6
+    plan = policy.draft_plan()
+    assert (plan.version, plan.draft_length, plan.draft_ahead) == (3, 6, 1)
+
+
+def test_policy_of_length_zero_turns_everything_off() -> None:
+    policy = PolicyInForce(PolicyOverrides())
+    policy.accept(
+        scheduler_pb2.SpeculationPolicy(version=9, draft_length=0, hold_us=900, draft_ahead=4, max_nodes_per_step=64)
+    )
+    verify = policy.verify_policy(is_colocated=False, is_drafter_due=True)
+    assert (verify.max_nodes_per_step, verify.max_nodes_per_sequence, verify.hold_us) == (0, 0, 0)
+    assert (policy.draft_plan().draft_length, policy.draft_plan().draft_ahead) == (0, 0)
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1))
+def test_plan_stays_within_the_frames_limits(length: int, ahead: int) -> None:
+    policy = PolicyInForce(PolicyOverrides())
+    policy.accept(scheduler_pb2.SpeculationPolicy(draft_length=length, draft_ahead=ahead))
+    plan = policy.draft_plan()
+    assert 0 <= plan.draft_length + plan.draft_ahead <= 64
+
+
+def test_placement_in_force() -> None:
+    with_method, without = peer_info("verifier", method="eagle3"), peer_info("verifier")
+    assert placement_in_force("auto", ["d:1"], with_method) == "separate"
+    assert placement_in_force("auto", [], with_method) == "colocated"
+    assert placement_in_force("auto", [], without) == "none"
+    assert placement_in_force("auto", [], None) == "none"
+    assert placement_in_force("none", ["d:1"], with_method) == "none"
+
+
+class Drafter:
+    def __init__(self, name: str, is_up: bool, is_stalled: bool, num_sequences: int) -> None:
+        self.name, self.is_up, self.is_stalled, self.num_sequences = name, is_up, is_stalled, num_sequences
+
+
+def test_drafter_with_fewest_sequences_is_chosen_and_stalled_ones_last() -> None:
+    down = Drafter("down", False, False, 0)
+    stalled = Drafter("stalled", True, True, 0)
+    busy = Drafter("busy", True, False, 5)
+    idle = Drafter("idle", True, False, 2)
+    assert choose_drafter([down, stalled, busy, idle]) is idle
+    assert choose_drafter([down, stalled]) is stalled
+    assert choose_drafter([down]) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"protocol_version": 2}, "protocol version 2"),
+        ({"model_fingerprint": "other"}, "model_fingerprint"),
+        ({"tokenizer_fingerprint": "other"}, "tokenizer_fingerprint"),
+        ({"vocab_size": 5}, "vocab_size"),
+        ({"tap": peer_pb2.FeatureTap(layers=[1], width=8)}, "features"),
+    ],
+)
+def test_incompatible_drafter_is_refused_naming_what_differs(changes: dict[str, object], match: str) -> None:
+    with pytest.raises(IncompatiblePeerError, match=match):
+        check_drafter(peer_info("drafter", **changes), peer_info("verifier"))
+
+
+def test_drafter_without_features_suits_a_verifier_with_a_tap() -> None:
+    check_drafter(peer_info("drafter"), peer_info("verifier", tap=peer_pb2.FeatureTap(layers=[1], width=8)))
+
+
+def status(verifier: str, num_running: int = 0, is_ready: bool = True, max_positions: int = 100) -> ConductorStatus:
+    info = peer_info("verifier", max_positions=max_positions)
+    return ConductorStatus(
+        endpoint=f"conductor-of-{verifier}",
+        verifier_endpoint=verifier,
+        is_ready=is_ready,
+        is_draining=False,
+        num_running=num_running,
+        placement="none",
+        verifier=info.SerializeToString(),
+        reason="" if is_ready else "scripted",
+        counters=Counters(num_requests=3, finished=Counter({sampling_pb2.FINISH_REASON_STOP: 2})).as_dict(),
+    )
+
+
+def test_admission_spreads_requests_also_between_two_statuses() -> None:
+    admission = Admission(max_sequences=4)
+    admission.update(status("a", 1))
+    admission.update(status("b", 0))
+    placed = Counter(admission.place(1, 1) for _ in range(7))
+    assert placed == {"conductor-of-a": 3, "conductor-of-b": 4}
+    with pytest.raises(CapacityError):
+        admission.place(1, 1)
+    admission.update(status("a", 0))
+    assert admission.place(1, 1) == "conductor-of-a"
+
+
+def test_admission_refuses_what_no_verifier_can_hold() -> None:
+    admission = Admission(max_sequences=4)
+    admission.update(status("a", 0, max_positions=50))
+    admission.update(status("b", 3, max_positions=80))
+    assert admission.place(40, 20) == "conductor-of-b"
+    with pytest.raises(InvalidRequestError, match="80"):
+        admission.place(60, 40)
+    with pytest.raises(InvalidRequestError, match="num_prompt_tokens"):
+        admission.place(0, 1)
+
+
+def test_admission_without_a_ready_conductor_says_why() -> None:
+    admission = Admission(max_sequences=4)
+    with pytest.raises(UnavailableError, match="no conductor has reported"):
+        admission.place(1, 1)
+    admission.update(status("a", is_ready=False))
+    with pytest.raises(UnavailableError, match="a: scripted"):
+        admission.place(1, 1)
+    admission.update(status("a"))
+    admission.place(1, 1)
+    admission.lose("a")
+    with pytest.raises(UnavailableError):
+        admission.place(1, 1)
+
+
+def test_statuses_become_metrics() -> None:
+    families = {family.name: family for family in StatusCollector(lambda: [status("a", 2)]).collect()}
+    assert families["paceline:conductor_requests"].samples[0].value == 3
+    assert families["paceline:conductor_running_sequences"].samples[0].value == 2
+    finished = families["paceline:conductor_finished_requests"].samples[0]
+    assert (finished.labels, finished.value) == ({"verifier": "a", "reason": "stop"}, 2)
+
+
+async def test_mailbox_merges_for_a_slow_reader_and_ends_once() -> None:
+    mailbox = Mailbox()
+    mailbox.put([1])
+    mailbox.wake()
+    mailbox.put([2, 3])
+    mailbox.end(Ending(sampling_pb2.FINISH_REASON_STOP))
+    mailbox.end(Ending(sampling_pb2.FINISH_REASON_ERROR))
+    mailbox.wake()
+    tokens, ending = await mailbox.take()
+    assert tokens == [1, 2, 3]
+    assert ending is not None
+    assert ending.finish_reason == sampling_pb2.FINISH_REASON_STOP
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await mailbox.take()
+
+
+def draft_batch(sequence_id: int, tokens: list[int], log_probs: list[float]) -> peer_pb2.DraftBatch:
+    return peer_pb2.DraftBatch(
+        sequence_ids=[sequence_id],
+        epochs=[0],
+        starts=[3],
+        sizes=[len(tokens)],
+        tokens=tokens,
+        parents=range(-1, len(tokens) - 1),
+        log_probs=log_probs,
+    )
+
+
+def test_merged_drafts_carry_log_probs_for_all_tokens_or_for_none() -> None:
+    both = draft_batch(1, [4], [-0.5])
+    _append_drafts(both, draft_batch(2, [5, 6], [-1.0, -2.0]))
+    assert list(both.sizes) == [1, 2]
+    assert list(both.tokens) == [4, 5, 6]
+    assert list(both.log_probs) == [-0.5, -1.0, -2.0]
+    _append_drafts(both, draft_batch(3, [7], []))
+    assert list(both.tokens) == [4, 5, 6, 7]
+    assert not both.log_probs
+    _append_drafts(both, more := draft_batch(4, [8], [-0.5]))
+    assert not both.log_probs
+    assert list(more.log_probs) == [-0.5]
+
+
+def test_reports_are_bounded_and_complete() -> None:
+    key = scheduler_pb2.MeasurementKey(method="scripted")
+    reports = Reports(lambda: key)
+    assert reports.take() is None
+    for i in range(MAX_SAMPLES + 10):
+        step = target_pb2.StepReport(num_rows=i + 1, num_sequences=2, num_context_tokens=9, step_us=100)
+        reports.step(step, [(3, 2)], num_running=5, draft_length=4)
+    reports.draft(drafter_pb2.DraftResponse(num_draft_steps=4, num_sequences=2, draft_us=900), 250)
+    reports.draft(drafter_pb2.DraftResponse(frame_id=1), None)
+    frame = reports.take()
+    assert frame is not None
+    assert frame.key == key
+    assert len(frame.steps) == MAX_SAMPLES
+    assert frame.steps[0].num_rows == 11
+    assert reports.num_dropped == 10
+    assert list(frame.round_trips_us) == [250]
+    assert [(d.num_draft_steps, d.num_sequences, d.draft_us) for d in frame.drafts] == [(4, 2, 900)]
+    assert list(frame.drafted_per_position) == [MAX_SAMPLES + 10] * 3
+    assert list(frame.accepted_per_position) == [MAX_SAMPLES + 10] * 2
+    assert frame.num_running_sequences == 5
+    assert reports.take() is None
+
+
+def test_reports_count_the_drafter_in_the_verifiers_process() -> None:
+    reports = Reports(lambda: None)
+    commits = peer_pb2.CommitBatch(sequence_ids=[1, 2], epochs=[0, 0], starts=[1, 1], sizes=[1, 1], tokens=[1, 1])
+    step = target_pb2.StepReport(num_rows=2, step_us=100, colocated_draft_us=70, commits=commits)
+    reports.step(step, [], num_running=2, draft_length=4)
+    frame = reports.take()
+    assert frame is not None
+    assert [(d.num_draft_steps, d.num_sequences, d.draft_us) for d in frame.drafts] == [(4, 2, 70)]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"verifiers": ()},
+        {"verifiers": ("h:1", "h:1")},
+        {"verifiers": ("nonsense",)},
+        {"drafters": ("h:0",)},
+        {"draft_length": 65},
+        {"hold_us": -1},
+        {"placement": "elsewhere"},
+        {"unknown": 1},
+    ],
+)
+def test_bad_settings_are_refused(changes: dict[str, object]) -> None:
+    with pytest.raises(ValueError):
+        OrchestratorSettings(**({"verifiers": ("h:1",)} | changes))  # type: ignore[arg-type]
+
+
+def test_lists_of_endpoints_are_split_at_commas() -> None:
+    settings = OrchestratorSettings(verifiers="a:1, b:2", drafters="c:3")  # type: ignore[arg-type]
+    assert settings.verifiers == ("a:1", "b:2")
+    assert settings.drafters == ("c:3",)

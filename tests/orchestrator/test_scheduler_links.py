@@ -1,0 +1,103 @@
+"""What passes between a conductor and the scheduler, with a scripted scheduler on a real socket."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from typing import Any
+
+import grpc
+import pytest_asyncio
+
+from paceline.v1 import peer_pb2, scheduler_pb2, scheduler_pb2_grpc
+from tests.orchestrator.conftest import Bench, eventually, run_request
+from tests.orchestrator.scripted_peers import ScriptedDrafter, ScriptedVerifier, Server, continuation
+
+PROMPT = [5, 6, 7]
+
+
+class ScriptedScheduler(Server, scheduler_pb2_grpc.SchedulerServiceServicer):
+    """Publishes the policy it is given and keeps the reports."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.policy = scheduler_pb2.SpeculationPolicy(version=1, draft_length=2, max_nodes_per_sequence=2)
+        self.keys: list[scheduler_pb2.MeasurementKey] = []
+        self.reports: list[scheduler_pb2.ReportRequest] = []
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(self, server)
+
+    async def WatchPolicy(
+        self, request: scheduler_pb2.WatchPolicyRequest, context: Any
+    ) -> AsyncIterator[scheduler_pb2.WatchPolicyResponse]:
+        self.keys.append(request.key)
+        sent = 0
+        while True:
+            await eventually(lambda: self.policy.version > sent, timeout_s=60)  # noqa: B023
+            sent = self.policy.version
+            yield scheduler_pb2.WatchPolicyResponse(policy=self.policy)
+
+    async def Report(
+        self, request_iterator: AsyncIterator[scheduler_pb2.ReportRequest], context: Any
+    ) -> scheduler_pb2.ReportResponse:
+        async for report in request_iterator:
+            self.reports.append(report)
+        return scheduler_pb2.ReportResponse(num_frames=len(self.reports))
+
+
+@pytest_asyncio.fixture
+async def scheduler() -> AsyncIterator[ScriptedScheduler]:
+    """A running scheduler."""
+    async with AsyncExitStack() as stack:
+        scripted = ScriptedScheduler()
+        await scripted.start()
+        stack.push_async_callback(scripted.stop)
+        yield scripted
+
+
+async def test_policy_reaches_both_peers_and_measurements_come_back(
+    bench: Bench, scheduler: ScriptedScheduler
+) -> None:
+    verifier = ScriptedVerifier(dtype="bfloat16", device=peer_pb2.DeviceInfo(name="processor"))
+    drafter = ScriptedDrafter()
+    await bench.start(verifier, drafter, scheduler=scheduler.endpoint)
+    await eventually(lambda: drafter.plans and drafter.plans[-1].version == 1)
+    await eventually(lambda: verifier.policies and verifier.policies[-1].version == 1)
+    assert drafter.plans[-1].draft_length == 2
+    assert verifier.policies[-1].max_nodes_per_sequence == 2
+    key = scheduler.keys[0]
+    assert (key.dtype, key.device_name, key.method, key.placement) == (
+        "bfloat16",
+        "processor",
+        "scripted",
+        "separate",
+    )
+    verifier.held_until_draft = True
+    await bench.run(run_request(PROMPT, 60))
+    await eventually(lambda: sum(len(report.steps) for report in scheduler.reports) >= 20)
+    assert scheduler.reports[0].key == key
+    await eventually(lambda: any(report.round_trips_us for report in scheduler.reports))
+    assert any(report.drafts for report in scheduler.reports)
+    drafted = [sum(column) for column in zip(*(r.drafted_per_position for r in scheduler.reports), strict=False)]
+    assert drafted == [20, 20]
+
+
+async def test_text_does_not_need_the_scheduler_and_the_last_policy_stays(
+    bench: Bench, scheduler: ScriptedScheduler
+) -> None:
+    verifier, drafter = ScriptedVerifier(), ScriptedDrafter()
+    await bench.start(verifier, drafter, scheduler=scheduler.endpoint)
+    await eventually(lambda: drafter.plans and drafter.plans[-1].version == 1)
+    await scheduler.stop()
+    assert (await bench.run(run_request(PROMPT, 300))).tokens == continuation(PROMPT, 300)
+    assert drafter.plans[-1].version == 1
+    await drafter.restart()  # a drafter that comes back is told the policy in force, not the default
+    plans = len(drafter.plans)
+    await eventually(lambda: len(drafter.plans) > plans)
+    assert drafter.plans[-1].version == 1
+    scheduler.policy = scheduler_pb2.SpeculationPolicy(version=7, draft_length=0)
+    await scheduler.start()
+    await eventually(lambda: drafter.plans[-1].version == 7)
+    assert drafter.plans[-1].draft_length == 0
+    assert (await bench.run(run_request(PROMPT, 30))).tokens == continuation(PROMPT, 30)

@@ -1,0 +1,167 @@
+"""Policies from measurements: cold start, what pays, what does not, and versions."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from services.scheduler.measurements import (
+    AcceptancePart,
+    CurvePart,
+    DraftTimePart,
+    Measurements,
+    NetworkPart,
+)
+from services.scheduler.planning import Planner, PlanningLimits
+from services.scheduler.publication import PublishedPolicy, next_version
+from services.scheduler.subject import Subject
+
+LIMITS = PlanningLimits(
+    max_draft_length=8,
+    max_nodes_per_sequence=32,
+    max_nodes_per_step=256,
+    max_hold_s=0.05,
+    margin=0.05,
+    cold_draft_length=4,
+    probe_interval_s=10.0,
+    probe_duration_s=1.0,
+)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def subject(placement: str = "separate", method: str = "eagle3") -> Subject:
+    return Subject("ab12", "bfloat16", "cpu", method, placement)
+
+
+def measured(
+    *, rate: float = 0.8, step_us: int = 20_000, per_token_us: int = 1_000, rtt_us: int = 500, length: int = 4
+) -> Measurements:
+    """A target whose step hardly grows with its rows, and a drafter."""
+    accepted, left = [], 1000.0
+    for _ in range(length):
+        left *= rate
+        accepted.append(int(left))
+    return Measurements(
+        CurvePart.of([(rows, step_us + 100 * rows) for rows in (1, 2, 4, 8, 16)] * 8),
+        AcceptancePart.of((1000,) * length, tuple(accepted)),
+        DraftTimePart.of([(k, per_token_us * k) for k in (1, 2, 4)] * 8),
+        NetworkPart.of([rtt_us] * 32),
+    )
+
+
+@pytest.mark.parametrize("placement", ["separate", "colocated"])
+def test_cold_start_speculates_so_that_there_is_something_to_measure(placement: str) -> None:
+    decision = Planner(subject(placement), LIMITS, Clock()).decide(Measurements(), 0)
+    assert decision.policy.draft_length == 4
+    assert "cold start" in decision.policy.reason
+    assert (decision.policy.hold_us > 0) == (placement == "separate")
+
+
+@pytest.mark.parametrize(("method", "placement"), [("", "none"), ("", "colocated"), ("eagle3", "none")])
+def test_without_a_drafter_there_is_nothing_to_decide(method: str, placement: str) -> None:
+    decision = Planner(subject(placement, method), LIMITS, Clock()).decide(measured(), 1)
+    assert decision.policy.draft_length == 0
+    assert decision.expected_speedup == 1.0
+
+
+@pytest.mark.parametrize("placement", ["separate", "colocated"])
+def test_a_good_drafter_is_used(placement: str) -> None:
+    decision = Planner(subject(placement), LIMITS, Clock()).decide(measured(), 1)
+    assert decision.policy.draft_length >= 4
+    assert decision.expected_speedup > 1.5
+    assert "speedup" in decision.policy.reason
+
+
+def test_a_drafter_that_is_always_wrong_is_turned_off_and_probed_later() -> None:
+    clock = Clock()
+    planner = Planner(subject("colocated"), LIMITS, clock)
+    useless = measured(rate=0.02)
+    assert planner.decide(useless, 1).policy.draft_length == 0
+    clock.now = 11.0
+    probe = planner.decide(useless, 1)
+    assert probe.policy.draft_length > 0
+    assert probe.policy.reason.startswith("probe")
+    clock.now = 12.5
+    assert planner.decide(useless, 1).policy.draft_length == 0
+
+
+def test_a_slow_network_turns_speculation_off_or_stops_the_hold() -> None:
+    near = Planner(subject(), LIMITS, Clock()).decide(measured(rtt_us=500), 1)
+    far = Planner(subject(), LIMITS, Clock()).decide(measured(rtt_us=400_000), 1)
+    assert near.expected_speedup > far.expected_speedup
+    assert far.policy.hold_us <= LIMITS.max_hold_s * 1e6
+
+
+def test_the_hold_covers_draft_and_round_trip() -> None:
+    decision = Planner(subject(), LIMITS, Clock()).decide(measured(rtt_us=2_000), 1)
+    assert decision.policy.hold_us >= 1_000 * decision.policy.draft_length
+
+
+def test_one_pass_drafters_do_not_pay_per_token() -> None:
+    one_pass = Measurements(
+        measured().curve,
+        measured().acceptance,
+        DraftTimePart.of([(1, 9_000)] * 32),
+        measured().network,
+    )
+    chain = Planner(subject("colocated", "eagle3"), LIMITS, Clock()).decide(one_pass, 1)
+    block = Planner(subject("colocated", "dflash"), LIMITS, Clock()).decide(one_pass, 1)
+    assert block.policy.draft_length == 8
+    assert block.expected_speedup > chain.expected_speedup
+
+
+def test_the_step_budget_changes_only_with_powers_of_two() -> None:
+    budgets = {
+        Planner(subject(), LIMITS, Clock()).decide(Measurements(), n).max_nodes_per_step for n in range(9)
+    }
+    assert budgets == {32}
+    assert Planner(subject(), LIMITS, Clock()).decide(Measurements(), 9).max_nodes_per_step == 64
+
+
+POLICY = PublishedPolicy(
+    version=5,
+    draft_length=4,
+    node_budget=8,
+    max_nodes_per_step=64,
+    hold_us=1000,
+    draft_ahead=4,
+    expected_speedup=1.5,
+    reason="why",
+)
+
+
+def test_published_policy_round_trips_and_is_checked() -> None:
+    assert PublishedPolicy.from_dict(POLICY.to_dict()) == POLICY
+    for name, value in (
+        ("version", -1),
+        ("version", True),
+        ("draft_length", 65),
+        ("hold_us", 1.5),
+        ("expected_speedup", float("nan")),
+        ("reason", None),
+    ):
+        with pytest.raises(ValueError):
+            PublishedPolicy.from_dict({**POLICY.to_dict(), name: value})
+    with pytest.raises(ValueError):
+        PublishedPolicy.from_dict({})
+
+
+def test_what_counts_as_a_change() -> None:
+    assert not POLICY.differs_from(dataclasses.replace(POLICY, version=9, reason="", expected_speedup=9.0))
+    assert not POLICY.differs_from(dataclasses.replace(POLICY, hold_us=1100))
+    for change in ({"draft_length": 3}, {"hold_us": 2000}, {"hold_us": 0}, {"draft_ahead": 0}):
+        assert POLICY.differs_from(dataclasses.replace(POLICY, **change))
+
+
+def test_versions_rise_whatever_the_clock_does() -> None:
+    assert next_version(1_000, 0) == 1_000
+    assert next_version(1_000, 1_000) == 1_001
+    assert next_version(500, 1_001) == 1_002

@@ -1,0 +1,86 @@
+"""A tiny target with a tokenizer and a chat template, and text that it wrote itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from paceline.training.synth import SynthOptions
+from paceline.training.synth import run as synthesise
+
+SPECIAL = ["<pad>", "<|im_start|>", "<|im_end|>"]
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def target_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Llama over bytes: 4 layers, 64 wide, chat template with `<|im_end|>` = 2."""
+    path = tmp_path_factory.mktemp("target")
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {token: i for i, token in enumerate([*SPECIAL, *alphabet])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(SPECIAL)
+    tokenizer.save(str(path / "tokenizer.json"))
+    (path / "chat_template.jinja").write_text(TEMPLATE)
+    (path / "tokenizer_config.json").write_text("{}")
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(vocab),
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=256,
+        initializer_range=0.15,
+        tie_word_embeddings=True,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=0,
+    )
+    LlamaForCausalLM(config).save_pretrained(path)
+    return path
+
+
+def synth_options(target_dir: Path, out_dir: Path, **changes: object) -> SynthOptions:
+    """Small and quick: 16 conversations of at most 72 tokens a shard, float32."""
+    settings: dict[str, object] = {
+        "rows": 16,
+        "max_tokens": 72,
+        "max_user_tokens": 6,
+        "dtype": "float32",
+        "num_threads": 1,
+        **changes,
+    }
+    return SynthOptions(target_dir, out_dir, **settings)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="session")
+def text_dir(target_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two shards to train on."""
+    path = tmp_path_factory.mktemp("text")
+    synthesise(synth_options(target_dir, path, seed=1, num_shards=2))
+    return path
+
+
+@pytest.fixture(scope="session")
+def heldout_dir(target_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One shard of another seed."""
+    path = tmp_path_factory.mktemp("heldout")
+    synthesise(synth_options(target_dir, path, seed=2, num_shards=1, greedy_share=1.0))
+    return path

@@ -1,0 +1,201 @@
+"""The trainer learns, resumes exactly after a kill, and what it writes is a drafter that serves."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from paceline.training.acceptance import AcceptanceCounts
+from paceline.training.data import Corpus, DataPosition
+from paceline.training.errors import TrainingDataError
+from paceline.training.methods import build_objective
+from paceline.training.schedule import learning_rate_factor
+from paceline.training.shards import shard_indices
+from paceline.training.trainer import TrainOptions, run
+
+
+def _options(target_dir: Path, text_dir: Path, heldout_dir: Path, out: Path, **changes: object) -> TrainOptions:
+    settings: dict[str, object] = {
+        "method": "eagle3",
+        "num_steps": 12,
+        "batch_tokens": 288,
+        "warmup_steps": 2,
+        "draft_vocab": 128,
+        "test_steps": 3,
+        "eval_every": 6,
+        "checkpoint_every": 4,
+        "dtype": "float32",
+        "num_threads": 1,
+        "num_layers": 2,
+        **changes,
+    }
+    return TrainOptions(
+        model_dir=target_dir,
+        data_dir=text_dir,
+        heldout_dir=heldout_dir,
+        run_dir=out / "run",
+        export_dir=out / "drafter",
+        **settings,  # type: ignore[arg-type]
+    )
+
+
+def _newest(run_dir: Path) -> dict[str, torch.Tensor]:
+    return load_file(sorted(run_dir.glob("step-*"))[-1] / "weights.safetensors")
+
+
+def _acceptance(options: TrainOptions, weights: dict[str, torch.Tensor] | None) -> float:
+    objective = build_objective(options, Corpus(options.data_dir, options.batch_tokens, options.seed))
+    if weights is not None:
+        with torch.no_grad():
+            for name, parameter in objective.named_parameters().items():
+                parameter.copy_(weights[name])
+    heldout = Corpus(options.heldout_dir, options.batch_tokens, options.seed, greedy_only=True)
+    counts = AcceptanceCounts()
+    for batch in heldout.epoch(0, shard_indices(options.heldout_dir)):
+        counts = counts + objective.evaluate(batch)
+    assert counts.reached[0] > 50
+    return counts.mean_accepted
+
+
+@pytest.mark.parametrize("method", ["eagle3", "independent"])
+def test_training_raises_heldout_acceptance(
+    method: str, target_dir: Path, text_dir: Path, heldout_dir: Path, tmp_path: Path
+) -> None:
+    options = _options(
+        target_dir,
+        text_dir,
+        heldout_dir,
+        tmp_path,
+        method=method,
+        num_steps=60,
+        eval_every=30,
+        checkpoint_every=60,
+        learning_rate=3e-3,
+        head_learning_rate=3e-3,
+    )
+    result = run(options)
+    untrained, trained = _acceptance(options, None), _acceptance(options, _newest(options.run_dir))
+    assert trained > untrained + 0.2
+    assert result.best_mean_accepted >= trained - 1e-9
+    config = json.loads((options.export_dir / "config.json").read_text())
+    assert config["method"] == method
+    assert config["training"]["heldout_mean_accepted_of_5"] == round(result.best_mean_accepted, 4)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_loss_falls_on_one_batch(
+    optimizer: str, target_dir: Path, text_dir: Path, heldout_dir: Path, tmp_path: Path
+) -> None:
+    from paceline.training.trainer import make_optimizers
+
+    options = _options(target_dir, text_dir, heldout_dir, tmp_path, optimizer=optimizer)
+    corpus = Corpus(text_dir, 288, 1)
+    objective = build_objective(options, corpus)
+    batch = next(corpus.batches(DataPosition()))
+    optimizers = make_optimizers(options, objective.named_parameters())
+    losses = []
+    for _ in range(15):
+        loss, _ = objective.loss(batch)
+        losses.append(float(loss))
+        for one in optimizers:
+            one.zero_grad()
+        loss.backward()
+        for one in optimizers:
+            one.step()
+    assert losses[-1] < 0.85 * losses[0]
+
+
+def test_stopped_and_resumed_equals_uninterrupted(
+    target_dir: Path, text_dir: Path, heldout_dir: Path, tmp_path: Path
+) -> None:
+    whole = _options(target_dir, text_dir, heldout_dir, tmp_path / "whole")
+    run(whole)
+    parts = _options(target_dir, text_dir, heldout_dir, tmp_path / "parts")
+    assert run(parts, stop_after=5).step == 5
+    assert run(parts).step == 12
+    first, second = _newest(whole.run_dir), _newest(parts.run_dir)
+    assert all(torch.equal(first[k], second[k]) for k in first)
+
+
+def test_killed_run_resumes_exactly(target_dir: Path, text_dir: Path, heldout_dir: Path, tmp_path: Path) -> None:
+    whole = _options(target_dir, text_dir, heldout_dir, tmp_path / "whole", optimizer="muon")
+    run(whole)
+    killed = _options(target_dir, text_dir, heldout_dir, tmp_path / "killed", optimizer="muon")
+    code = (
+        "import sys; from pathlib import Path; from paceline.training.trainer import TrainOptions, run; "
+        f"from pathlib import PosixPath; run({replace(killed, num_steps=12)!r})"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while not list(killed.run_dir.glob("step-*")):
+        assert process.poll() is None, "the run ended before its first checkpoint"
+        assert time.monotonic() < deadline
+    process.kill()
+    process.wait()
+    run(killed)
+    first, second = _newest(whole.run_dir), _newest(killed.run_dir)
+    assert all(torch.equal(first[k], second[k]) for k in first)
+
+
+def test_data_order_names_every_conversation_once_and_can_be_entered_anywhere(text_dir: Path) -> None:
+    corpus = Corpus(text_dir, 288, 3)
+    ids = shard_indices(text_dir)
+    batches = list(corpus.epoch(0, ids))
+    assert sum(batch.tokens.shape[0] for batch in batches) == 32
+    assert all(batch.tokens.numel() <= 288 for batch in batches)
+    rest = list(corpus.epoch(0, ids, skip=2))
+    assert [b.tokens.tolist() for b in rest] == [b.tokens.tolist() for b in batches[2:]]
+    other = list(corpus.epoch(1, ids))
+    assert [b.tokens.tolist() for b in other] != [b.tokens.tolist() for b in batches]
+
+
+def test_text_of_another_target_is_refused(
+    target_dir: Path, text_dir: Path, heldout_dir: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    for file in target_dir.iterdir():
+        (other / file.name).write_bytes(file.read_bytes())
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 1e-4}))
+    with pytest.raises(TrainingDataError, match="another target"):
+        run(_options(other, text_dir, heldout_dir, tmp_path))
+
+
+@pytest.mark.parametrize(("field", "value"), [("num_steps", 0), ("optimizer", "sgd"), ("learning_rate", 0.0)])
+def test_bad_options_are_named(
+    field: str, value: object, target_dir: Path, text_dir: Path, heldout_dir: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(TrainingDataError, match=field):
+        run(_options(target_dir, text_dir, heldout_dir, tmp_path, **{field: value}))
+
+
+def test_unknown_method_is_refused(target_dir: Path, text_dir: Path, heldout_dir: Path, tmp_path: Path) -> None:
+    with pytest.raises(TrainingDataError, match="oracle"):
+        run(_options(target_dir, text_dir, heldout_dir, tmp_path, method="oracle"))
+
+
+def test_acceptance_counts() -> None:
+    right = torch.tensor([[1, 1, 0], [0, 1, 1], [1, 0, 1], [1, 1, 1]], dtype=torch.bool)
+    counts = AcceptanceCounts.from_chains(right) + AcceptanceCounts()
+    assert counts.accepted == (3, 2, 1)
+    assert counts.per_depth == [3 / 4, 2 / 3, 1 / 2]
+    assert counts.mean_accepted == 6 / 4
+    assert (counts + counts).mean_accepted == 6 / 4
+
+
+def test_learning_rate_factor() -> None:
+    values = [learning_rate_factor(step, 100, 10, 0.1) for step in range(101)]
+    assert values[0] == pytest.approx(0.1)
+    assert max(values) == pytest.approx(1.0)
+    assert values[9] == pytest.approx(1.0)
+    assert values[100] == pytest.approx(0.1)
+    assert all(a >= b for a, b in zip(values[10:], values[11:], strict=False))
