@@ -13,16 +13,20 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import structlog
 import uvloop
 
 from orchestrator.counters import StatusCollector
+from orchestrator.ray_environment import prepare_environment
 from orchestrator.settings import OrchestratorSettings
-from orchestrator.supervisor import Supervisor
 from services.runtime.logs import configure_logs
 from services.runtime.metrics import REGISTRY, serve_metrics
 from services.runtime.settings import load
+
+if TYPE_CHECKING:
+    from orchestrator.supervisor import Supervisor
 
 POLL_S = 0.5
 
@@ -41,6 +45,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 async def run(settings: OrchestratorSettings) -> int:
     """Starts everything, waits for a signal, stops everything; returns the exit code."""
+    prepare_environment(os.environ, is_embedded=settings.ray_address is None)
+    from orchestrator.supervisor import Supervisor  # imports Ray
+
     stopping = asyncio.Event()
     supervisor = Supervisor(settings)
     metrics_port = None
@@ -51,14 +58,14 @@ async def run(settings: OrchestratorSettings) -> int:
             log.error("metrics cannot listen", port=settings.metrics_port, error=str(error))
             return 1
         REGISTRY.register(StatusCollector(lambda: supervisor.status.conductors if supervisor.status else ()))
+    _handle_signals(stopping)
     try:
         await asyncio.to_thread(supervisor.start_ray)
     except Exception as error:  # Ray raises many kinds; whatever it is, the process cannot work without it
         log.exception("Ray did not start", error=str(error))
+        await asyncio.to_thread(supervisor.stop_ray)
         return 1
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):  # after ray.init, which installs handlers of its own
-        loop.add_signal_handler(number, _on_signal, stopping, number)
+    _handle_signals(stopping)  # once more: Ray has put a handler that aborts in front of ours
     watching = asyncio.create_task(_watch(supervisor, settings, metrics_port))
     await stopping.wait()
     log.info("draining", limit_s=settings.drain_s)
@@ -96,6 +103,12 @@ def _write_ready_file(settings: OrchestratorSettings, port: int, metrics_port: i
         json.dumps({"pid": os.getpid(), "port": port, "metrics_port": metrics_port}), encoding="utf-8"
     )
     part.replace(path)
+
+
+def _handle_signals(stopping: asyncio.Event) -> None:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, _on_signal, stopping, number)
 
 
 def _on_signal(stopping: asyncio.Event, number: int) -> None:

@@ -117,7 +117,7 @@ class Conductor:
         await process.ready()
         self._spawn(self._verifier.run())
         for link in self._desk.links:
-            self._spawn(link.run())
+            self._spawn(self._run_drafter(link))
         self._spawn(self._tick())
         if settings.scheduler is not None:
             self._spawn(self._reports.run(settings.scheduler, tls))
@@ -128,6 +128,11 @@ class Conductor:
         task = asyncio.create_task(coroutine)
         task.add_done_callback(_log_failure)
         self._tasks.append(task)
+
+    async def _run_drafter(self, link: DrafterLink) -> None:
+        """A drafter can only be checked against a target that is known."""
+        await self._verifier.is_known.wait()
+        await link.run()
 
     async def _tick(self) -> None:
         while True:

@@ -35,6 +35,8 @@ class Counters:
     num_malformed_drafts: int = 0
     num_drafter_openings: int = 0
     num_drafter_failures: int = 0
+    num_round_trips: int = 0
+    sum_round_trips_us: int = 0
     finished: Counter[int] = field(default_factory=Counter)
 
     def as_dict(self) -> dict[str, int]:
@@ -60,6 +62,8 @@ _HELP = {
     "num_malformed_drafts": ("malformed_drafts", "Draft entries dropped: malformed."),
     "num_drafter_openings": ("drafter_openings", "Sequences opened at drafters."),
     "num_drafter_failures": ("drafter_failures", "Sequences that failed at drafters."),
+    "num_round_trips": ("round_trips", "Frames to drafters that were answered."),
+    "sum_round_trips_us": ("round_trip_microseconds", "Their round trips, less the drafters' own time."),
 }
 
 

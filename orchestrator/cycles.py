@@ -132,6 +132,7 @@ class Cycles:
     def verifier_up(self, info: peer_pb2.PeerInfo) -> None:
         """Opens what waits for a verifier."""
         self._was_drafter_due = None
+        self.desk.verifier_up()
         self._send_policy()
         for sequence in self.table:
             if sequence.state is SequenceState.PENDING:

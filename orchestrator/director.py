@@ -65,6 +65,7 @@ class Director:
         self._starting: asyncio.Task[None] | None = None
         self._process: Process | None = None
         self._polls: list[asyncio.Task[None]] = []
+        self._is_ready = False
 
     async def start(self) -> DirectorStatus:
         """Starts, if it has not been, and says how things stand."""
@@ -106,7 +107,8 @@ class Director:
                 if is_lost:
                     log.info("conductor is back", verifier=endpoint, endpoint=status.endpoint)
                 is_lost = False
-                if status.is_ready:
+                if status.is_ready and not self._is_ready:
+                    self._is_ready = True
                     await self._process.ready()
             except (
                 Exception

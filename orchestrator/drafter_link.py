@@ -104,6 +104,10 @@ class DrafterLink:
         """Keeps the link up until cancelled."""
         await self._stream.run()
 
+    def drop(self, reason: str) -> None:
+        """Ends the stream; the drafter is checked anew before it is used again."""
+        self._stream.drop(reason)
+
     # What the cycle says to the drafter; all return at once.
 
     def open(self, opening: drafter_pb2.OpenDraftSequence) -> None:

@@ -24,7 +24,7 @@ from orchestrator.policy import PolicyInForce
 from orchestrator.reports import Reports
 from orchestrator.sequences import Sequence, SequenceState, SequenceTable
 from orchestrator.verifier_link import VerifierLink
-from paceline.errors import UnavailableError
+from paceline.errors import IncompatiblePeerError, UnavailableError
 from paceline.v1 import drafter_pb2, peer_pb2
 
 MAX_REOPENS_IN_A_ROW = 8
@@ -131,6 +131,15 @@ class DraftingDesk:
         for link in self.links:
             link.set_plan(plan)
 
+    def verifier_up(self) -> None:
+        """Lets go of drafters that do not belong to the target that is served now."""
+        for link in self.links:
+            if link.is_up and link.info is not None:
+                try:
+                    self.check_drafter(link.info)
+                except IncompatiblePeerError as error:
+                    link.drop(str(error))
+
     # What the links report.
 
     def check_drafter(self, info: peer_pb2.PeerInfo) -> None:
@@ -168,6 +177,9 @@ class DraftingDesk:
             self._forward_drafts(drafts)
         for failure in frame.failures:
             self._failed(link, failure)
+        if round_trip_us is not None:
+            self._counters.num_round_trips += 1
+            self._counters.sum_round_trips_us += round_trip_us
         self._reports.draft(frame, round_trip_us)
 
     def _translate(self, link: DrafterLink, drafts: peer_pb2.DraftBatch) -> peer_pb2.DraftBatch | None:

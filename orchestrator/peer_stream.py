@@ -11,6 +11,7 @@ when the transport is ready. So a slow peer costs memory for one frame, and a fa
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
@@ -118,6 +119,8 @@ class PeerStream(Generic[RequestT, ResponseT]):
         self._timing = timing
         self._tls = tls
         self._wake = asyncio.Event()
+        self._dropping = asyncio.Event()
+        self._drop_reason = ""
         self._last_write = 0.0
         self._jitter = random.Random(f"{client_id} {endpoint}")
         self._log = structlog.get_logger().bind(peer=role, endpoint=endpoint)
@@ -125,6 +128,11 @@ class PeerStream(Generic[RequestT, ResponseT]):
     def wake(self) -> None:
         """Lets the writer take the pending frame."""
         self._wake.set()
+
+    def drop(self, reason: str) -> None:
+        """Ends the stream that is open; another is tried as after any other end."""
+        self._drop_reason = reason
+        self._dropping.set()
 
     async def run(self) -> None:
         """Keeps the stream open until cancelled."""
@@ -146,6 +154,7 @@ class PeerStream(Generic[RequestT, ResponseT]):
         channel = open_channel(self.endpoint, self._tls)
         try:
             info, call = await self._connect(channel)
+            self._dropping.clear()
             self.is_up = was_up = True
             self._log.info(
                 "stream up", instance_id=info.instance_id, model=info.model_name, method=info.method
@@ -228,7 +237,10 @@ class PeerStream(Generic[RequestT, ResponseT]):
         loop = asyncio.get_running_loop()
         pause_s = min(self._timing.heartbeat_s, self._timing.silence_s) / 4
         while True:
-            await asyncio.sleep(pause_s)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._dropping.wait()
+                raise UnavailableError(self._drop_reason)
             now = loop.time()
             silent_s = self._link.silent_for(now)
             if silent_s > self._timing.silence_s:

@@ -4,9 +4,9 @@ Responsible for: starting a Ray of our own (or joining one), creating the direct
 actors that Ray restarts for ever, polling the director, and leaving nothing behind. Deliberately does not know what
 the actors do. Run by orchestrator.__main__.
 
-Traps that are handled here: Ray replaces 127.0.0.1 by the machine's main address, so an embedded Ray is given
-another loopback address; token authentication is on by default and writes into the home directory, so it is off for
-the embedded Ray, which only loopback reaches; the session directory stays behind, so it gets a directory of its own.
+Traps that are handled here: Ray replaces 127.0.0.1 by the machine's main address, so an embedded Ray is given another
+loopback address; its session directory stays behind, so it gets a directory of its own. Its environment is
+orchestrator.ray_environment's part.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import os
 import shutil
 import socket
 import tempfile
+import uuid
 from collections.abc import Awaitable, Mapping
 from pathlib import Path
 from typing import Any
@@ -41,20 +42,32 @@ Actor = Any
 
 
 class RayConductor:
-    """A conductor actor as the director sees it. Travels to the director's process inside its arguments."""
+    """A conductor actor as the director sees it.
 
-    def __init__(self, actor: Actor) -> None:
-        self._actor = actor
+    It travels to the director's process inside its arguments, and does so by name: an actor handle there would put the
+    arguments into the object store, and a director whose arguments are lost cannot be restarted.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._actor: Actor = None
 
     def start(self) -> Awaitable[ConductorStatus]:
         """Starts it if need be; its status."""
-        status: Awaitable[ConductorStatus] = self._actor.start.remote()
+        status: Awaitable[ConductorStatus] = self._handle().start.remote()
         return status
 
     def shutdown(self, drain_s: float) -> Awaitable[None]:
         """Drains and stops it."""
-        done: Awaitable[None] = self._actor.shutdown.remote(drain_s)
+        done: Awaitable[None] = self._handle().shutdown.remote(drain_s)
         return done
+
+    def _handle(self) -> Actor:
+        """The actor, looked up once; the handle stays good when Ray restarts it."""
+        if self._actor is None:
+            look_up: Any = ray.get_actor
+            self._actor = look_up(self._name)
+        return self._actor
 
 
 class ConductorActor(Conductor):
@@ -105,17 +118,19 @@ def free_port(host: str) -> int:
     return port
 
 
+def _name(verifier_endpoint: str) -> str:
+    """The actor name of a verifier's conductor, within the orchestrator's own Ray namespace."""
+    return f"conductor of {verifier_endpoint}"
+
+
 class Supervisor:
     """The actors of one orchestrator process.
 
     Attributes:
-        director: the director actor.
+        director: the director actor; None before Ray runs.
         conductors: the conductor actors, by verifier endpoint.
         status: the director's last status; None before it answered.
     """
-
-    director: Actor
-    conductors: dict[str, Actor]
 
     def __init__(self, settings: OrchestratorSettings) -> None:
         # A director that Ray restarts must come back on the same port, so a free one is chosen once, here.
@@ -123,17 +138,19 @@ class Supervisor:
         self._settings = settings.model_copy(update={"port": port})
         self._temp_dir: Path | None = None
         self.status: DirectorStatus | None = None
+        self.director: Actor = None
+        self.conductors: dict[str, Actor] = {}
 
     def start_ray(self) -> None:
         """Starts or joins Ray and creates the actors; blocks for some seconds."""
         settings = self._settings
-        os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+        namespace = f"paceline-{uuid.uuid4().hex[:12]}"
         if settings.ray_address is None:
-            os.environ["RAY_AUTH_MODE"] = "disabled"
             self._temp_dir = Path(tempfile.mkdtemp(prefix="paceline-ray-"))
             ray.init(
                 num_cpus=settings.ray_num_cpus,
                 num_gpus=0,
+                namespace=namespace,
                 include_dashboard=False,
                 log_to_driver=True,
                 logging_level=logging.WARNING,
@@ -141,7 +158,7 @@ class Supervisor:
                 _temp_dir=str(self._temp_dir),
             )
         else:
-            ray.init(address=settings.ray_address, logging_level=logging.WARNING)
+            ray.init(address=settings.ray_address, namespace=namespace, logging_level=logging.WARNING)
         self.create_actors()
 
     def create_actors(self) -> None:
@@ -152,12 +169,13 @@ class Supervisor:
         remote: Any = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=0)
         conductor_class = remote(ConductorActor)
         self.conductors = {
-            endpoint: conductor_class.remote(settings, endpoint, home) for endpoint in settings.verifiers
+            endpoint: conductor_class.options(name=_name(endpoint)).remote(settings, endpoint, home)
+            for endpoint in settings.verifiers
         }
         # The director's port belongs to this node's address.
         here = NodeAffinitySchedulingStrategy(node_id=home, soft=False)
         director_class = remote(DirectorActor).options(scheduling_strategy=here)
-        handles = {endpoint: RayConductor(actor) for endpoint, actor in self.conductors.items()}
+        handles = {endpoint: RayConductor(_name(endpoint)) for endpoint in self.conductors}
         self.director = director_class.remote(settings, handles)
 
     async def poll(self) -> DirectorStatus | None:
@@ -180,9 +198,10 @@ class Supervisor:
             log.warning("the director did not drain", error=f"{type(error).__name__}: {error}")
 
     def stop_ray(self) -> None:
-        """Ends the actors and the embedded Ray, and removes its files."""
+        """Ends the actors and the embedded Ray, and removes its files; also after a start that failed."""
         for actor in (self.director, *self.conductors.values()):
-            ray.kill(actor, no_restart=True)
+            if actor is not None:
+                ray.kill(actor, no_restart=True)
         ray.shutdown()
         if self._temp_dir is not None:
             shutil.rmtree(self._temp_dir, ignore_errors=True)

@@ -7,6 +7,7 @@ that serves another model than the one sequences are running on. Deliberately do
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -44,6 +45,7 @@ class VerifierLink:
     Attributes:
         endpoint: host:port.
         info: identity, from the last connection; None before the first.
+        is_known: set once `info` is.
         num_dropped_draft_tokens: draft tokens that were not sent because the stream was down or blocked.
     """
 
@@ -61,6 +63,7 @@ class VerifierLink:
         self.endpoint = endpoint
         self.info: peer_pb2.PeerInfo | None = None
         self.num_dropped_draft_tokens = 0
+        self.is_known = asyncio.Event()
         self._events = events
         self._clock = clock
         self._num_running = num_running
@@ -178,6 +181,7 @@ class VerifierLink:
     def went_up(self, info: peer_pb2.PeerInfo) -> None:
         """Passes it on."""
         self.info = info
+        self.is_known.set()
         self._last_frame_at = self._clock()
         self._events.verifier_up(info)
 

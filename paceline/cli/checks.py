@@ -162,9 +162,10 @@ def check_models() -> Iterator[Check]:
         yield Check("default model", "ok", DEFAULT_MODEL)
     else:
         yield Check("default model", "missing", DEFAULT_MODEL, f"paceline models fetch {DEFAULT_MODEL}")
-    shipped = Path(__file__).parent.parent / "assets" / "drafters" / DEFAULT_MODEL
-    if shipped.is_dir():
-        yield Check("default drafter", "ok", str(shipped))
+    shipped = Path(__file__).parent.parent / "assets" / "drafters"
+    drafters = sorted(path.parent.name for path in shipped.glob(f"{DEFAULT_MODEL}*/config.json"))
+    if drafters:
+        yield Check("default drafter", "ok", ", ".join(drafters))
     else:
         yield Check(
             "default drafter", "note", "none ships with this build", "train one with `paceline train`"

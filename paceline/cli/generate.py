@@ -55,7 +55,7 @@ def generate(
     dtype: Annotated[str, typer.Option(help="Its dtype: auto, bfloat16 or float32.")] = "auto",
 ) -> None:
     """Generate text, stream it, and end with a line of figures."""
-    console = Console(stderr=True, quiet=quiet, highlight=False)
+    console = Console(stderr=True, quiet=quiet, highlight=False, soft_wrap=True)
     text = sys.stdin.read() if prompt == "-" else prompt
     parameters: dict[str, Any] = {
         "prompt": text if raw else _chat(text, system),

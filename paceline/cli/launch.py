@@ -44,8 +44,9 @@ def find_drafter(given: str | None, model: str) -> Path | None:
     """
     shipped = Path(str(files("paceline.assets"))) / "drafters"
     if given is None:
-        path = shipped / Path(model).name
-        return path if (path / DRAFTER_CONFIG).is_file() else None
+        name = Path(model).name
+        candidates = [shipped / name, *sorted(shipped.glob(f"{name}-*"))]
+        return next((path for path in candidates if (path / DRAFTER_CONFIG).is_file()), None)
     for path in (Path(given), shipped / given):
         if path.is_dir():
             return path.resolve()

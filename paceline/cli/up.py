@@ -44,7 +44,7 @@ def up(
     ] = FIRST_METRICS_PORT,
 ) -> None:
     """Run Redis, Ray and every role on this machine until Ctrl-C."""
-    console = Console(stderr=True, highlight=False)
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
     options = flags.read(
         console,
         model=model,

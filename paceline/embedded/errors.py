@@ -25,7 +25,7 @@ _HINTS = (
         r"out of memory|Cannot allocate memory|bad_alloc",
         "memory ran out: close other programs or take a smaller model",
     ),
-    (r"unknown setting|usage:", "a setting is wrong: the line above names it"),
+    (r"unknown setting|unrecognized arguments|usage:", "a setting is wrong: the line above names it"),
 )
 
 

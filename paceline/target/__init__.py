@@ -1,7 +1,7 @@
 """The target engine: a ragged forward step over many sequences, with taps, on CPU or CUDA."""
 
 from paceline.target.device import Device, configure_threads
-from paceline.target.engine import SequenceRows, StepOutput, TargetEngine
+from paceline.target.engine import StepOutput, TargetEngine
 from paceline.target.errors import (
     KVCacheFullError,
     SlotError,
@@ -11,6 +11,7 @@ from paceline.target.errors import (
     UnsupportedModelError,
 )
 from paceline.target.executor import ModelShape
+from paceline.target.rows import SequenceRows
 from paceline.target.taps import TapSpec
 
 __all__ = [

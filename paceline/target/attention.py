@@ -1,8 +1,8 @@
 """Attention of one step's rows over their sequences' caches.
 
-Responsible for positions, visibility (causal chains, trees, sliding windows) and the attention product, per
-sequence. It does not know layers' weights or where queries come from. Built once per step by the engine
-(`StepPlan`), used by each layer of either executor.
+Responsible for positions, visibility (causal chains, trees, sliding windows) and the attention product. It does
+not know layers' weights or where queries come from. Built once per step by the engine (`StepPlan`), used by each
+layer of either executor.
 
 Query heads that share a key head are folded into the row axis, so keys and values are read once and never
 repeated: queries come as `[n, group, num_kv_heads, head_dim]`, group-major, and leave in the same order.
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +22,36 @@ from paceline.target.kv_cache import Slot
 
 # From this many query rows (after folding) on, groups are run one by one: their causal form needs no mask.
 MAX_FOLDED_ROWS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """How a layer scores keys.
+
+    Attributes:
+        scale: factor on the scores.
+        window: sliding window in tokens, the row itself included; None for full attention.
+        softcap: cap scores with `softcap * tanh(score / softcap)`.
+    """
+
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+
+
+class Unit(Protocol):
+    """Consecutive rows of a step that are attended in one call: a sequence, or several neighbours."""
+
+    @property
+    def first_row(self) -> int:
+        """Its first row in the flattened step."""
+
+    @property
+    def num_rows(self) -> int:
+        """Its rows."""
+
+    def attend(self, queries: Tensor, keys_values: Tensor, layer: int, scoring: Scoring) -> Tensor:
+        """Store its keys and values and attend; see `attend`, for this unit's rows alone."""
 
 
 @dataclass(slots=True)
@@ -53,20 +84,8 @@ class Segment:
         """First cached row that any row of this step may see."""
         return 0 if window is None else max(0, self.past - window + 1)
 
-    def is_plain_causal(self, window: int | None) -> bool:
-        """A chain from an empty cache, shorter than the window: visibility is the lower triangle."""
-        return self.parents is None and self.past == 0 and (window is None or self.num_rows <= window)
-
-    def mask(self, window: int | None, group: int, dtype: torch.dtype) -> Tensor | None:
-        """Additive mask `[1, 1, num_rows * group, total - first_visible]`; None when all is visible."""
-        key = (window, group)
-        if key not in self._masks:
-            self._masks[key] = self._build_mask(window, group, dtype)
-        return self._masks[key]
-
-    def _build_mask(self, window: int | None, group: int, dtype: torch.dtype) -> Tensor | None:
-        if self.num_rows == 1:
-            return None
+    def visible(self, window: int | None) -> Tensor:
+        """Who sees whom: bool `[num_rows, total - first_visible]`."""
         n, first = self.num_rows, self.first_visible(window)
         visible = torch.ones((n, self.total - first), dtype=torch.bool)
         own = visible[:, self.past - first :]  # [n, n]: this step's rows
@@ -79,11 +98,72 @@ class Segment:
                     own[row] = own[parent]
                 own[row, row] = True
         if window is not None:
-            depths = torch.tensor(self.depths)
-            key_positions = torch.cat([torch.arange(first, self.past), depths + self.past])
-            visible &= (depths + self.past)[:, None] - key_positions[None, :] < window
-        mask = torch.zeros(visible.shape, dtype=dtype).masked_fill_(~visible, float("-inf"))
-        return mask.repeat_interleave(group, dim=0)[None, None].to(self.slot.layout.device)
+            positions = torch.tensor(self.depths) + self.past
+            key_positions = torch.cat([torch.arange(first, self.past), positions])
+            visible &= positions[:, None] - key_positions[None, :] < window
+        return visible
+
+    def _is_plain_causal(self, window: int | None) -> bool:
+        """A chain from an empty cache, shorter than the window: visibility is the lower triangle."""
+        return self.parents is None and self.past == 0 and (window is None or self.num_rows <= window)
+
+    def _mask(self, window: int | None, group: int, dtype: torch.dtype) -> Tensor | None:
+        """Additive mask `[1, 1, num_rows * group, total - first_visible]`; None when all is visible."""
+        key = (window, group)
+        if key not in self._masks:
+            mask = None
+            if self.num_rows > 1:
+                mask = additive(self.visible(window), dtype).repeat_interleave(group, dim=0)[None, None]
+                mask = mask.to(self.slot.layout.device)
+            self._masks[key] = mask
+        return self._masks[key]
+
+    def attend(self, queries: Tensor, keys_values: Tensor, layer: int, scoring: Scoring) -> Tensor:
+        """Store its keys and values and attend over its own cache."""
+        n, group, num_kv_heads, head_dim = queries.shape
+        window = scoring.window
+        self.slot.append(layer, self.past, keys_values)
+        keys, values = self.slot.view(layer, self.first_visible(window), self.total)
+        if scoring.softcap is None and n * group > MAX_FOLDED_ROWS:
+            return self._attend_by_group(queries, keys, values, scoring)
+        folded = queries.reshape(1, n * group, num_kv_heads, head_dim).transpose(1, 2)
+        mixed = product(folded, keys, values, self._mask(window, group, queries.dtype), scoring)
+        return mixed.transpose(1, 2).reshape(n, -1)
+
+    def _attend_by_group(self, queries: Tensor, keys: Tensor, values: Tensor, scoring: Scoring) -> Tensor:
+        """Long chunks: one call for each member of the head groups, without a mask where it is plain causal."""
+        causal = self._is_plain_causal(scoring.window)
+        mask = None if causal else self._mask(scoring.window, 1, queries.dtype)
+        by_group = [
+            F.scaled_dot_product_attention(
+                queries[:, member].transpose(0, 1).unsqueeze(0),
+                keys,
+                values,
+                attn_mask=mask,
+                is_causal=causal,
+                scale=scoring.scale,
+            )
+            for member in range(queries.shape[1])
+        ]  # each [1, num_kv_heads, n, head_dim]
+        return torch.cat(by_group).permute(2, 0, 1, 3).reshape(queries.shape[0], -1)
+
+
+def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
+    """Zero where visible, minus infinity elsewhere."""
+    return torch.zeros(visible.shape, dtype=dtype).masked_fill_(~visible, float("-inf"))
+
+
+def product(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scoring: Scoring) -> Tensor:
+    """Softmax attention, `[b, h, rows, dim]` over `[b, h, keys, dim]`."""
+    if scoring.softcap is None:
+        return F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scoring.scale)
+    scores = (
+        torch.tanh(queries @ keys.transpose(-1, -2) * (scoring.scale / scoring.softcap)) * scoring.softcap
+    )
+    if mask is not None:
+        scores = scores + mask
+    weights = torch.softmax(scores, dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32))
+    return weights.to(values.dtype) @ values
 
 
 @dataclass(slots=True)
@@ -93,14 +173,16 @@ class StepPlan:
     Attributes:
         tokens: `[num_rows]` int64.
         positions: `[num_rows]` int64, explicit.
-        segments: one per sequence, covering rows in order; padding rows after them belong to none.
+        max_position: the largest of them.
+        units: cover the rows in order; padding rows after them belong to none.
         capture: layers whose incoming residual stream is wanted (`num_layers`: after the last).
         logit_rows: `[k]` int64 rows to run through the head, or None for all.
     """
 
     tokens: Tensor
     positions: Tensor
-    segments: Sequence[Segment]
+    max_position: int
+    units: Sequence[Unit]
     capture: frozenset[int]
     logit_rows: Tensor | None
 
@@ -110,15 +192,7 @@ class StepPlan:
         return int(self.tokens.shape[0])
 
 
-def attend(
-    queries: Tensor,
-    keys_values: Tensor,
-    layer: int,
-    plan: StepPlan,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
-) -> Tensor:
+def attend(queries: Tensor, keys_values: Tensor, layer: int, plan: StepPlan, scoring: Scoring) -> Tensor:
     """Store a layer's new keys and values, then attend each sequence over its own cache.
 
     Args:
@@ -126,72 +200,19 @@ def attend(
         keys_values: `[n, 2 * num_kv_heads, head_dim]`, keys rotated, keys first.
         layer: layer index in the cache.
         plan: the step.
-        scale: factor on the scores.
-        window: sliding window in tokens, the row itself included.
-        softcap: cap scores with `softcap * tanh(score / softcap)`.
+        scoring: scale, window and cap of this layer.
 
     Returns:
         `[n, group * num_kv_heads * head_dim]`; padding rows hold zeros.
     """
-    segments = plan.segments
-    if len(segments) == 1 and segments[0].num_rows == queries.shape[0]:
-        return _attend_segment(queries, keys_values, layer, segments[0], scale, window, softcap)
+    units, num_rows = plan.units, queries.shape[0]
+    if len(units) == 1 and units[0].num_rows == num_rows:
+        return units[0].attend(queries, keys_values, layer, scoring)
     outputs = []
-    for segment in segments:
-        end = segment.first_row + segment.num_rows
-        outputs.append(
-            _attend_segment(
-                queries[segment.first_row : end],
-                keys_values[segment.first_row : end],
-                layer,
-                segment,
-                scale,
-                window,
-                softcap,
-            )
-        )
-    covered = segments[-1].first_row + segments[-1].num_rows
-    if covered < queries.shape[0]:
-        outputs.append(outputs[0].new_zeros((queries.shape[0] - covered, outputs[0].shape[1])))
+    for unit in units:
+        first, end = unit.first_row, unit.first_row + unit.num_rows
+        outputs.append(unit.attend(queries[first:end], keys_values[first:end], layer, scoring))
+    covered = units[-1].first_row + units[-1].num_rows
+    if covered < num_rows:
+        outputs.append(outputs[0].new_zeros((num_rows - covered, outputs[0].shape[1])))
     return torch.cat(outputs)
-
-
-def _attend_segment(
-    queries: Tensor,
-    keys_values: Tensor,
-    layer: int,
-    segment: Segment,
-    scale: float,
-    window: int | None,
-    softcap: float | None,
-) -> Tensor:
-    n, group, num_kv_heads, head_dim = queries.shape
-    slot = segment.slot
-    slot.append(layer, segment.past, keys_values)
-    keys, values = slot.view(layer, segment.first_visible(window), segment.total)
-    if softcap is None and n * group > MAX_FOLDED_ROWS:
-        causal = segment.is_plain_causal(window)
-        mask = None if causal else segment.mask(window, 1, queries.dtype)
-        by_group = [
-            F.scaled_dot_product_attention(
-                queries[:, g].transpose(0, 1).unsqueeze(0),
-                keys,
-                values,
-                attn_mask=mask,
-                is_causal=causal,
-                scale=scale,
-            )
-            for g in range(group)
-        ]  # each [1, num_kv_heads, n, head_dim]
-        return torch.cat(by_group).permute(2, 0, 1, 3).reshape(n, -1)
-    folded = queries.reshape(1, n * group, num_kv_heads, head_dim).transpose(1, 2)
-    mask = segment.mask(window, group, queries.dtype)
-    if softcap is None:
-        out = F.scaled_dot_product_attention(folded, keys, values, attn_mask=mask, scale=scale)
-    else:
-        scores = torch.tanh(folded @ keys.transpose(-1, -2) * (scale / softcap)) * softcap
-        if mask is not None:
-            scores = scores + mask
-        weights = torch.softmax(scores, dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32))
-        out = weights.to(values.dtype) @ values
-    return out.transpose(1, 2).reshape(n, -1)

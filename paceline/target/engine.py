@@ -19,45 +19,17 @@ import torch
 from torch import Tensor
 
 from paceline.target.architecture import Architecture
-from paceline.target.attention import Segment, StepPlan
 from paceline.target.device import Device, configure_threads
 from paceline.target.errors import SlotError, StepError, UnsupportedModelError
-from paceline.target.executor import FINAL_NORM, Executor, ModelShape
+from paceline.target.executor import FINAL_NORM, Executor, ExecutorOutput, ModelShape
 from paceline.target.generic import GenericExecutor
 from paceline.target.kv_cache import MIN_CAPACITY_TOKENS, KVCache, KVLayout
 from paceline.target.llama import LeanExecutor
+from paceline.target.planning import PlannedStep, plan_step
+from paceline.target.rows import SequenceRows
 from paceline.target.taps import Tap, TapSpec
 
 ExecutorChoice = Literal["auto", "lean", "generic"]
-
-
-@dataclass(frozen=True, slots=True)
-class SequenceRows:
-    """The rows of one sequence in a step.
-
-    Attributes:
-        slot: an open slot.
-        tokens: token of each row.
-        parents: parent row of each row, -1 meaning the cached prefix; parents come first. None is a chain.
-            In a decode step row 0 is the root (parent -1) and draft node `i` is row `i + 1`.
-        num_logits: rows to run through the LM head: all, the last, none, or explicit row indices.
-        wants_features: False leaves this sequence out of the taps.
-    """
-
-    slot: int
-    tokens: Sequence[int]
-    parents: Sequence[int] | None = None
-    num_logits: Literal["last", "all", "none"] | Sequence[int] = "all"
-    wants_features: bool = True
-
-    @classmethod
-    def decode(
-        cls, slot: int, root: int, tokens: Sequence[int] = (), parents: Sequence[int] | None = None
-    ) -> SequenceRows:
-        """Rows of a decode step: the root, then draft nodes whose parents are node indices (-1: the root)."""
-        if parents is None or all(parent == node - 1 for node, parent in enumerate(parents)):
-            return cls(slot, (root, *tokens))
-        return cls(slot, (root, *tokens), (-1, *(parent + 1 for parent in parents)))
 
 
 @dataclass(slots=True)
@@ -263,113 +235,52 @@ class TargetEngine:
         """
         if not batch:
             return StepOutput([], [[] for _ in self._taps])
-        depths = [self._check_rows(rows) for rows in batch]
         if len({rows.slot for rows in batch}) != len(batch):
             raise StepError("a slot may appear once in a step")
+        for rows in batch:
+            rows.check(self.length(rows.slot), self.shape)
         for rows in batch:
             self._settle(rows.slot)
         self.cache.reserve([(rows.slot, len(rows.tokens)) for rows in batch])
         with torch.inference_mode():
-            plan, logit_counts = self._plan(batch, depths)
-            result = self.executor.forward(plan)
-            output = StepOutput(list(result.logits.split(logit_counts)))
+            step = plan_step(
+                batch,
+                [self.cache.get(rows.slot) for rows in batch],
+                self._capture(batch),
+                self._row_buckets,
+                self.device.torch_device,
+            )
+            result = self.executor.forward(step.plan)
+            output = StepOutput(step.in_batch_order(result.logits.split(step.logit_counts)))
             for tap in self._taps:
-                output.tap_features.append(self._split_features(tap, batch, result.streams, result.final))
-        for rows, segment in zip(batch, plan.segments, strict=True):
+                output.tap_features.append(self._split_features(tap, batch, step, result))
+        for index, segment in step.segments:
             segment.slot.num_pending = segment.num_rows
-            self._unsettled[rows.slot] = segment.parents
+            self._unsettled[batch[index].slot] = segment.parents
         return output
 
-    def _check_rows(self, rows: SequenceRows) -> tuple[int, ...]:
-        """Validate one sequence's rows; returns the depth of each."""
-        count = len(rows.tokens)
-        if count == 0:
-            raise StepError(f"slot {rows.slot} has no rows")
-        vocab = self.shape.vocab_size
-        if min(rows.tokens) < 0 or max(rows.tokens) >= vocab:
-            raise StepError(f"slot {rows.slot} has a token outside 0..{vocab - 1}")
-        if rows.parents is None:
-            depths = tuple(range(count))
-        else:
-            if len(rows.parents) != count:
-                raise StepError(f"slot {rows.slot} has {count} tokens and {len(rows.parents)} parents")
-            found: list[int] = []
-            for row, parent in enumerate(rows.parents):
-                if not -1 <= parent < row:
-                    raise StepError(f"slot {rows.slot}: parent {parent} of row {row} does not come before it")
-                found.append(0 if parent < 0 else found[parent] + 1)
-            depths = tuple(found)
-        past = self.length(rows.slot)
-        if past + max(depths) >= self.shape.max_positions:
-            raise StepError(f"slot {rows.slot} would pass the model's {self.shape.max_positions} positions")
-        if any(not 0 <= row < count for row in _logit_rows(rows)):
-            raise StepError(f"slot {rows.slot}: logits asked for rows outside 0..{count - 1}")
-        return depths
-
-    def _plan(
-        self, batch: Sequence[SequenceRows], depths: Sequence[tuple[int, ...]]
-    ) -> tuple[StepPlan, list[int]]:
-        tokens: list[int] = []
-        positions: list[int] = []
-        segments: list[Segment] = []
-        logit_rows: list[int] = []
-        logit_counts: list[int] = []
-        for rows, row_depths in zip(batch, depths, strict=True):
-            slot = self.cache.get(rows.slot)
-            first, count = len(tokens), len(rows.tokens)
-            is_chain = rows.parents is None or all(
-                parent == row - 1 for row, parent in enumerate(rows.parents)
-            )
-            parents = None if is_chain or rows.parents is None else tuple(rows.parents)
-            segments.append(Segment(slot, first, count, slot.length, parents, row_depths))
-            tokens.extend(rows.tokens)
-            positions.extend(slot.length + depth for depth in row_depths)
-            wanted = _logit_rows(rows)
-            logit_rows.extend(first + row for row in wanted)
-            logit_counts.append(len(wanted))
-        num_real = len(tokens)
-        padded = next((bucket for bucket in self._row_buckets if bucket >= num_real), num_real)
-        tokens.extend([0] * (padded - num_real))
-        positions.extend([0] * (padded - num_real))
-        where = self.device.torch_device
-        asks_all = logit_rows == list(range(padded))
-        capture = {layer for tap in self._taps for layer in tap.spec.layers}
-        if any(tap.spec.norm_final for tap in self._taps):
-            capture.add(FINAL_NORM)
-        plan = StepPlan(
-            tokens=torch.tensor(tokens, device=where),
-            positions=torch.tensor(positions, device=where),
-            segments=segments,
-            capture=frozenset(capture) if any(rows.wants_features for rows in batch) else frozenset(),
-            logit_rows=None if asks_all else torch.tensor(logit_rows, dtype=torch.int64, device=where),
-        )
-        return plan, logit_counts
+    def _capture(self, batch: Sequence[SequenceRows]) -> frozenset[int]:
+        """Residual streams that the taps want from this step."""
+        if not any(rows.wants_features for rows in batch):
+            return frozenset()
+        layers = {layer for tap in self._taps for layer in tap.spec.layers}
+        return frozenset(layers | {FINAL_NORM for tap in self._taps if tap.spec.norm_final})
 
     def _split_features(
-        self, tap: Tap, batch: Sequence[SequenceRows], streams: dict[int, Tensor], final: Tensor | None
+        self, tap: Tap, batch: Sequence[SequenceRows], step: PlannedStep, result: ExecutorOutput
     ) -> list[Tensor]:
         width = tap.spec.width(self.shape.hidden_size)
         empty = torch.empty((0, width), dtype=self.dtype, device=self.device.torch_device)
         if not any(rows.wants_features for rows in batch):
             return [empty for _ in batch]
-        features = tap.features(streams, empty if final is None else final)
-        parts, first = [], 0
-        for rows in batch:
-            end = first + len(rows.tokens)
-            parts.append(features[first:end] if rows.wants_features else empty)
-            first = end
-        return parts
-
-
-def _logit_rows(rows: SequenceRows) -> Sequence[int]:
-    """Row indices whose logits are wanted."""
-    wanted, count = rows.num_logits, len(rows.tokens)
-    if isinstance(wanted, str):
-        named = {"all": range(count), "last": range(count - 1, count), "none": range(0)}
-        if wanted not in named:
-            raise StepError(f"num_logits must be all, last, none or row indices, not {wanted!r}")
-        return named[wanted]
-    return wanted
+        features = tap.features(result.streams, result.final)
+        parts = [
+            features[segment.first_row : segment.first_row + segment.num_rows]
+            if batch[index].wants_features
+            else empty
+            for index, segment in step.segments
+        ]
+        return step.in_batch_order(parts)
 
 
 def _choose_executor(

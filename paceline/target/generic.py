@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM
 
-from paceline.target.attention import StepPlan, attend
+from paceline.target.attention import Scoring, StepPlan, attend
 from paceline.target.device import Device
 from paceline.target.errors import UnsupportedModelError
 from paceline.target.executor import FINAL_NORM, ExecutorOutput, ModelShape
@@ -45,8 +45,8 @@ def _attention(
     group = heads // kv_heads
     queries = query[0].view(kv_heads, group, n, head_dim).permute(2, 1, 0, 3).contiguous()
     keys_values = torch.cat([key[0], value[0]]).transpose(0, 1)  # [n, 2 * kv_heads, head_dim]
-    scale = head_dim**-0.5 if scaling is None else float(scaling)
-    mixed = attend(queries, keys_values, int(module.layer_idx), paceline_plan, scale, sliding_window, softcap)
+    scoring = Scoring(head_dim**-0.5 if scaling is None else float(scaling), sliding_window, softcap)
+    mixed = attend(queries, keys_values, int(module.layer_idx), paceline_plan, scoring)
     out = mixed.view(n, group, kv_heads, head_dim).transpose(1, 2).reshape(1, n, heads, head_dim)
     return out, None
 

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.target.architecture import Architecture
-from paceline.target.attention import StepPlan, attend
+from paceline.target.attention import Scoring, StepPlan, attend
 from paceline.target.device import Device, Linear
 from paceline.target.executor import FINAL_NORM, ExecutorOutput, ModelShape
 from paceline.target.rope import RopeTable
@@ -38,7 +38,7 @@ class _Layer:
     gate_up: Linear  # [2 * intermediate, hidden]
     down: Linear  # [hidden, intermediate]
     post_mlp_norm: Tensor | None  # [hidden]
-    window: int | None
+    scoring: Scoring
     rope_key: str | None
 
 
@@ -97,8 +97,7 @@ class LeanExecutor:
     def forward(self, plan: StepPlan) -> ExecutorOutput:
         """Run the planned rows."""
         arch = self.architecture
-        max_position = max((s.past + max(s.depths) for s in plan.segments), default=0)
-        tables = {key: rope.gather(plan.positions, max_position) for key, rope in self._ropes.items()}
+        tables = {key: rope.gather(plan.positions, plan.max_position) for key, rope in self._ropes.items()}
         hidden = self.embed(plan.tokens)  # [n, hidden]
         streams: dict[int, Tensor] = {}
         for index, layer in enumerate(self._layers):
@@ -134,9 +133,7 @@ class LeanExecutor:
         rotary.mul_(cos).addcmul_(swapped, sin)
         queries = qkv.narrow(1, 0, heads).unflatten(1, (arch.group, kv_heads))
         keys_values = qkv.narrow(1, heads, 2 * kv_heads)
-        mixed = attend(
-            queries, keys_values, index, plan, arch.attention_scale, layer.window, arch.attention_softcap
-        )
+        mixed = attend(queries, keys_values, index, plan, layer.scoring)
         if layer.post_attention_norm is None:
             return layer.out.add(mixed, hidden)
         return hidden + self._norm(layer.out(mixed), layer.post_attention_norm)
@@ -214,6 +211,6 @@ class _Loader:
             gate_up=self._fused([f"{mlp}.gate_proj", f"{mlp}.up_proj"]),
             down=self._fused([f"{mlp}.down_proj"]),
             post_mlp_norm=self.norm(f"{prefix}.post_feedforward_layernorm.weight") if sandwich else None,
-            window=arch.windows[index],
+            scoring=Scoring(arch.attention_scale, arch.windows[index], arch.attention_softcap),
             rope_key=arch.rope_keys[index],
         )

@@ -129,13 +129,10 @@ class Eagle3Objective:
         self.test_steps = test_steps
         self.step_decay = step_decay
         self._active_steps = test_steps
-        self._tap_scale = tap_scale.float()
-        self._taps_gain = (1.0 / self._tap_scale).to(dtype)
         self._parameters = {k: nn.Parameter(v.float().clone()) for k, v in parameters.items()}
         self._embedding = embedding.to(dtype)
-        self._target_head = target_head.to(dtype)
-        self._draft_of = torch.full((shape.target_vocab,), -1, dtype=torch.int64)
-        self._draft_of[draft_ids] = torch.arange(shape.draft_vocab)
+        self._whole_head = target_head
+        self.set_constants({"draft_ids": draft_ids, "tap_scale": tap_scale})
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
         """Everything the optimiser moves, by checkpoint name."""

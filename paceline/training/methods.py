@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-_FIT_TOKENS = 30_000
+_FIT_TOKENS = 40_000
 
 
 def build_objective(options: TrainOptions, corpus: Corpus) -> Objective:
@@ -50,7 +50,7 @@ def _build_eagle3(options: TrainOptions, corpus: Corpus, fingerprint: str) -> Ob
     embedding = weights["model.embed_tokens.weight"]
     head = weights.get("lm_head.weight", embedding)
     shape = default_shape(target, len(taps), options.draft_vocab, None)
-    start = fit_linear(corpus, _FIT_TOKENS, len(taps) * target.hidden, target.hidden)
+    start = fit_linear(corpus, embedding, _FIT_TOKENS)
     return Eagle3Objective(
         shape,
         starting_parameters(shape, start, head[draft_ids], options.seed),

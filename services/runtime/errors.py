@@ -11,9 +11,11 @@ processes.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import inspect
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any, NoReturn
 
 import grpc
@@ -126,14 +128,27 @@ def _known_errors() -> list[type[errors.PacelineError]]:
 
 
 class ErrorInterceptor(aio.ServerInterceptor):
-    """Maps what handlers raise to statuses, for all four kinds of method.
+    """Maps what handlers raise to statuses, for all four kinds of method, and counts calls under way.
 
     Args:
         refuse: asked before each call with the method's full name; an error it returns ends the call.
+        is_counted: whether a method counts as work that a drain waits for.
     """
 
-    def __init__(self, refuse: Callable[[str], errors.PacelineError | None] | None = None) -> None:
+    def __init__(
+        self,
+        refuse: Callable[[str], errors.PacelineError | None] = lambda _method: None,
+        is_counted: Callable[[str], bool] = lambda _method: True,
+    ) -> None:
         self._refuse = refuse
+        self._is_counted = is_counted
+        self._num_calls = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def wait_idle(self) -> None:
+        """Wait until no counted call is under way."""
+        await self._idle.wait()
 
     async def intercept_service(
         self,
@@ -161,11 +176,12 @@ class ErrorInterceptor(aio.ServerInterceptor):
         self, inner: Callable[..., Awaitable[Any]], method: str
     ) -> Callable[..., Awaitable[Any]]:
         async def call(request: Any, context: aio.ServicerContext[Any, Any]) -> Any:
-            try:
-                self._check(method)
-                return await inner(request, context)
-            except Exception as error:
-                await _abort(context, method, error)
+            with self._counting(method):
+                try:
+                    self._check(method)
+                    return await inner(request, context)
+                except Exception as error:
+                    await _abort(context, method, error)
 
         return call
 
@@ -173,21 +189,36 @@ class ErrorInterceptor(aio.ServerInterceptor):
         self, inner: Callable[..., AsyncIterator[Any]], method: str
     ) -> Callable[..., AsyncIterator[Any]]:
         async def call(request: Any, context: aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
-            try:
-                self._check(method)
-                responses = inner(request, context)
+            with self._counting(method):
                 try:
-                    async for response in responses:
-                        yield response
-                finally:  # the handler's own finally blocks run now, not when the collector gets there
-                    await responses.aclose()  # type: ignore[attr-defined]
-            except Exception as error:
-                await _abort(context, method, error)
+                    self._check(method)
+                    responses = inner(request, context)
+                    try:
+                        async for response in responses:
+                            yield response
+                    finally:  # the handler's own finally blocks run now, not when the collector gets there
+                        await responses.aclose()  # type: ignore[attr-defined]
+                except Exception as error:
+                    await _abort(context, method, error)
 
         return call
 
+    @contextlib.contextmanager
+    def _counting(self, method: str) -> Iterator[None]:
+        if not self._is_counted(method):
+            yield
+            return
+        self._num_calls += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._num_calls -= 1
+            if not self._num_calls:
+                self._idle.set()
+
     def _check(self, method: str) -> None:
-        error = self._refuse(method) if self._refuse is not None else None
+        error = self._refuse(method)
         if error is not None:
             raise error
 

@@ -4,8 +4,8 @@ Responsible for: logs, metrics endpoint, gRPC server with health, reflection and
 order of shutdown, the exit code. Deliberately does not know: any service; `build` adds servicers and starts
 what they need.
 
-Order of shutdown (docs/adr): SIGTERM -> health NOT_SERVING and `draining` set -> new calls are refused,
-admitted ones go on -> drain callbacks, all together, within drain_s -> server stops, what is left is
+Order of shutdown: SIGTERM -> health NOT_SERVING and `draining` set -> new calls are refused, admitted ones go on
+-> drain callbacks, all together -> calls under way end, both within drain_s -> server stops, what is left is
 cancelled -> close callbacks in reverse order -> exit 0. A second signal exits at once.
 """
 
@@ -17,7 +17,6 @@ import json
 import os
 import signal
 import sys
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +33,7 @@ from services.runtime.errors import ErrorInterceptor
 from services.runtime.logs import configure_logs
 from services.runtime.metrics import serve_metrics
 from services.runtime.settings import ServerSettings
+from services.runtime.tasks import end_task
 
 if TYPE_CHECKING:
     from threading import Thread
@@ -57,6 +57,7 @@ class Process:
         draining: set when the process admits nothing new any more.
         port: bound gRPC port, from the moment the server started.
         metrics_port: bound Prometheus port, None without one.
+        is_listening: whether the server has started.
     """
 
     def __init__(self, role: str, settings: ServerSettings) -> None:
@@ -66,9 +67,8 @@ class Process:
         self.draining = asyncio.Event()
         self.port = 0
         self.metrics_port: int | None = None
-        self.server: aio.Server = aio.server(
-            interceptors=[ErrorInterceptor(self._refuse_while_draining)], options=server_options()
-        )
+        self._calls = ErrorInterceptor(self._refuse_while_draining, lambda method: not _is_plumbing(method))
+        self.server: aio.Server = aio.server(interceptors=[self._calls], options=server_options())
         self._health: Any = health.aio.HealthServicer()  # type: ignore[attr-defined]  # absent in the stubs
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)
         self._service_names: list[str] = []
@@ -77,7 +77,7 @@ class Process:
         self._close_callbacks: list[Callback] = []
         self._metrics: tuple[WSGIServer, Thread] | None = None
         self._is_ready = False
-        self._is_listening = False
+        self.is_listening = False
 
     @property
     def tls(self) -> Tls | None:
@@ -106,7 +106,7 @@ class Process:
     async def ready(self) -> None:
         """Say SERVING, within `build` or later (when weights have loaded); needed to be routed to."""
         self._is_ready = True
-        if self._is_listening:
+        if self.is_listening:
             await self._announce()
 
     async def start(self) -> None:
@@ -139,7 +139,7 @@ class Process:
         except RuntimeError as error:
             raise UnavailableError(f"cannot listen on {address}: {error}") from error
         await self.server.start()
-        self._is_listening = True
+        self.is_listening = True
         self.log.info(
             "listening", host=settings.host, port=self.port, metrics_port=self.metrics_port, pid=os.getpid()
         )
@@ -151,14 +151,15 @@ class Process:
         if self.draining.is_set():
             return
         limit_s = self.settings.drain_s if drain_s is None else drain_s
-        deadline = time.monotonic() + limit_s
+        deadline = asyncio.get_running_loop().time() + limit_s
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
         self.draining.set()
         self.log.info("draining", limit_s=limit_s)
         await self._run_drain_callbacks(limit_s)
-        await self.server.stop(
-            max(_STOP_GRACE_S, deadline - time.monotonic()) if self._drain_callbacks else limit_s
-        )
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(deadline):
+                await self._calls.wait_idle()
+        await self.server.stop(_STOP_GRACE_S)
         await self._close()
         self.log.info("stopped")
 
@@ -206,9 +207,12 @@ class Process:
     def _refuse_while_draining(self, method: str) -> PacelineError | None:
         if not self.draining.is_set() or method in self._admitted_while_draining:
             return None
-        if method.startswith(f"/{_HEALTH_SERVICE}/"):
-            return None
-        return DrainingError(f"this {self.role} is shutting down")
+        return None if _is_plumbing(method) else DrainingError(f"this {self.role} is shutting down")
+
+
+def _is_plumbing(method: str) -> bool:
+    """Health and reflection: answered until the end; no drain waits for them (health watches are endless)."""
+    return method.startswith((f"/{_HEALTH_SERVICE}/", "/grpc.reflection."))
 
 
 @contextlib.asynccontextmanager
@@ -246,8 +250,7 @@ async def _run(role: str, settings: ServerSettings, build: Build) -> int:
     await asyncio.wait((starting, waiting), return_when=asyncio.FIRST_COMPLETED)
     code = 0
     if not starting.done():  # asked to stop while starting
-        starting.cancel()
-        await asyncio.wait((starting,))
+        await end_task(starting)
     elif (error := starting.exception()) is not None:
         known = isinstance(error, PacelineError)
         process.log.error("start failed", error=str(error), exc_info=None if known else error)
@@ -255,7 +258,7 @@ async def _run(role: str, settings: ServerSettings, build: Build) -> int:
     else:
         await waiting
     waiting.cancel()
-    await process.shutdown(drain_s=0.0 if code else None)
+    await process.shutdown(drain_s=None if process.is_listening else 0.0)
     return code
 
 

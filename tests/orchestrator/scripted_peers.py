@@ -99,7 +99,7 @@ class ScriptedVerifier(Server, target_pb2_grpc.TargetServiceServicer):
     def __init__(self, **info: Any) -> None:
         super().__init__()
         self.info = peer_info("verifier", **info)
-        self._info_changes = info
+        self.info_changes = info
         self.running: dict[int, Running] = {}
         self.opens: list[target_pb2.OpenSequence] = []
         self.closed: list[int] = []
@@ -120,7 +120,7 @@ class ScriptedVerifier(Server, target_pb2_grpc.TargetServiceServicer):
     async def restart(self) -> None:
         """Comes back as another instance that knows nothing."""
         await self.stop()
-        self.info = peer_info("verifier", **self._info_changes)
+        self.info = peer_info("verifier", **self.info_changes)
         self.running.clear()
         self._ids = itertools.count(1)  # ids of another instance may repeat
         await self.start()
@@ -255,7 +255,7 @@ class ScriptedDrafter(Server, drafter_pb2_grpc.DrafterServiceServicer):
     def __init__(self, **info: Any) -> None:
         super().__init__()
         self.info = peer_info("drafter", **info)
-        self._info_changes = info
+        self.info_changes = info
         self.open: dict[int, Drafted] = {}
         self.opens: list[drafter_pb2.OpenDraftSequence] = []
         self.plans: list[drafter_pb2.DraftPlan] = []
@@ -273,7 +273,7 @@ class ScriptedDrafter(Server, drafter_pb2_grpc.DrafterServiceServicer):
     async def restart(self) -> None:
         """Comes back as another instance that knows nothing."""
         await self.stop()
-        self.info = peer_info("drafter", **self._info_changes)
+        self.info = peer_info("drafter", **self.info_changes)
         await self.start()
 
     async def Describe(self, request: Any, context: Any) -> drafter_pb2.DrafterServiceDescribeResponse:

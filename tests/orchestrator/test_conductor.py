@@ -347,3 +347,27 @@ async def test_colocated_placement_uses_no_drafter(bench: Bench) -> None:
     assert bench.status.placement == "colocated"
     assert verifier.policies[-1].colocated_draft_length == 5
     assert verifier.policies[-1].hold_us > 0
+
+
+async def test_verifier_that_comes_back_with_another_model_loses_its_drafters(bench: Bench) -> None:
+    verifier, drafter = ScriptedVerifier(), ScriptedDrafter()
+    await bench.start(verifier, drafter)
+    verifier.info_changes["model_fingerprint"] = "1" * 64
+    await verifier.restart()
+    await bench.until(lambda status: status.is_ready and not status.drafters)
+    outcome = await bench.run(run_request(PROMPT, 30))
+    assert outcome.tokens == continuation(PROMPT, 30)
+    assert not drafter.opens
+
+
+async def test_running_request_does_not_go_on_with_another_model(bench: Bench) -> None:
+    verifier = ScriptedVerifier()
+    await bench.start(verifier, resume_timeout_s=0.5)
+    running = asyncio.create_task(bench.run(run_request(PROMPT, 4000)))
+    await eventually(lambda: verifier.running)
+    verifier.info_changes["model_fingerprint"] = "1" * 64
+    await verifier.restart()
+    outcome = await running
+    assert outcome.reason == sampling_pb2.FINISH_REASON_ERROR
+    assert len(verifier.opens) == 1
+    await bench.until(lambda status: status.is_ready)  # with nothing left to go on, the new model is served

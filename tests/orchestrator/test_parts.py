@@ -15,6 +15,7 @@ from orchestrator.journal import Journal, JournalEntry, JournalGapError
 from orchestrator.mailbox import Ending, Mailbox
 from orchestrator.placement import check_drafter, choose_drafter, placement_in_force
 from orchestrator.policy import PolicyInForce, PolicyOverrides
+from orchestrator.ray_environment import prepare_environment
 from orchestrator.reports import MAX_SAMPLES, Reports
 from orchestrator.sequences import (
     TRANSITIONS,
@@ -149,7 +150,9 @@ def test_overrides_stand_above_the_policy() -> None:
 def test_policy_of_length_zero_turns_everything_off() -> None:
     policy = PolicyInForce(PolicyOverrides())
     policy.accept(
-        scheduler_pb2.SpeculationPolicy(version=9, draft_length=0, hold_us=900, draft_ahead=4, max_nodes_per_step=64)
+        scheduler_pb2.SpeculationPolicy(
+            version=9, draft_length=0, hold_us=900, draft_ahead=4, max_nodes_per_step=64
+        )
     )
     verify = policy.verify_policy(is_colocated=False, is_drafter_due=True)
     assert (verify.max_nodes_per_step, verify.max_nodes_per_sequence, verify.hold_us) == (0, 0, 0)
@@ -207,7 +210,9 @@ def test_drafter_without_features_suits_a_verifier_with_a_tap() -> None:
     check_drafter(peer_info("drafter"), peer_info("verifier", tap=peer_pb2.FeatureTap(layers=[1], width=8)))
 
 
-def status(verifier: str, num_running: int = 0, is_ready: bool = True, max_positions: int = 100) -> ConductorStatus:
+def status(
+    verifier: str, num_running: int = 0, is_ready: bool = True, max_positions: int = 100
+) -> ConductorStatus:
     info = peer_info("verifier", max_positions=max_positions)
     return ConductorStatus(
         endpoint=f"conductor-of-{verifier}",
@@ -335,7 +340,9 @@ def test_reports_are_bounded_and_complete() -> None:
 
 def test_reports_count_the_drafter_in_the_verifiers_process() -> None:
     reports = Reports(lambda: None)
-    commits = peer_pb2.CommitBatch(sequence_ids=[1, 2], epochs=[0, 0], starts=[1, 1], sizes=[1, 1], tokens=[1, 1])
+    commits = peer_pb2.CommitBatch(
+        sequence_ids=[1, 2], epochs=[0, 0], starts=[1, 1], sizes=[1, 1], tokens=[1, 1]
+    )
     step = target_pb2.StepReport(num_rows=2, step_us=100, colocated_draft_us=70, commits=commits)
     reports.step(step, [], num_running=2, draft_length=4)
     frame = reports.take()
@@ -365,3 +372,15 @@ def test_lists_of_endpoints_are_split_at_commas() -> None:
     settings = OrchestratorSettings(verifiers="a:1, b:2", drafters="c:3")  # type: ignore[arg-type]
     assert settings.verifiers == ("a:1", "b:2")
     assert settings.drafters == ("c:3",)
+
+
+def test_embedded_ray_gets_a_token_of_its_own() -> None:
+    first, second, joined = {"RAY_AUTH_TOKEN_PATH": "x"}, dict[str, str](), {"RAY_AUTH_MODE": "operator's"}
+    prepare_environment(first, is_embedded=True)
+    prepare_environment(second, is_embedded=True)
+    prepare_environment(joined, is_embedded=False)
+    assert first["RAY_AUTH_MODE"] == "token"
+    assert len(first["RAY_AUTH_TOKEN"]) == 64
+    assert first["RAY_AUTH_TOKEN"] != second["RAY_AUTH_TOKEN"]
+    assert "RAY_AUTH_TOKEN_PATH" not in first
+    assert joined == {"RAY_AUTH_MODE": "operator's", "RAY_USAGE_STATS_ENABLED": "0"}

@@ -79,7 +79,9 @@ async def test_policy_reaches_both_peers_and_measurements_come_back(
     assert scheduler.reports[0].key == key
     await eventually(lambda: any(report.round_trips_us for report in scheduler.reports))
     assert any(report.drafts for report in scheduler.reports)
-    drafted = [sum(column) for column in zip(*(r.drafted_per_position for r in scheduler.reports), strict=False)]
+    drafted = [
+        sum(column) for column in zip(*(r.drafted_per_position for r in scheduler.reports), strict=False)
+    ]
     assert drafted == [20, 20]
 
 

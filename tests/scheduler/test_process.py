@@ -113,23 +113,6 @@ async def test_drains_on_sigterm_and_the_next_process_starts_warm(
         call.cancel()
 
 
-async def test_second_signal_exits_at_once(tmp_path: Path) -> None:
-    # A health watch of a client that never goes away keeps the server draining until the bound.
-    flags = ("--redis-url", "", "--drain-s", "60")
-    async with scheduler_process(tmp_path / "one", *flags) as child:
-        async with open_channel(f"127.0.0.1:{child.port}") as channel:
-            statuses = health_pb2_grpc.HealthStub(channel).Watch(
-                health_pb2.HealthCheckRequest(service=SERVICE), timeout=DEADLINE_S
-            )
-            await statuses.read()
-            child.process.send_signal(signal.SIGTERM)
-            await statuses.read()
-            child.process.send_signal(signal.SIGTERM)
-            code = await asyncio.wait_for(child.process.wait(), DEADLINE_S)
-        assert code == 128 + signal.SIGTERM
-        assert "stopped" not in child.events()
-
-
 async def test_a_start_that_fails_exits_1_and_says_why(tmp_path: Path) -> None:
     async with scheduler_process(tmp_path / "first", "--redis-url", "") as child:
         done = await asyncio.to_thread(

@@ -1,0 +1,95 @@
+"""From the rows of several sequences to one flattened, ragged step.
+
+Responsible for row order, positions, padding to row buckets and who is attended together. It does not validate
+(`rows.py` did) and runs nothing. Called by the engine once per step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from paceline.target.attention import Segment, StepPlan
+from paceline.target.cohort import form_units
+from paceline.target.kv_cache import Slot
+from paceline.target.rows import SequenceRows
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedStep:
+    """A plan and the way back to the caller's order.
+
+    Attributes:
+        plan: for the executor.
+        segments: `(batch index, segment)` in row order.
+        logit_counts: rows of logits per segment.
+    """
+
+    plan: StepPlan
+    segments: list[tuple[int, Segment]]
+    logit_counts: list[int]
+
+    def in_batch_order(self, parts: Sequence[Tensor]) -> list[Tensor]:
+        """One part per segment, reordered as the caller gave the sequences."""
+        ordered = list(parts)
+        for part, (index, _) in zip(parts, self.segments, strict=True):
+            ordered[index] = part
+        return ordered
+
+
+def plan_step(
+    batch: Sequence[SequenceRows],
+    slots: Sequence[Slot],
+    capture: frozenset[int],
+    row_buckets: Sequence[int],
+    device: torch.device,
+) -> PlannedStep:
+    """Flatten a checked step.
+
+    Args:
+        batch: rows per sequence.
+        slots: their slots, with room reserved.
+        capture: residual streams to return.
+        row_buckets: ascending row counts to pad to; empty for none.
+        device: where the index tensors go.
+    """
+    tokens: list[int] = []
+    positions: list[int] = []
+    segments: list[tuple[int, Segment]] = []
+    logit_rows: list[int] = []
+    logit_counts: list[int] = []
+    for index in _row_order(slots):
+        rows, slot = batch[index], slots[index]
+        depths = rows.depths()
+        first, count, past = len(tokens), len(rows.tokens), slot.length
+        parents = None if rows.is_chain or rows.parents is None else tuple(rows.parents)
+        segments.append((index, Segment(slot, first, count, past, parents, depths)))
+        tokens.extend(rows.tokens)
+        positions.extend([past + depth for depth in depths])
+        wanted = rows.logit_rows()
+        logit_rows.extend([first + row for row in wanted])
+        logit_counts.append(len(wanted))
+    padded = next((bucket for bucket in row_buckets if bucket >= len(tokens)), len(tokens))
+    tokens.extend([0] * (padded - len(tokens)))
+    positions.extend([0] * (padded - len(positions)))
+    asks_all = logit_rows == list(range(padded))
+    plan = StepPlan(
+        tokens=torch.tensor(tokens, device=device),
+        positions=torch.tensor(positions, device=device),
+        max_position=max(positions),
+        units=form_units([segment for _, segment in segments]),
+        capture=capture,
+        logit_rows=None if asks_all else torch.tensor(logit_rows, dtype=torch.int64, device=device),
+    )
+    return PlannedStep(plan, segments, logit_counts)
+
+
+def _row_order(slots: Sequence[Slot]) -> list[int]:
+    """Batch indices with neighbouring slots side by side, so that they can be attended together."""
+    rank: dict[int, int] = {}
+    for slot in slots:
+        rank.setdefault(id(slot.block), len(rank))
+    return sorted(range(len(slots)), key=lambda index: (rank[id(slots[index].block)], slots[index].index))
