@@ -23,6 +23,7 @@ class PolicyOverrides:
         draft_length: tokens per draft.
         draft_ahead: tokens to go on drafting while the target verifies.
         hold_us: longest hold of a step.
+        max_nodes: draft nodes of one sequence in one step.
         max_prefill_tokens_per_step: prompt rows per step; the scheduler does not decide this one.
     """
 
@@ -30,6 +31,7 @@ class PolicyOverrides:
     draft_ahead: int | None = None
     hold_us: int | None = None
     max_prefill_tokens_per_step: int = 256
+    max_nodes: int | None = None
 
 
 def default_policy() -> scheduler_pb2.SpeculationPolicy:
@@ -74,6 +76,13 @@ class PolicyInForce:
         ahead = self._policy.draft_ahead if fixed is None else fixed
         return min(ahead, MAX_DRAFT_LENGTH - self.draft_length) if self.draft_length else 0
 
+    @property
+    def max_nodes(self) -> int:
+        """Draft nodes of one sequence in one step: at least its chain, more for a tree."""
+        length, fixed = self.draft_length, self._overrides.max_nodes
+        wanted = self._policy.max_nodes_per_sequence if fixed is None else fixed
+        return min(max(wanted, length), MAX_DRAFT_LENGTH) if length else 0
+
     def verify_policy(self, *, is_colocated: bool, is_drafter_due: bool) -> target_pb2.VerifyPolicy:
         """What the verifier is told.
 
@@ -84,7 +93,7 @@ class PolicyInForce:
         policy, length = self._policy, self.draft_length
         fixed_hold = self._overrides.hold_us
         hold_us = policy.hold_us if fixed_hold is None else fixed_hold
-        per_sequence = min(max(policy.max_nodes_per_sequence, length), MAX_DRAFT_LENGTH) if length else 0
+        per_sequence = self.max_nodes
         return target_pb2.VerifyPolicy(
             version=policy.version,
             max_nodes_per_step=max(policy.max_nodes_per_step, per_sequence) if length else 0,
@@ -97,5 +106,8 @@ class PolicyInForce:
     def draft_plan(self) -> drafter_pb2.DraftPlan:
         """What the drafters are told."""
         return drafter_pb2.DraftPlan(
-            version=self._policy.version, draft_length=self.draft_length, draft_ahead=self.draft_ahead
+            version=self._policy.version,
+            draft_length=self.draft_length,
+            draft_ahead=self.draft_ahead,
+            max_nodes=self.max_nodes,
         )

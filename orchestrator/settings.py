@@ -43,6 +43,9 @@ class OrchestratorSettings(ServerSettings):
     hold_us: int | None = Field(
         None, ge=0, le=1_000_000, description="longest hold of a step, in place of the policy's"
     )
+    max_nodes: DraftLength | None = Field(
+        None, description="draft nodes of one sequence in one step, in place of the policy's"
+    )
     max_prefill_tokens_per_step: int = Field(256, ge=1, le=65536, description="prompt tokens in one step")
     max_sequences: int = Field(256, ge=1, le=65536, description="most running requests per conductor")
     lease_s: float = Field(
@@ -91,7 +94,11 @@ class OrchestratorSettings(ServerSettings):
     def policy_overrides(self) -> PolicyOverrides:
         """What the operator fixed."""
         return PolicyOverrides(
-            self.draft_length, self.draft_ahead, self.hold_us, self.max_prefill_tokens_per_step
+            self.draft_length,
+            self.draft_ahead,
+            self.hold_us,
+            self.max_prefill_tokens_per_step,
+            self.max_nodes,
         )
 
     @property

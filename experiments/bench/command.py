@@ -33,6 +33,9 @@ def bench(
         int | None, typer.Option(min=0, help="Fixed; the policy decides by default.")
     ] = None,
     hold_us: Annotated[int | None, typer.Option(min=0, help="Fixed; the policy decides by default.")] = None,
+    max_nodes: Annotated[
+        int | None, typer.Option(min=0, help="Fixed; the policy decides by default.")
+    ] = None,
 ) -> None:
     """Plain, co-located and separate decoding interleaved in one run, with transformers.generate beside them."""
     from experiments.bench.picture import draw
@@ -54,6 +57,7 @@ def bench(
         num_cores=len(os.sched_getaffinity(0)),
         draft_length=draft_length,
         hold_us=hold_us,
+        max_nodes=max_nodes,
     )
     with console.status("") as status:
 

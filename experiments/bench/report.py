@@ -53,6 +53,7 @@ def make_report(
         "prompts": [prompt.prompt_id for prompt in plan.prompts],
         "draft_length": plan.draft_length,
         "hold_us": plan.hold_us,
+        "max_nodes": plan.max_nodes,
         "commit": _commit(),
         "version": __version__,
         "command": command,

@@ -36,6 +36,7 @@ class Plan:
     num_cores: int
     draft_length: int | None = None
     hold_us: int | None = None
+    max_nodes: int | None = None
 
 
 @dataclass(slots=True)
@@ -85,6 +86,7 @@ def serving(plan: Plan, dtype: str) -> Iterator[dict[str, tuple[PacelineClient, 
                 dtype=dtype,
                 draft_length=plan.draft_length,
                 hold_us=plan.hold_us,
+                max_nodes=plan.max_nodes,
                 **fixed,  # type: ignore[arg-type]
             )
             deployment = stack.enter_context(Deployment(options))

@@ -86,6 +86,11 @@ class Deployment:
         return {"redis": self._redis.pid, **pids} if self._redis is not None else pids
 
     @property
+    def directory(self) -> Path | None:
+        """Where temporary files are; None before the start and after the end, when it is gone."""
+        return self._directory
+
+    @property
     def roles(self) -> tuple[str, ...]:
         """Roles of this deployment in the order in which they start."""
         return self._options.roles

@@ -45,6 +45,7 @@ class DeploymentOptions:
         draft_length: tokens per draft in place of the scheduler's choice.
         draft_ahead: tokens drafted ahead in place of the scheduler's choice.
         hold_us: longest hold of a step in place of the scheduler's choice.
+        max_nodes: draft nodes of one sequence in one step in place of the scheduler's choice.
         ports: None takes free ones.
         log_dir: keeps the logs there; None keeps them until the end only.
         log_level: of all processes.
@@ -67,6 +68,7 @@ class DeploymentOptions:
     draft_length: int | None = None
     draft_ahead: int | None = None
     hold_us: int | None = None
+    max_nodes: int | None = None
     ports: Ports | None = None
     log_dir: Path | None = None
     log_level: str = "info"

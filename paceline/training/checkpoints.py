@@ -32,7 +32,9 @@ class RunState:
     meta: dict[str, Any]
 
 
-def flatten_optimizer(optimizers: list[torch.optim.Optimizer], parameters: dict[str, nn.Parameter]) -> dict[str, Tensor]:
+def flatten_optimizer(
+    optimizers: list[torch.optim.Optimizer], parameters: dict[str, nn.Parameter]
+) -> dict[str, Tensor]:
     """Optimiser state as ``parameter name / entry`` tensors."""
     flat: dict[str, Tensor] = {}
     for name, parameter in parameters.items():

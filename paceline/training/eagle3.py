@@ -152,7 +152,7 @@ class Eagle3Objective:
         self._draft_of[self.draft_ids] = torch.arange(self.shape.draft_vocab)
 
     def set_progress(self, fraction: float) -> None:
-        """One unrolled step first, two next, then all: an untrained layer's own output teaches little and costs most."""
+        """One unrolled step first, then more: an untrained layer's own output teaches little and costs most."""
         stage = sum(fraction >= start for start in _STAGE_STARTS)
         finished = stage == len(_STAGE_STARTS)
         self._active_steps = self.test_steps if finished else min(self.test_steps, stage)
@@ -168,7 +168,7 @@ class Eagle3Objective:
         weights = {k: p.to(self.dtype) for k, p in self._parameters.items()}
         total = torch.zeros(())
         metrics: dict[str, float] = {}
-        for j, out in enumerate(self._unroll(weights, batch, self._active_steps)):
+        for j, out in enumerate(self.unroll(weights, batch, self._active_steps)):
             step_loss = linear_soft_cross_entropy(
                 out[row, position - 1 - j], weights["lm_head.weight"], target_probs
             )
@@ -186,7 +186,7 @@ class Eagle3Objective:
         weights = {k: p.to(self.dtype) for k, p in self._parameters.items()}
         rows, length = batch.tokens.shape
         right = torch.zeros(_EVAL_CHAIN, rows, length, dtype=torch.bool)
-        for j, out in enumerate(self._unroll(weights, batch, _EVAL_CHAIN)):
+        for j, out in enumerate(self.unroll(weights, batch, _EVAL_CHAIN)):
             best = head_argmax(out.reshape(rows * length, -1), weights["lm_head.weight"])
             best = self.draft_ids[best].view(rows, length)
             # Row r at step j proposes token r + 2 + j, which the target chose at position r + 1 + j.
@@ -202,7 +202,7 @@ class Eagle3Objective:
         return AcceptanceCounts.from_chains(right[:, usable].T)
 
     def tensors(self) -> dict[str, Tensor]:
-        """The servable checkpoint: bfloat16 weights by public name, the tap scale folded into ``fc``, and the id maps."""
+        """The servable checkpoint: bfloat16 by public name, tap scale folded into ``fc``, and the id maps."""
         out = {k: p.detach().clone() for k, p in self._parameters.items()}
         out["fc.weight"] /= self._tap_scale
         out = {k: v.bfloat16() for k, v in out.items()}
@@ -227,7 +227,7 @@ class Eagle3Objective:
         row, position = ok.nonzero(as_tuple=True)
         return row, position
 
-    def _unroll(self, w: dict[str, Tensor], batch: Batch, steps: int) -> Iterator[Tensor]:
+    def unroll(self, w: dict[str, Tensor], batch: Batch, steps: int) -> Iterator[Tensor]:
         """Yields the final-norm output ``[rows, length, hidden]`` of each step."""
         s = self.shape
         if batch.taps is None:

@@ -108,7 +108,9 @@ def _unit(x: Tensor) -> Tensor:
     return x * x.square().mean(-1, keepdim=True).clamp_min(1e-12).rsqrt()
 
 
-def starting_parameters(shape: Eagle3Shape, start: LinearStart, target_head: Tensor, seed: int) -> dict[str, Tensor]:
+def starting_parameters(
+    shape: Eagle3Shape, start: LinearStart, target_head: Tensor, seed: int
+) -> dict[str, Tensor]:
     """Parameters that begin as the fitted linear drafter.
 
     ``fc`` is the taps' part. The embedding's part has to pass through attention, the only place where the layer reads
@@ -162,5 +164,7 @@ def _look_at_own_position(shape: Eagle3Shape, parameters: dict[str, Tensor], sta
     values[:rank, : shape.target_hidden] = s[:rank, None].sqrt() * v[:rank]
     padded = torch.zeros(shape.hidden, shape.num_kv_heads * head_dim)
     padded[:, :rank] = u[:, :rank] * s[:rank].sqrt() / own
-    output = parameters["midlayer.self_attn.o_proj.weight"].view(shape.hidden, shape.num_kv_heads, groups, head_dim)
+    output = parameters["midlayer.self_attn.o_proj.weight"].view(
+        shape.hidden, shape.num_kv_heads, groups, head_dim
+    )
     output[:, :, :own] = padded.view(shape.hidden, shape.num_kv_heads, 1, head_dim)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from paceline.errors import PacelineError
 
-class TrainingError(Exception):
+
+class TrainingError(PacelineError):
     """Anything that stops data making or training for a reason the user can act on."""
+
+    reason = "TRAINING_STOPPED"
 
 
 class TrainingDataError(TrainingError):

@@ -62,8 +62,12 @@ class IndependentObjective:
         self.shape = TeacherShape.from_config(config)
         self.target = target
         self.dtype = dtype
-        self._frozen = {k: v for k, v in weights.items() if k in ("model.embed_tokens.weight", "lm_head.weight")}
-        self._parameters = {k: nn.Parameter(v.float().clone()) for k, v in weights.items() if k not in self._frozen}
+        self._frozen = {
+            k: v for k, v in weights.items() if k in ("model.embed_tokens.weight", "lm_head.weight")
+        }
+        self._parameters = {
+            k: nn.Parameter(v.float().clone()) for k, v in weights.items() if k not in self._frozen
+        }
         self._embedding = weights["model.embed_tokens.weight"].to(dtype)
         self._head = weights.get("lm_head.weight", weights["model.embed_tokens.weight"]).to(dtype)
 
@@ -78,7 +82,11 @@ class IndependentObjective:
         weights = {k: v for k, v in source.items() if not k.startswith("model.layers.")}
         for new, old in enumerate(kept):
             prefix = f"model.layers.{old}."
-            weights |= {f"model.layers.{new}." + k[len(prefix) :]: v for k, v in source.items() if k.startswith(prefix)}
+            weights |= {
+                f"model.layers.{new}." + k[len(prefix) :]: v
+                for k, v in source.items()
+                if k.startswith(prefix)
+            }
         return cls({**config, "num_hidden_layers": num_layers}, weights, target, dtype)
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
@@ -112,7 +120,9 @@ class IndependentObjective:
     def evaluate(self, batch: Batch) -> AcceptanceCounts:
         """Greedy acceptance of chains: given acceptance so far the drafter reads the text itself, so one pass tells."""
         rows, length = batch.tokens.shape
-        best = head_argmax(self._forward(batch.tokens).reshape(rows * length, -1), self._head).view(rows, length)
+        best = head_argmax(self._forward(batch.tokens).reshape(rows * length, -1), self._head).view(
+            rows, length
+        )
         right = best == batch.top_tokens
         wanted = torch.zeros_like(right)
         wanted[:, :-1] = batch.is_answer[:, 1:] & batch.is_greedy[:, None]
@@ -143,7 +153,8 @@ class IndependentObjective:
             p = f"model.layers.{i}."
             a = F.rms_norm(x, (s.hidden,), w[p + "input_layernorm.weight"], s.rms_eps)
             q, k, v = (
-                F.linear(a, w[p + f"self_attn.{n}_proj.weight"]).view(rows, length, -1, s.head_dim) for n in "qkv"
+                F.linear(a, w[p + f"self_attn.{n}_proj.weight"]).view(rows, length, -1, s.head_dim)
+                for n in "qkv"
             )
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
             o = F.scaled_dot_product_attention(

@@ -36,7 +36,9 @@ def build_objective(options: TrainOptions, corpus: Corpus) -> Objective:
         raise TrainingDataError(f"method {options.method!r} is none of {', '.join(sorted(METHODS))}")
     fingerprint = model_fingerprint(options.model_dir)
     if corpus.manifest.get("model_fingerprint") != fingerprint:
-        raise TrainingDataError(f"{corpus.folder} was written by another target than {options.model_dir.name!r}")
+        raise TrainingDataError(
+            f"{corpus.folder} was written by another target than {options.model_dir.name!r}"
+        )
     return METHODS[options.method](options, corpus, fingerprint)
 
 
@@ -46,7 +48,11 @@ def _build_eagle3(options: TrainOptions, corpus: Corpus, fingerprint: str) -> Ob
     taps = default_tap_layers(target.num_layers)
     counts = corpus.count_answer_tokens(target.vocab)
     draft_ids = choose_draft_vocab(counts, options.draft_vocab)
-    log.info("draft_vocab", size=options.draft_vocab, coverage=round(float(counts[draft_ids].sum() / counts.sum()), 4))
+    log.info(
+        "draft_vocab",
+        size=options.draft_vocab,
+        coverage=round(float(counts[draft_ids].sum() / counts.sum()), 4),
+    )
     embedding = weights["model.embed_tokens.weight"]
     head = weights.get("lm_head.weight", embedding)
     shape = default_shape(target, len(taps), options.draft_vocab, None)
@@ -67,7 +73,10 @@ def _build_eagle3(options: TrainOptions, corpus: Corpus, fingerprint: str) -> Ob
 
 def _build_independent(options: TrainOptions, corpus: Corpus, fingerprint: str) -> Objective:
     return IndependentObjective.cut_from_target(
-        options.model_dir, options.num_layers, TargetFacts(fingerprint, options.model_dir.name, (), 0), getattr(torch, options.dtype)
+        options.model_dir,
+        options.num_layers,
+        TargetFacts(fingerprint, options.model_dir.name, (), 0),
+        getattr(torch, options.dtype),
     )
 
 

@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 
 
-def rope_tables(theta: float, head_dim: int, start: int, count: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def rope_tables(
+    theta: float, head_dim: int, start: int, count: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
     """Cosines and sines ``[count, 1, head_dim]`` for positions from ``start`` on, halves repeated as Llama does."""
     inv_freq = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
     angles = torch.arange(start, start + count, dtype=torch.float64)[:, None] * inv_freq

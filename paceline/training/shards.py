@@ -5,8 +5,8 @@ Knows the file format only; called by :mod:`paceline.training.synth` (writes) an
 A shard holds flat arrays over all its tokens, and conversations as offsets into them:
 
 ``tokens`` int32 ``[n]``; ``top_tokens`` int32 ``[n]`` the target's most likely next token after each position;
-``segments`` uint8 ``[n]``; ``taps`` bfloat16 ``[n, n_taps * hidden]`` and ``hidden`` bfloat16 ``[n, hidden]`` (both only
-when captured; the last position of a conversation has zeros); ``offsets`` int64 ``[conversations + 1]``;
+``segments`` uint8 ``[n]``; ``taps`` bfloat16 ``[n, n_taps * hidden]`` and ``hidden`` bfloat16 ``[n, hidden]`` (both
+only when captured; the last position of a conversation has zeros); ``offsets`` int64 ``[conversations + 1]``;
 ``is_greedy`` uint8 ``[conversations]``.
 """
 

@@ -247,7 +247,7 @@ class ShardWriter:
         return self._pack()
 
     def _choose(self, active: Tensor, logits: Tensor, last: int) -> Tensor:
-        """The next token of every active row, given or chosen. ``logits`` ``[rows, vocab]``; returns int64 ``[rows]``."""
+        """The next token of every active row, given or chosen: ``[rows, vocab]`` -> int64 ``[rows]``."""
         options, end = self._options, self._template.end_of_turn
         values, candidates = logits.topk(min(options.top_k, logits.shape[-1]), dim=-1)
         self._top[active, last] = candidates[:, 0].int()

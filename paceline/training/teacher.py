@@ -19,6 +19,8 @@ import torch.nn.functional as F
 from safetensors import safe_open
 from torch import Tensor
 
+from paceline.target import Device
+from paceline.target.device import Linear
 from paceline.training.errors import TrainingDataError
 
 _SUPPORTED = ("llama",)
@@ -93,22 +95,6 @@ def read_weights(model_dir: Path) -> dict[str, Tensor]:
     return weights
 
 
-class PackedLinear:
-    """``y = x W^T`` with weights packed once for the CPU's matrix kernels (plain matmul elsewhere)."""
-
-    def __init__(self, weight: Tensor, batch_hint: int) -> None:
-        self._packed: Tensor | None = None
-        self._weight = weight
-        if weight.device.type == "cpu" and weight.dtype in (torch.bfloat16, torch.float32):
-            if torch.backends.mkldnn.is_available():
-                self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), batch_hint)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        if self._packed is None:
-            return F.linear(x, self._weight)
-        return torch.ops.mkldnn._linear_pointwise(x, self._packed, None, "none", [], "")  # type: ignore[no-any-return]
-
-
 _GROWTH = 48  # positions; growing copies the cache, a larger step multiplies more masked positions
 
 
@@ -131,7 +117,7 @@ class TeacherCache:
     @property
     def room(self) -> int:
         """Positions allocated."""
-        return self.values[0].shape[1]
+        return int(self.values[0].shape[1])
 
     def reserve(self, length: int) -> None:
         """Makes room for ``length`` positions."""
@@ -147,7 +133,8 @@ class TeacherCache:
         """Keeps only ``rows`` (int64 indices, ascending)."""
 
         def keep(x: Tensor) -> Tensor:
-            return x.unflatten(0, (self.rows, -1)).index_select(0, rows).flatten(0, 1)
+            kept: Tensor = x.unflatten(0, (self.rows, -1)).index_select(0, rows)
+            return kept.flatten(0, 1)
 
         self.keys = [keep(x) for x in self.keys]
         self.values = [keep(x) for x in self.values]
@@ -170,7 +157,6 @@ class Teacher:
         shape: TeacherShape,
         dtype: torch.dtype,
         tap_layers: Sequence[int] | None = None,
-        batch_hint: int = 96,
     ) -> None:
         self.shape = shape
         self.dtype = dtype
@@ -181,9 +167,10 @@ class Teacher:
         self.embedding = take("model.embed_tokens.weight")  # [vocab, hidden]
         head = weights.get("lm_head.weight")
         self.head_weight = self.embedding if head is None else head.to(dtype)  # [vocab, hidden]
-        self._head = PackedLinear(self.head_weight, batch_hint)
+        pack = Device.parse("cpu").pack
+        self._head = pack(self.head_weight)
         self.final_norm = take("model.norm.weight")
-        self._layers: list[tuple[Tensor, PackedLinear, PackedLinear, Tensor, PackedLinear, PackedLinear]] = []
+        self._layers: list[tuple[Tensor, Linear, Linear, Tensor, Linear, Linear]] = []
         for i in range(shape.num_layers):
             p = f"model.layers.{i}."
             qkv = torch.cat([take(p + f"self_attn.{x}_proj.weight") for x in "qkv"])
@@ -191,11 +178,11 @@ class Teacher:
             self._layers.append(
                 (
                     take(p + "input_layernorm.weight"),
-                    PackedLinear(qkv, batch_hint),
-                    PackedLinear(take(p + "self_attn.o_proj.weight"), batch_hint),
+                    pack(qkv),
+                    pack(take(p + "self_attn.o_proj.weight")),
                     take(p + "post_attention_layernorm.weight"),
-                    PackedLinear(gate_up, batch_hint),
-                    PackedLinear(take(p + "mlp.down_proj.weight"), batch_hint),
+                    pack(gate_up),
+                    pack(take(p + "mlp.down_proj.weight")),
                 )
             )
         inv = shape.rope_theta ** (-torch.arange(0, shape.head_dim, 2, dtype=torch.float64) / shape.head_dim)
@@ -267,9 +254,9 @@ class Teacher:
             scores = torch.bmm(q.reshape(-1, groups * count, s.head_dim), keys) + mask
             o = torch.bmm(scores.softmax(-1), values).view(rows, s.num_kv_heads, groups, count, s.head_dim)
             o = o.permute(0, 3, 1, 2, 4).reshape(rows * count, -1)
-            x = x + out(o)
+            x = out.add(o, x)
             gate, up = gate_up(F.rms_norm(x, (s.hidden,), norm_post, s.rms_eps)).chunk(2, dim=-1)
-            x = x + down(F.silu(gate) * up)
+            x = down.add(F.silu(gate) * up, x)
         if s.num_layers in self.tap_layers:
             taps[s.num_layers] = x
         cache.length = end

@@ -18,7 +18,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import nn
 
 from paceline.training.acceptance import AcceptanceCounts
-from paceline.training.checkpoints import RunState, flatten_optimizer, load_newest_run, restore_optimizer, save_run
+from paceline.training.checkpoints import (
+    RunState,
+    flatten_optimizer,
+    load_newest_run,
+    restore_optimizer,
+    save_run,
+)
 from paceline.training.data import Corpus, DataPosition
 from paceline.training.errors import TrainingDataError, TrainingError
 from paceline.training.methods import build_objective
@@ -85,7 +91,14 @@ class TrainOptions:
 
     def validate(self) -> None:
         """Raises :class:`TrainingDataError` naming the first field out of range."""
-        for name in ("num_steps", "batch_tokens", "warmup_steps", "test_steps", "eval_every", "checkpoint_every"):
+        for name in (
+            "num_steps",
+            "batch_tokens",
+            "warmup_steps",
+            "test_steps",
+            "eval_every",
+            "checkpoint_every",
+        ):
             if getattr(self, name) < 1:
                 raise TrainingDataError(f"{name} must be at least 1")
         for name in ("learning_rate", "head_learning_rate", "clip_norm", "step_decay"):
@@ -176,7 +189,7 @@ class _Run:
         loss, metrics = self._objective.loss(batch)
         if not torch.isfinite(loss):
             raise TrainingError(f"loss is {float(loss)} at step {self._step}; the last checkpoint is intact")
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         norm = nn.utils.clip_grad_norm_(list(self._parameters.values()), options.clip_norm)
         for optimizer in self._optimizers:
             optimizer.step()
@@ -242,7 +255,9 @@ class _Run:
         log.info("resumed", step=self._step, tokens=self._tokens)
 
 
-def make_optimizers(options: TrainOptions, parameters: dict[str, nn.Parameter]) -> list[torch.optim.Optimizer]:
+def make_optimizers(
+    options: TrainOptions, parameters: dict[str, nn.Parameter]
+) -> list[torch.optim.Optimizer]:
     """AdamW with its own rate for the head; with ``muon``, matrices other than the head go to Muon."""
 
     def named(select: Any) -> list[nn.Parameter]:

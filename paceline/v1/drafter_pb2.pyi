@@ -53,14 +53,16 @@ class OpenDraftSequence(_message.Message):
     def __init__(self, sequence_id: _Optional[int] = ..., epoch: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., verifier_endpoint: _Optional[str] = ..., verifier_instance_id: _Optional[str] = ..., max_draft_tokens: _Optional[int] = ...) -> None: ...
 
 class DraftPlan(_message.Message):
-    __slots__ = ("version", "draft_length", "draft_ahead")
+    __slots__ = ("version", "draft_length", "draft_ahead", "max_nodes")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     DRAFT_LENGTH_FIELD_NUMBER: _ClassVar[int]
     DRAFT_AHEAD_FIELD_NUMBER: _ClassVar[int]
+    MAX_NODES_FIELD_NUMBER: _ClassVar[int]
     version: int
     draft_length: int
     draft_ahead: int
-    def __init__(self, version: _Optional[int] = ..., draft_length: _Optional[int] = ..., draft_ahead: _Optional[int] = ...) -> None: ...
+    max_nodes: int
+    def __init__(self, version: _Optional[int] = ..., draft_length: _Optional[int] = ..., draft_ahead: _Optional[int] = ..., max_nodes: _Optional[int] = ...) -> None: ...
 
 class DraftResponse(_message.Message):
     __slots__ = ("hello", "frame_id", "drafts", "queue_us", "draft_us", "num_draft_steps", "num_sequences", "failures")

@@ -104,9 +104,9 @@ class DraftRounds:
                 wanted.append((sequence, num_tokens))
             else:
                 sequence.want = None
-        entries, draft_s = self._run(wanted)
+        entries, draft_s = self._run(wanted, may_branch=True)
         answers = {sequence.session: drafter_pb2.DraftResponse() for sequence in due}
-        for (sequence, _), entry in zip(wanted, entries, strict=True):
+        for (sequence, num_tokens), entry in zip(wanted, entries, strict=True):
             if (
                 entry is None
             ):  # its features are missing; it has had its answer, and is drafted for when they come
@@ -114,10 +114,10 @@ class DraftRounds:
                     sequence.want.frame_id = 0
                 continue
             sequence.want = None
-            sequence.drafted_length, sequence.num_drafted = entry.start, len(entry.tokens)
+            sequence.drafted_length, sequence.num_drafted = entry.start, num_tokens
             self._num_drafted.inc(len(entry.tokens))
         made = [(s, entry) for (s, _), entry in zip(wanted, entries, strict=True) if entry is not None]
-        num_steps = max((len(entry.tokens) for _, entry in made), default=0)
+        num_steps = max((num_tokens for _, num_tokens in wanted), default=0) if made else 0
         self._fill(answers, made, draft_s, num_steps)
         return answers
 
@@ -165,12 +165,21 @@ class DraftRounds:
         room = self._limits.max_positions - sequence.length
         return min(length, sequence.max_draft_tokens, MAX_DRAFT_TOKENS, room)
 
-    def _run(self, wanted: Sequence[tuple[DraftSequence, int]]) -> tuple[list[DraftEntry | None], float]:
+    def _run(
+        self, wanted: Sequence[tuple[DraftSequence, int]], *, may_branch: bool = False
+    ) -> tuple[list[DraftEntry | None], float]:
         """Calls the drafter; where it raises for a batch, each sequence is tried alone, to find the one at fault."""
         if not wanted:
             return [], 0.0
         requests = [
-            DraftRequest(sequence_id=sequence.local_id, num_tokens=num_tokens, sampling=sequence.sampling)
+            DraftRequest(
+                sequence_id=sequence.local_id,
+                num_tokens=num_tokens,
+                max_nodes=min(sequence.session.plan.max_nodes, sequence.max_draft_tokens)
+                if may_branch
+                else 0,
+                sampling=sequence.sampling,
+            )
             for sequence, num_tokens in wanted
         ]
         begun_at = self._clock()

@@ -19,10 +19,11 @@ _numbers = itertools.count(1)
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Tokens per draft, and tokens drafted past it while the target verifies."""
+    """Tokens per draft, tokens drafted past it while the target verifies, and nodes of a tree of that depth."""
 
     draft_length: int = 4
     draft_ahead: int = 0
+    max_nodes: int = 0
 
 
 class Session:

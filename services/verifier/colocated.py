@@ -52,8 +52,14 @@ class ColocatedDrafter:
             self._open.discard(sequence_id)
             self._drafter.close(sequence_id)
 
-    def draft(self, commits: Sequence[SequenceCommit], draft_length: int) -> None:
-        """Take in what was committed and draft `draft_length` tokens from there, all sequences together."""
+    def draft(self, commits: Sequence[SequenceCommit], draft_length: int, max_nodes: int) -> None:
+        """Take in what was committed and draft from there, all sequences together.
+
+        Args:
+            commits: what the last step committed to sequences that go on.
+            draft_length: tokens in a row.
+            max_nodes: nodes in all; more than `draft_length` lets the drafter branch.
+        """
         requests, drafted = [], []
         for commit in commits:
             sequence = commit.sequence
@@ -72,6 +78,7 @@ class ColocatedDrafter:
                     DraftRequest(
                         sequence_id=sequence.sequence_id,
                         num_tokens=num_tokens,
+                        max_nodes=min(max_nodes, sequence.spec.max_draft_nodes),
                         sampling=sequence.spec.sampling,
                     )
                 )

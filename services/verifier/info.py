@@ -45,6 +45,9 @@ def peer_info(
 ) -> peer_pb2.PeerInfo:
     """Identity and limits of this process."""
     taps = engine.taps
+    described = describe_device(device)
+    if engine.device.kind == "cpu":  # curves measured with other thread counts are other curves
+        described.name = f"{described.name}, {torch.get_num_threads()} threads"
     return peer_pb2.PeerInfo(
         protocol_version=PROTOCOL_VERSION,
         instance_id=secrets.token_hex(8),
@@ -55,7 +58,7 @@ def peer_info(
         dtype=str(engine.dtype).removeprefix("torch."),
         method=method,
         tap=feature_tap(taps[0] if taps else None, engine.shape.hidden_size),
-        device=describe_device(device),
+        device=described,
         model_name=model_name,
         eos_token_ids=eos_token_ids(model_dir),
     )

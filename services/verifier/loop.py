@@ -277,5 +277,6 @@ class StepLoop:
             return
         started_s = time.monotonic()
         going_on = [c for c in commits if c.sequence.state is SequenceState.RUNNING and c.sequence.may_draft]
-        self._drafter.draft(going_on, self._policy.colocated_draft_length)
+        policy = self._policy
+        self._drafter.draft(going_on, policy.colocated_draft_length, policy.max_nodes_per_sequence)
         self._colocated_draft_us = round((time.monotonic() - started_s) * 1e6)

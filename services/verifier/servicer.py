@@ -89,7 +89,8 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         try:
             while True:
                 try:
-                    frame = await asyncio.wait_for(anext(frames, None), lease_s)
+                    async with asyncio.timeout(lease_s):
+                        frame = await anext(frames, None)
                 except TimeoutError:
                     raise StreamProtocolError(f"no frame for {lease_s:g} s: the lease ran out") from None
                 if frame is None or session.is_overrun:

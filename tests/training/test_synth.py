@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from tests.training.conftest import synth_options
 
 def _conversations(shard: shards.Shard) -> list[slice]:
     bounds = shard.offsets.tolist()
-    return [slice(a, b) for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
+    return [slice(a, b) for a, b in itertools.pairwise(bounds)]
 
 
 def test_template_is_found_by_rendering(target_dir: Path) -> None:
@@ -72,7 +73,9 @@ def test_features_belong_to_their_tokens(target_dir: Path, text_dir: Path) -> No
         torch.testing.assert_close(shard.taps[span].float(), taps[0].flatten(1), atol=0.05, rtol=0.02)
 
 
-def test_same_seed_same_text_and_finished_shards_are_kept(target_dir: Path, text_dir: Path, tmp_path: Path) -> None:
+def test_same_seed_same_text_and_finished_shards_are_kept(
+    target_dir: Path, text_dir: Path, tmp_path: Path
+) -> None:
     options = synth_options(target_dir, tmp_path, seed=1, first_shard=1, num_shards=1)
     counts = run(options)
     again = shards.read_shard(shards.shard_path(tmp_path, 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
@@ -21,7 +22,9 @@ from paceline.training.shards import shard_indices
 from paceline.training.trainer import TrainOptions, run
 
 
-def _options(target_dir: Path, text_dir: Path, heldout_dir: Path, out: Path, **changes: object) -> TrainOptions:
+def _options(
+    target_dir: Path, text_dir: Path, heldout_dir: Path, out: Path, **changes: object
+) -> TrainOptions:
     settings: dict[str, object] = {
         "method": "eagle3",
         "num_steps": 12,
@@ -95,7 +98,15 @@ def test_loss_falls_on_one_batch(
 ) -> None:
     from paceline.training.trainer import make_optimizers
 
-    options = _options(target_dir, text_dir, heldout_dir, tmp_path, optimizer=optimizer)
+    options = _options(
+        target_dir,
+        text_dir,
+        heldout_dir,
+        tmp_path,
+        optimizer=optimizer,
+        learning_rate=3e-3,
+        head_learning_rate=3e-3,
+    )
     corpus = Corpus(text_dir, 288, 1)
     objective = build_objective(options, corpus)
     batch = next(corpus.batches(DataPosition()))
@@ -109,7 +120,7 @@ def test_loss_falls_on_one_batch(
         loss.backward()
         for one in optimizers:
             one.step()
-    assert losses[-1] < 0.85 * losses[0]
+    assert losses[-1] < losses[0] - 0.2
 
 
 def test_stopped_and_resumed_equals_uninterrupted(
@@ -124,7 +135,9 @@ def test_stopped_and_resumed_equals_uninterrupted(
     assert all(torch.equal(first[k], second[k]) for k in first)
 
 
-def test_killed_run_resumes_exactly(target_dir: Path, text_dir: Path, heldout_dir: Path, tmp_path: Path) -> None:
+def test_killed_run_resumes_exactly(
+    target_dir: Path, text_dir: Path, heldout_dir: Path, tmp_path: Path
+) -> None:
     whole = _options(target_dir, text_dir, heldout_dir, tmp_path / "whole", optimizer="muon")
     run(whole)
     killed = _options(target_dir, text_dir, heldout_dir, tmp_path / "killed", optimizer="muon")
@@ -132,7 +145,9 @@ def test_killed_run_resumes_exactly(target_dir: Path, text_dir: Path, heldout_di
         "import sys; from pathlib import Path; from paceline.training.trainer import TrainOptions, run; "
         f"from pathlib import PosixPath; run({killed!r})"
     )
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     deadline = time.monotonic() + 120
     while not list(killed.run_dir.glob("step-*")):
         assert process.poll() is None, "the run ended before its first checkpoint"
@@ -177,7 +192,9 @@ def test_bad_options_are_named(
         run(_options(target_dir, text_dir, heldout_dir, tmp_path, **{field: value}))
 
 
-def test_unknown_method_is_refused(target_dir: Path, text_dir: Path, heldout_dir: Path, tmp_path: Path) -> None:
+def test_unknown_method_is_refused(
+    target_dir: Path, text_dir: Path, heldout_dir: Path, tmp_path: Path
+) -> None:
     with pytest.raises(TrainingDataError, match="oracle"):
         run(_options(target_dir, text_dir, heldout_dir, tmp_path, method="oracle"))
 
@@ -197,4 +214,4 @@ def test_learning_rate_factor() -> None:
     assert max(values) == pytest.approx(1.0)
     assert values[9] == pytest.approx(1.0)
     assert values[100] == pytest.approx(0.1)
-    assert all(a >= b for a, b in zip(values[10:], values[11:], strict=False))
+    assert all(a >= b for a, b in itertools.pairwise(values[10:]))

@@ -1,0 +1,171 @@
+"""A tiny random target and random drafters for it, saved as real checkpoints."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from paceline.drafters import Drafter, DrafterConfig, load_drafter
+from paceline.drafters.checkpoint import save_drafter
+from paceline.models import model_fingerprint
+from paceline.target import SequenceRows, TargetEngine
+from paceline.training.eagle3 import Eagle3Shape
+
+VOCAB = 97
+DRAFT_IDS = [3, 4, 7, *range(10, 60), 90, 96]
+TAP_LAYERS = [1, 2, 4]
+
+SHAPE = Eagle3Shape(
+    hidden=64,
+    target_hidden=64,
+    num_taps=len(TAP_LAYERS),
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    intermediate=96,
+    draft_vocab=len(DRAFT_IDS),
+    target_vocab=VOCAB,
+    rope_theta=10000.0,
+    rms_eps=1e-5,
+)
+
+
+def _save_llama(path: Path, num_layers: int, seed: int) -> Path:
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=num_layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=128,
+        initializer_range=0.3,
+        tie_word_embeddings=True,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=0,
+    )
+    LlamaForCausalLM(config).save_pretrained(path)
+    return path
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def target_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Llama: 4 layers, 64 wide, 97 tokens."""
+    return _save_llama(tmp_path_factory.mktemp("target"), 4, seed=0)
+
+
+@pytest.fixture(scope="session")
+def eagle3_tensors() -> dict[str, torch.Tensor]:
+    """Random weights of an EAGLE-3 checkpoint, by public name."""
+    random = torch.Generator().manual_seed(5)
+    tensors: dict[str, torch.Tensor] = {}
+    for name, size in SHAPE.parameter_shapes().items():
+        if len(size) == 1:
+            tensors[name] = 1.0 + 0.2 * torch.randn(size, generator=random)
+        else:
+            tensors[name] = torch.randn(size, generator=random) * 1.5 * size[1] ** -0.5
+            # Small features and strong branches, so that a chain depends on its tokens and does not repeat one.
+            tensors[name] *= (
+                0.05 if name == "fc.weight" else 3.0 if "o_proj" in name or "down_proj" in name else 1.0
+            )
+    ids = torch.tensor(DRAFT_IDS)
+    tensors["d2t"] = ids - torch.arange(len(DRAFT_IDS))
+    tensors["t2d"] = torch.zeros(VOCAB, dtype=torch.bool).index_fill(0, ids, True)
+    return tensors
+
+
+@pytest.fixture(scope="session")
+def eagle3_dir(
+    target_dir: Path, eagle3_tensors: dict[str, torch.Tensor], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """The checkpoint of those weights."""
+    path = tmp_path_factory.mktemp("eagle3")
+    shape = {
+        "hidden": SHAPE.hidden,
+        "target_hidden": SHAPE.target_hidden,
+        "num_heads": SHAPE.num_heads,
+        "num_kv_heads": SHAPE.num_kv_heads,
+        "head_dim": SHAPE.head_dim,
+        "intermediate": SHAPE.intermediate,
+        "draft_vocab": SHAPE.draft_vocab,
+        "target_vocab": SHAPE.target_vocab,
+        "rope_theta": SHAPE.rope_theta,
+        "rms_eps": SHAPE.rms_eps,
+        "tap_layers": TAP_LAYERS,
+        "max_positions": 64,
+    }
+    save_drafter(path, DrafterConfig("eagle3", model_fingerprint(target_dir), "tiny", shape), eagle3_tensors)
+    return path
+
+
+@pytest.fixture(scope="session")
+def independent_dir(target_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random one-layer model of the target's vocabulary."""
+    path = tmp_path_factory.mktemp("independent")
+    _save_llama(path / "model", 1, seed=1)
+    content = {
+        "method": "independent",
+        "target_fingerprint": model_fingerprint(target_dir),
+        "target_name": "tiny",
+        "shape": {"target_vocab": VOCAB},
+        "format_version": 1,
+    }
+    (path / "config.json").write_text(json.dumps(content))
+    return path
+
+
+@pytest.fixture
+def load(target_dir: Path) -> Callable[[Path], Drafter]:
+    """Loads a checkpoint in float32."""
+    return lambda path: load_drafter(path, target_dir, dtype=torch.float32)
+
+
+class Target:
+    """The target alone: features of a text under a drafter's tap."""
+
+    def __init__(self, target_dir: Path) -> None:
+        self._dir = target_dir
+
+    def features(self, drafter: Drafter, tokens: list[int]) -> torch.Tensor:
+        """Features of every position of `tokens`, `[n, width]`; empty for drafters without a tap."""
+        if drafter.tap is None:
+            return torch.zeros(len(tokens), 0)
+        engine = TargetEngine.load(self._dir, "cpu", torch.float32, taps=[drafter.tap])
+        return engine.step([SequenceRows(engine.open(), tokens, num_logits="none")]).features[0].clone()
+
+    def taps(self, tokens: list[int]) -> torch.Tensor:
+        """The residual streams entering the tap layers, joined: `[n, 3 * hidden]`."""
+        model = LlamaForCausalLM.from_pretrained(self._dir, dtype=torch.float32)
+        with torch.inference_mode():
+            states = model.model(torch.tensor([tokens]), output_hidden_states=True).hidden_states
+            # The entry behind the last layer is normed in `hidden_states`; the tap reads it before the norm.
+            captured: list[torch.Tensor] = []
+            hook = model.model.norm.register_forward_pre_hook(lambda _, args: captured.append(args[0]))
+            model.model(torch.tensor([tokens]))
+            hook.remove()
+        streams = [captured[0] if layer == 4 else states[layer] for layer in TAP_LAYERS]
+        return torch.cat(streams, dim=-1)[0]
+
+
+@pytest.fixture(scope="session")
+def target(target_dir: Path) -> Target:
+    """The target that drafters are made for."""
+    return Target(target_dir)
+
+
+def text(length: int, seed: int) -> list[int]:
+    """Random token ids."""
+    return torch.randint(3, VOCAB, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
