@@ -35,7 +35,7 @@ class TransformersBaseline:
         )
         arrivals: list[float] = []
 
-        class Clock(StoppingCriteria):  # type: ignore[misc]
+        class Clock(StoppingCriteria):
             def __call__(self, input_ids: Any, scores: Any, **_: Any) -> Any:
                 arrivals.append(time.perf_counter())
                 return torch.zeros(input_ids.shape[0], dtype=torch.bool)

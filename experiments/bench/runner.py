@@ -16,7 +16,7 @@ from pathlib import Path
 from experiments.bench.baseline import TransformersBaseline
 from experiments.bench.prompts import Prompt
 from experiments.bench.sample import Sample
-from paceline.client import Chunk, Finished, PacelineClient
+from paceline.client import Chunk, Finished, Message, PacelineClient, Stats
 from paceline.embedded import Deployment, DeploymentOptions, Placement
 
 SERVED_MODES = ("plain", "plain_one_core", "colocated", "separate")
@@ -54,21 +54,26 @@ class Measurements:
 def generate(client: PacelineClient, text: str, max_tokens: int, speculation: bool) -> Sample:
     """One chat turn through the gateway, greedily, timed at the client."""
     tokens: list[int] = []
-    first_s, passes, drafted, accepted = None, 0, (), ()
+    first_s: float | None = None
+    stats: Stats | None = None
     started_s = time.perf_counter()
-    events = client.generate(
-        [{"role": "user", "content": text}], max_tokens=max_tokens, temperature=0.0, speculation=speculation
-    )
+    turn: list[Message] = [{"role": "user", "content": text}]
+    events = client.generate(turn, max_tokens=max_tokens, temperature=0.0, speculation=speculation)
     for event in events:
         if isinstance(event, Chunk):
             first_s = first_s or time.perf_counter()
             tokens.extend(event.token_ids)
         elif isinstance(event, Finished):
-            passes = event.stats.num_target_passes
-            drafted, accepted = event.stats.drafted_per_position, event.stats.accepted_per_position
+            stats = event.stats
     ended_s = time.perf_counter()
+    assert stats is not None, "a generation ends with its figures"
     return Sample(
-        tuple(tokens), ended_s - started_s, (first_s or ended_s) - started_s, passes, drafted, accepted
+        token_ids=tuple(tokens),
+        elapsed_s=ended_s - started_s,
+        ttft_s=(first_s or ended_s) - started_s,
+        num_passes=stats.num_target_passes,
+        drafted_per_position=stats.drafted_per_position,
+        accepted_per_position=stats.accepted_per_position,
     )
 
 

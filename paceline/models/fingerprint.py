@@ -113,4 +113,4 @@ def _is_tensor_entry(entry: Any, data_bytes: int) -> bool:
     offsets = entry["data_offsets"]
     if not isinstance(offsets, list) or len(offsets) != 2 or not all(isinstance(x, int) for x in offsets):
         return False
-    return 0 <= offsets[0] <= offsets[1] <= data_bytes
+    return bool(0 <= offsets[0] <= offsets[1] <= data_bytes)

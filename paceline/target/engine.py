@@ -173,6 +173,16 @@ class TargetEngine:
         self.cache.close(slot)
         self._unsettled.pop(slot, None)
 
+    def fork(self, slot: int, length: int, capacity_tokens: int = 0) -> int:
+        """Open a slot that starts with the first `length` cached tokens of another, copied, not run again.
+
+        Raises:
+            SlotError: the slot has fewer settled tokens, or holds an unsettled tree.
+            KVCacheFullError: the byte limit would be passed.
+        """
+        self._settle(slot)
+        return self.cache.fork(slot, length, capacity_tokens)
+
     def length(self, slot: int) -> int:
         """Cached tokens, those of an unsettled chain included."""
         entry = self.cache.get(slot)

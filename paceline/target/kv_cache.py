@@ -239,6 +239,23 @@ class KVCache:
         slot.leave()
         self._drop_if_empty(slot.block)
 
+    def fork(self, slot_id: int, length: int, capacity_tokens: int = 0) -> int:
+        """Allocate a slot that starts with the first `length` settled rows of another.
+
+        Raises:
+            SlotError: the other slot has fewer rows.
+            KVCacheFullError: the allocation would pass the limit.
+        """
+        source = self.get(slot_id)
+        if not 0 <= length <= source.length:
+            raise SlotError(f"slot {slot_id} holds {source.length} rows, cannot fork {length}")
+        copy_id = self.open(max(capacity_tokens, length))
+        copy = self.get(copy_id)
+        copy.storage[:, :, :length].copy_(source.storage[:, :, :length])
+        copy.length = length
+        copy.mark_written(length)
+        return copy_id
+
     def get(self, slot_id: int) -> Slot:
         """The slot with this id.
 

@@ -30,7 +30,7 @@ from paceline.training.errors import TrainingDataError, TrainingError
 from paceline.training.methods import build_objective
 from paceline.training.objective import Objective
 from paceline.training.schedule import learning_rate_factor
-from paceline.training.shards import shard_indices
+from paceline.training.shards import read_manifest, shard_indices
 
 log = structlog.get_logger()
 
@@ -188,7 +188,9 @@ class _Run:
             optimizer.zero_grad(set_to_none=True)
         loss, metrics = self._objective.loss(batch)
         if not torch.isfinite(loss):
-            raise TrainingError(f"loss is {float(loss)} at step {self._step}; the last checkpoint is intact")
+            raise TrainingError(
+                f"loss is {float(loss.detach())} at step {self._step}; the last checkpoint is intact"
+            )
         loss.backward()
         norm = nn.utils.clip_grad_norm_(list(self._parameters.values()), options.clip_norm)
         for optimizer in self._optimizers:
@@ -213,11 +215,12 @@ class _Run:
             self._objective.export(self._options.export_dir, self._facts())
 
     def _facts(self) -> dict[str, Any]:
+        manifest = read_manifest(self._corpus.folder)  # anew: a growing folder has grown
         return {
             "steps": self._step,
             "tokens": self._tokens,
             "epochs": self._position.epoch,
-            "data": {k: self._corpus.manifest.get(k) for k in ("command", "counts", "model_fingerprint")},
+            "data": {k: manifest.get(k) for k in ("command", "counts", "model_fingerprint")},
             "heldout_greedy_acceptance_per_depth": [round(x, 4) for x in self._best.per_depth],
             "heldout_mean_accepted_of_5": round(self._best.mean_accepted, 4),
             "seed": self._options.seed,

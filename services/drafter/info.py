@@ -1,12 +1,7 @@
-"""Who this drafter is, for the handshake, and whether it belongs to the target it was started for.
-
-The tap's fingerprint is taken as the verifier takes it (services.verifier.info): both load the same checkpoint, so
-the same numbers come out where the projections are the same.
-"""
+"""Who this drafter is, for the handshake, and whether it belongs to the target it was started for."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import secrets
 from pathlib import Path
@@ -21,21 +16,9 @@ from paceline.models import model_fingerprint, tokenizer_fingerprint
 from paceline.target import TapSpec
 from paceline.v1 import peer_pb2
 from services.runtime.devices import describe_device
+from services.runtime.feature_taps import feature_tap
 
 UNBOUNDED_POSITIONS = 1 << 20
-
-
-def feature_tap(spec: TapSpec | None, hidden_size: int) -> peer_pb2.FeatureTap:
-    """A tap as it stands on the wire; empty without one."""
-    if spec is None:
-        return peer_pb2.FeatureTap()
-    fingerprint = ""
-    if spec.projection is not None:
-        weights = spec.projection.detach().to(torch.float32).contiguous().cpu().numpy().tobytes()
-        fingerprint = hashlib.sha256(weights).hexdigest()
-    return peer_pb2.FeatureTap(
-        layers=list(spec.layers), width=spec.width(hidden_size), projection_fingerprint=fingerprint
-    )
 
 
 def target_config(model_dir: Path) -> dict[str, Any]:

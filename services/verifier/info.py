@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import secrets
 from pathlib import Path
@@ -11,22 +10,10 @@ import torch
 
 from paceline import PROTOCOL_VERSION
 from paceline.models.fingerprint import model_fingerprint, tokenizer_fingerprint
-from paceline.target import TapSpec, TargetEngine
+from paceline.target import TargetEngine
 from paceline.v1 import peer_pb2
 from services.runtime.devices import describe_device
-
-
-def feature_tap(spec: TapSpec | None, hidden_size: int) -> peer_pb2.FeatureTap:
-    """A tap as it stands on the wire; empty without one."""
-    if spec is None:
-        return peer_pb2.FeatureTap()
-    fingerprint = ""
-    if spec.projection is not None:
-        weights = spec.projection.detach().to(torch.float32).contiguous().cpu().numpy().tobytes()
-        fingerprint = hashlib.sha256(weights).hexdigest()
-    return peer_pb2.FeatureTap(
-        layers=list(spec.layers), width=spec.width(hidden_size), projection_fingerprint=fingerprint
-    )
+from services.runtime.feature_taps import feature_tap
 
 
 def eos_token_ids(model_dir: Path) -> list[int]:

@@ -114,7 +114,7 @@ def _report(
         num_draft_tokens=[c.num_draft_tokens for c in commits],
         draft_depths=[c.draft_depth for c in commits],
         num_accepted_tokens=[c.num_accepted_tokens for c in commits],
-        finish_reasons=[sampling_pb2.FinishReason.Value(c.finish.value) for c in commits],
+        finish_reasons=[getattr(sampling_pb2, c.finish.value) for c in commits],
         draft_hits=[int(c.is_draft_hit) for c in commits],
         dropped=dropped,
     )

@@ -54,7 +54,7 @@ class TargetSequence:
         owner: session that opened it and gets its reports.
         slot: the engine's handle of its KV cache.
         has_drafter: a draft has come in for it, so that another may be due.
-        num_missed_holds: steps held in vain for this sequence since a draft last arrived in time.
+        num_missed_holds: steps held in vain for this sequence since a draft of use last came in.
     """
 
     sequence_id: int
@@ -129,8 +129,8 @@ class TargetSequence:
             dists = tuple(DraftDistribution.point_mass(token) for token in entry.tokens)
             entry = replace(entry, draft_dists=dists)
         outcome = self.trie.add(entry)
+        self.has_drafter = True
         if self.trie.num_nodes:
-            self.has_drafter = True
             self.num_missed_holds = 0
         return outcome
 

@@ -102,26 +102,26 @@ def consecutive_free_ports() -> int:
 
 def test_start_crash_restart_and_an_end_that_leaves_nothing(tiny_target: Path, perfect_drafter: Path) -> None:
     # This drafter is as slow as its target and never pays, so the policy would rightly not use it.
-    fixed = {"draft_length": 4, "hold_us": 200_000}
+    fixed = {"draft_length": 4, "hold_us": 50_000}
     separate = options(tiny_target, placement=Placement.SEPARATE, drafter=perfect_drafter, **fixed)
     with (
         Deployment(separate) as deployment,
         PacelineClient(deployment.gateway_endpoint, retry=PATIENT, timeout_s=90) as client,
     ):
         assert list(deployment.processes) == list(deployment.roles)
-        plain = client.complete("hello", max_tokens=40, ignore_eos=True, speculation=False)
-        drafted = client.complete("hello", max_tokens=40, ignore_eos=True)
+        plain = client.complete("hello", max_tokens=24, ignore_eos=True, speculation=False)
+        drafted = client.complete("hello", max_tokens=24, ignore_eos=True)
         assert drafted.token_ids == plain.token_ids
-        assert plain.stats.num_target_passes == 40
-        until(lambda: client.complete("hello", max_tokens=200, ignore_eos=True).stats.num_accepted_tokens > 0)
+        assert plain.stats.num_target_passes == 24
+        until(lambda: client.complete("hello", max_tokens=48, ignore_eos=True).stats.num_accepted_tokens > 0)
 
         deployment.kill("drafter")
-        assert client.complete("hello", max_tokens=40, ignore_eos=True).token_ids == plain.token_ids
+        assert client.complete("hello", max_tokens=24, ignore_eos=True).token_ids == plain.token_ids
 
         deployment.kill("gateway")
         assert deployment.dead() == dict.fromkeys(("drafter", "gateway"), -signal.SIGKILL)
         deployment.restart("gateway")
-        assert client.complete("hello", max_tokens=40, ignore_eos=True).token_ids == plain.token_ids
+        assert client.complete("hello", max_tokens=24, ignore_eos=True).token_ids == plain.token_ids
 
         # A killed orchestrator leaves Ray's processes; the end of the deployment finds them.
         directory = deployment.directory

@@ -188,3 +188,20 @@ def test_keys_and_values_are_readable(engine: TargetEngine) -> None:
 def test_directories_without_a_model_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModelError):
         TargetEngine.load(tmp_path)
+
+
+def test_a_fork_continues_like_its_source_and_apart_from_it(engine: TargetEngine) -> None:
+    source = engine.open()
+    engine.step([SequenceRows(source, [1, 2, 3, 4, 5], num_logits="none")])
+    copy = engine.fork(source, 3)
+    assert engine.length(copy) == 3
+    fresh = engine.open()
+    expected = engine.step([SequenceRows(fresh, [1, 2, 3, 9])]).logits[0][-1]
+    forked = engine.step([SequenceRows(copy, [9])]).logits[0][-1]
+    torch.testing.assert_close(forked, expected, rtol=1e-5, atol=1e-4)
+    engine.close(copy)
+    again = engine.step([SequenceRows(source, [6])]).logits[0][-1]
+    whole = engine.step([SequenceRows(engine.open(), [1, 2, 3, 4, 5, 6])]).logits[0][-1]
+    torch.testing.assert_close(again, whole, rtol=1e-5, atol=1e-4)
+    with pytest.raises(SlotError, match="cannot fork"):
+        engine.fork(source, 7)

@@ -114,7 +114,7 @@ def test_loss_falls_on_one_batch(
     losses = []
     for _ in range(15):
         loss, _ = objective.loss(batch)
-        losses.append(float(loss))
+        losses.append(float(loss.detach()))
         for one in optimizers:
             one.zero_grad()
         loss.backward()

@@ -1,0 +1,26 @@
+"""A feature tap as verifier and drafter name it in their handshake.
+
+Both ends load the same checkpoint; the fingerprint of its projection tells whether they hold the same numbers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+
+from paceline.target import TapSpec
+from paceline.v1 import peer_pb2
+
+
+def feature_tap(spec: TapSpec | None, hidden_size: int) -> peer_pb2.FeatureTap:
+    """A tap as it stands on the wire; empty without one."""
+    if spec is None:
+        return peer_pb2.FeatureTap()
+    fingerprint = ""
+    if spec.projection is not None:
+        weights = spec.projection.detach().to(torch.float32).contiguous().cpu().numpy().tobytes()
+        fingerprint = hashlib.sha256(weights).hexdigest()
+    return peer_pb2.FeatureTap(
+        layers=list(spec.layers), width=spec.width(hidden_size), projection_fingerprint=fingerprint
+    )
