@@ -86,6 +86,7 @@ def save_drafter(directory: Path, config: DrafterConfig, tensors: Mapping[str, T
     weights = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
     part = directory / "model.safetensors.part"
     save_file(weights, part, metadata={"format": "pt"})
+    part.chmod(0o644)  # it was written as a private temporary file; images run as another user
     part.replace(directory / "model.safetensors")
     text = json.dumps(asdict(config), indent=2) + "\n"
     (directory / "config.json").write_text(text)

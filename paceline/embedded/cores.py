@@ -17,6 +17,9 @@ from paceline.embedded.options import DeploymentOptions, Placement
 from paceline.errors import InvalidRequestError
 
 
+SPIN_COUNT = "10000"
+
+
 @dataclass(frozen=True, slots=True)
 class CorePlan:
     """Cores and torch threads; an empty tuple leaves a process unpinned.
@@ -90,13 +93,17 @@ def plan_cores(options: DeploymentOptions, available: Sequence[int]) -> CorePlan
 
 
 def thread_environment(num_threads: int) -> dict[str, str]:
-    """Environment that bounds OpenMP and makes its waiting threads sleep."""
+    """Environment that bounds OpenMP's threads and how long a waiting one spins.
+
+    A thread that spins on takes its core from others; one that sleeps at once has to be woken for every product. On
+    two cores a step of SmolLM2 took 31 ms with sleeping threads, 23 ms with those that spin 10,000 times (some tens of
+    microseconds) or without end.
+    """
     return {
         "OMP_NUM_THREADS": str(num_threads),
         "MKL_NUM_THREADS": str(num_threads),
-        "OMP_WAIT_POLICY": "PASSIVE",
-        "KMP_BLOCKTIME": "0",
-        "GOMP_SPINCOUNT": "0",
+        "GOMP_SPINCOUNT": SPIN_COUNT if num_threads > 1 else "0",
+        "KMP_BLOCKTIME": "1" if num_threads > 1 else "0",
         "TOKENIZERS_PARALLELISM": "false",
     }
 

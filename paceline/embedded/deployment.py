@@ -19,8 +19,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 
-import psutil
-
 from paceline.embedded.commands import MODULES, server_flags
 from paceline.embedded.cores import CorePlan, plan_cores, thread_environment
 from paceline.embedded.errors import DeploymentError
@@ -28,6 +26,7 @@ from paceline.embedded.options import DeploymentOptions
 from paceline.embedded.ports import Ports
 from paceline.embedded.process import ChildProcess, last_lines
 from paceline.embedded.redis_server import RedisServer
+from paceline.embedded.strays import end_marked, end_sessions
 
 _POLL_S = 0.02
 # What a process may take beyond its drain to close and exit; Ray needs the most.
@@ -62,6 +61,7 @@ class Deployment:
         self._directory: Path | None = None
         self._redis: RedisServer | None = None
         self._children: dict[str, ChildProcess] = {}
+        self._sessions: set[int] = set()
         # Children are tied to the thread that started them, so one thread starts them all and lives as long as they.
         self._spawner: ThreadPoolExecutor | None = None
 
@@ -149,7 +149,8 @@ class Deployment:
             self._redis = None
             self._progress("redis", "stopped")
         if self._spawner is not None:
-            self._end_strays()
+            end_sessions(self._sessions)
+            end_marked(_MARKER, self._id)
             self._spawner.shutdown()
             self._spawner = None
         if self._directory is not None:
@@ -169,6 +170,7 @@ class Deployment:
             child = self._children.get(role)
             if child is not None:
                 child.stop(self._options.drain_s + _EXIT_MARGIN_S)
+                end_sessions({child.pid})  # what a killed orchestrator left holds the ports of the next
         self._start_role(role)
         self._wait_until_ready((role,), time.monotonic() + self._options.start_timeout_s)
 
@@ -214,7 +216,8 @@ class Deployment:
             self._redis = self._spawner.submit(RedisServer.start, directory, port=port).result()
             self._progress("redis", "ready")
         else:
-            self._children[role] = self._spawner.submit(self._spawn, role).result()
+            child = self._children[role] = self._spawner.submit(self._spawn, role).result()
+            self._sessions.add(child.pid)
 
     def _spawn(self, role: str) -> ChildProcess:
         directory, plan = self._require_directory(), self.plan
@@ -261,25 +264,6 @@ class Deployment:
                     child.last_lines(),
                 )
             time.sleep(_POLL_S)
-
-    def _end_strays(self) -> None:
-        """Ends what the children left behind: a killed orchestrator leaves Ray's own processes.
-
-        They are known by an entry in the environment that only this deployment's children have.
-        """
-        strays = [process for process in psutil.process_iter() if self._is_ours(process)]
-        for process in strays:
-            try:
-                process.kill()
-            except psutil.NoSuchProcess:
-                continue
-        psutil.wait_procs(strays, timeout=_EXIT_MARGIN_S)
-
-    def _is_ours(self, process: psutil.Process) -> bool:
-        try:
-            return process.environ().get(_MARKER) == self._id
-        except (psutil.Error, OSError):  # another user's, or gone
-            return False
 
 
 def _available_cores() -> set[int]:

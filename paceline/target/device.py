@@ -7,10 +7,10 @@ executors (`pack`), the engine (`Device`) and by process entry points (`configur
 On x86 CPUs a weight is reordered once into oneDNN's blocked layout; `docs/adr/0003-cpu-executor.md` has the
 measurements. Where that operator is missing (Arm builds) and on CUDA the plain product is used.
 
-OpenMP waits: a process that shares cores with others should start with `OMP_WAIT_POLICY=passive` and
-`GOMP_SPINCOUNT=0` (or `KMP_BLOCKTIME=0` under Intel's runtime) in its environment. They are read when the
-OpenMP runtime loads, so they cannot be set from here: `paceline up` and the charts set them. Without them two
-threads beside another busy process on two cores ran 10 to 20 times slower.
+OpenMP waits: a process should start with `GOMP_SPINCOUNT=10000` (`0` for one thread) in its environment. It is
+read when the OpenMP runtime loads, so it cannot be set from here: process entry points set it before torch is
+imported. Threads that spin without end beside another busy process on two cores ran 10 to 20 times slower;
+threads that sleep at once (`OMP_WAIT_POLICY=passive`) made a step on two quiet cores a third longer.
 """
 
 from __future__ import annotations

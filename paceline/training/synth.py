@@ -159,7 +159,8 @@ def _update_manifest(options: SynthOptions, fingerprint: str, index: int, shard:
         if k not in ("model_dir", "out_dir", "first_shard", "num_shards")
     }
     command = (
-        f"paceline data synth --seed {options.seed} --rows {options.rows} --max-tokens {options.max_tokens}"
+        f"paceline data synth {options.model_dir.name} {options.out_dir.name} --seed {options.seed} "
+        f"--rows {options.rows} --max-tokens {options.max_tokens}"
     )
     shards.write_manifest(
         options.out_dir,

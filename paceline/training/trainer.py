@@ -40,7 +40,7 @@ class TrainOptions:
     """Options of :func:`run`.
 
     Attributes:
-        method: drafter method, a key of :data:`paceline.training.methods.METHODS`.
+        method: drafter method, ``eagle3`` or ``independent``.
         model_dir: the target.
         data_dir: target-written shards to learn from.
         heldout_dir: shards of another seed, never trained on.

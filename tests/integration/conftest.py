@@ -58,8 +58,11 @@ class Site:
 
 def run_site(placement: Placement, model_dir: Path, drafter_dir: Path, **options: Any) -> Iterator[Site]:
     """A deployment for as long as the iterator is held."""
+    # A fixed length, so that drafts take part in every text: the policy would turn them off where they do not pay,
+    # as well they may not beside other tests. The long hold lets slow drafts arrive.
+    fixed = {"dtype": "float32", "draft_length": 4, "max_nodes": 8, "hold_us": 200_000}
     chosen = DeploymentOptions(
-        model=model_dir, drafter=drafter_dir, placement=placement, **{"dtype": "float32", **options}
+        model=model_dir, drafter=drafter_dir, placement=placement, **{**fixed, **options}
     )
     with Deployment(chosen) as deployment, PacelineClient(deployment.gateway_endpoint) as client:
         yield Site(deployment, client)
