@@ -46,7 +46,8 @@ class ConductorServicer(orchestrator_pb2_grpc.ConductorServiceServicer):
             while True:
                 tokens, ending = await sequence.mailbox.take()
                 if ending is None:
-                    yield orchestrator_pb2.RunResponse(token_ids=tokens)
+                    # Figures with every frame: a reader that stops at a stop text never sees the last one.
+                    yield orchestrator_pb2.RunResponse(token_ids=tokens, stats=sequence.stats())
                     continue
                 if ending.error is not None and not sequence.has_streamed:
                     raise ending.error

@@ -15,7 +15,9 @@ class TransformersBaseline:
     def __init__(self, model_dir: Path, dtype: str, num_threads: int) -> None:
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers.utils import logging
 
+        logging.disable_progress_bar()
         torch.set_num_threads(num_threads)
         self._tokenizer: Any = AutoTokenizer.from_pretrained(model_dir, local_files_only=True)
         self._model: Any = AutoModelForCausalLM.from_pretrained(

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from paceline.embedded.options import DeploymentOptions, Placement
 from paceline.errors import InvalidRequestError
 
-
 SPIN_COUNT = "10000"
 
 
