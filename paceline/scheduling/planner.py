@@ -26,7 +26,11 @@ from enum import StrEnum
 
 from paceline.scheduling.policy import Policy
 
-_FREE_ROWS = 1.01  # rows that lengthen a step by less than this factor are offered to trees
+# A tree may lengthen a step by this factor over a chain of the same depth, and have this many nodes for each of its
+# levels. EAGLE-3 on SmolLM2, depth 5: 12 nodes in place of 5 gave a quarter more tokens per pass for a step a tenth
+# longer.
+_TREE_STEP = 1.12
+NODES_PER_LEVEL = 3
 
 
 class Placement(StrEnum):
@@ -162,16 +166,16 @@ def policy_of(inputs: PlanInputs, evaluation: Evaluation, version: int, reason: 
     if length == 0:
         return Policy.off(version, reason)
     load = inputs.num_sequences
-    limit_s = inputs.step_time(load * (1 + length)) * _FREE_ROWS
-    budget = length
-    while budget < inputs.max_nodes and inputs.step_time(load * (2 + budget)) <= limit_s:
+    limit_s = inputs.step_time(load * (1 + length)) * _TREE_STEP
+    budget, most = length, min(inputs.max_nodes, NODES_PER_LEVEL * length)
+    while budget < most and inputs.step_time(load * (2 + budget)) <= limit_s:
         budget += 1
     ahead = 0
     if inputs.placement is Placement.SEPARATE:
         # As many tokens as can be drafted while the target verifies, but no more than one further draft.
         per_token_s = inputs.draft_time(length) / length
         step_s = inputs.step_time(load * (1 + length))
-        ahead = length if per_token_s <= 0 else min(length, int(step_s / per_token_s))
+        ahead = length if per_token_s * length <= step_s else int(step_s / per_token_s)
     return Policy(version, length, budget, math.ceil(evaluation.hold_s * 1e6), ahead, reason)
 
 

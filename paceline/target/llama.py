@@ -19,7 +19,7 @@ from torch import Tensor
 
 from paceline.target.architecture import Architecture
 from paceline.target.attention import Scoring, StepPlan, attend
-from paceline.target.device import Device, Linear
+from paceline.target.device import Device, Linear, RmsNorm
 from paceline.target.executor import FINAL_NORM, ExecutorOutput, ModelShape
 from paceline.target.rope import RopeTable
 from paceline.target.weights import SafetensorsDir
@@ -29,15 +29,15 @@ from paceline.target.weights import SafetensorsDir
 class _Layer:
     """One decoder layer's packed weights."""
 
-    attention_norm: Tensor  # [hidden]
+    attention_norm: RmsNorm
     qkv: Linear  # [(num_heads + 2 * num_kv_heads) * head_dim, hidden]
     qk_norm: Tensor | None  # [num_heads + num_kv_heads, head_dim]
     out: Linear  # [hidden, num_heads * head_dim]
-    post_attention_norm: Tensor | None  # [hidden]
-    mlp_norm: Tensor  # [hidden]
+    post_attention_norm: RmsNorm | None
+    mlp_norm: RmsNorm
     gate_up: Linear  # [2 * intermediate, hidden]
     down: Linear  # [hidden, intermediate]
-    post_mlp_norm: Tensor | None  # [hidden]
+    post_mlp_norm: RmsNorm | None
     scoring: Scoring
     rope_key: str | None
 
@@ -91,9 +91,6 @@ class LeanExecutor:
         cap = self.architecture.final_softcap
         return logits if cap is None else torch.tanh(logits / cap) * cap
 
-    def _norm(self, rows: Tensor, weight: Tensor) -> Tensor:
-        return F.rms_norm(rows, (rows.shape[-1],), weight, self.architecture.norm_eps)
-
     def forward(self, plan: StepPlan) -> ExecutorOutput:
         """Run the planned rows."""
         arch = self.architecture
@@ -109,11 +106,11 @@ class LeanExecutor:
             streams[arch.num_layers] = hidden
         rows = plan.logit_rows
         if FINAL_NORM in plan.capture:
-            final = self._norm(hidden, self._final_norm)
+            final = self._final_norm(hidden)
             asked = final if rows is None else final.index_select(0, rows)
         else:
             final = None
-            asked = self._norm(hidden if rows is None else hidden.index_select(0, rows), self._final_norm)
+            asked = self._final_norm(hidden if rows is None else hidden.index_select(0, rows))
         logits = (
             self.head(asked) if asked.shape[0] else asked.new_empty((0, arch.vocab_size), dtype=torch.float32)
         )
@@ -125,7 +122,7 @@ class LeanExecutor:
         arch = self.architecture
         cos, sin = table
         heads, kv_heads, head_dim = arch.num_heads, arch.num_kv_heads, arch.head_dim
-        qkv = layer.qkv(self._norm(hidden, layer.attention_norm)).view(-1, heads + 2 * kv_heads, head_dim)
+        qkv = layer.qkv(layer.attention_norm(hidden)).view(-1, heads + 2 * kv_heads, head_dim)
         rotary = qkv.narrow(1, 0, heads + kv_heads)  # queries and keys, rotated in place
         if layer.qk_norm is not None:
             torch.mul(F.rms_norm(rotary, (head_dim,), None, arch.norm_eps), layer.qk_norm, out=rotary)
@@ -136,14 +133,14 @@ class LeanExecutor:
         mixed = attend(queries, keys_values, index, plan, layer.scoring)
         if layer.post_attention_norm is None:
             return layer.out.add(mixed, hidden)
-        return hidden + self._norm(layer.out(mixed), layer.post_attention_norm)
+        return hidden + layer.post_attention_norm(layer.out(mixed))
 
     def _mlp(self, hidden: Tensor, layer: _Layer) -> Tensor:
-        gate, up = layer.gate_up(self._norm(hidden, layer.mlp_norm)).chunk(2, dim=-1)
+        gate, up = layer.gate_up(layer.mlp_norm(hidden)).chunk(2, dim=-1)
         gated = self._activation(gate).mul_(up)
         if layer.post_mlp_norm is None:
             return layer.down.add(gated, hidden)
-        return hidden + self._norm(layer.down(gated), layer.post_mlp_norm)
+        return hidden + layer.post_mlp_norm(layer.down(gated))
 
 
 class _Loader:
@@ -158,7 +155,11 @@ class _Loader:
         self._dtype = dtype
         self._packed = packed
 
-    def norm(self, name: str) -> Tensor:
+    def norm(self, name: str) -> RmsNorm:
+        """A norm over the hidden width."""
+        return RmsNorm(self.norm_weight(name), self._arch.norm_eps)
+
+    def norm_weight(self, name: str) -> Tensor:
         """A norm weight, with the family's offset applied in float32."""
         weight = self._weights.get(name, torch.float32) + self._arch.norm_offset
         return weight.to(self._dtype).to(self._device.torch_device)
@@ -189,7 +190,8 @@ class _Loader:
         attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
         qk_norm = None
         if arch.has_qk_norm:
-            query, key = self.norm(f"{attention}.q_norm.weight"), self.norm(f"{attention}.k_norm.weight")
+            query = self.norm_weight(f"{attention}.q_norm.weight")
+            key = self.norm_weight(f"{attention}.k_norm.weight")
             qk_norm = torch.cat(
                 [query.expand(arch.num_heads, -1), key.expand(arch.num_kv_heads, -1)]
             ).contiguous()

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from paceline.scheduling import Placement, PlanInputs, Policy, PolicyState, evaluate_length
+from paceline.scheduling.planner import NODES_PER_LEVEL
 from services.scheduler.measurements import Measurements
 from services.scheduler.subject import Subject
 
@@ -104,7 +105,7 @@ class Planner:
             return Policy.off(0, reason)
         is_separate = self._subject.placement == "separate"
         hold_us = int(self._limits.max_hold_s * 1e6) if is_separate else 0
-        budget = min(length, self._limits.max_nodes_per_sequence)
+        budget = min(NODES_PER_LEVEL * length, self._limits.max_nodes_per_sequence)
         return Policy(0, length, budget, hold_us, length if is_separate else 0, reason)
 
     def _inputs(self, measurements: Measurements, num_sequences: int) -> PlanInputs:

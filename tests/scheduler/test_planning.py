@@ -122,8 +122,8 @@ def test_the_step_budget_changes_only_with_powers_of_two() -> None:
     budgets = {
         Planner(subject(), LIMITS, Clock()).decide(Measurements(), n).max_nodes_per_step for n in range(9)
     }
-    assert budgets == {32}
-    assert Planner(subject(), LIMITS, Clock()).decide(Measurements(), 9).max_nodes_per_step == 64
+    assert budgets == {96}
+    assert Planner(subject(), LIMITS, Clock()).decide(Measurements(), 9).max_nodes_per_step == 192
 
 
 POLICY = PublishedPolicy(

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from paceline.scheduling import (
@@ -144,6 +144,11 @@ plans = st.builds(
 
 
 @given(plans)
+@example(  # a draft time so short that its inverse overflows
+    PlanInputs(
+        Placement.SEPARATE, (1.0,), affine(1.0, 0.0), affine(0.0, 2.3e-311), max_draft_length=1, max_nodes=1
+    )
+)
 @settings(max_examples=300)
 def test_the_plan_is_the_best_and_never_below_plain_decoding(given_inputs: PlanInputs) -> None:
     best = evaluate(given_inputs)
