@@ -17,6 +17,7 @@ from torch import Tensor
 
 from paceline.drafters.checkpoint import CheckpointError, DrafterConfig
 from paceline.target import Device
+from paceline.target.device import RmsNorm
 from paceline.target.kv_cache import Slot
 from paceline.target.rope import RopeTable
 
@@ -70,7 +71,7 @@ class Eagle3Layer:
         self.head_dim = config.size("head_dim")
         self.group = self.num_heads // self.num_kv_heads
         self.where, self.dtype = device.torch_device, dtype
-        self.eps = float(config.shape.get("rms_eps", 1e-5))
+        eps = float(config.shape.get("rms_eps", 1e-5))
         rope = SimpleNamespace(
             rope_parameters={
                 "rope_type": "default",
@@ -98,11 +99,8 @@ class Eagle3Layer:
             "norm",
         )
         self.embed_norm, self.state_norm, self.mlp_norm, self.final_norm = (
-            weight(f"{name}.weight").to(self.where) for name in norms
+            RmsNorm(weight(f"{name}.weight").to(self.where), eps) for name in norms
         )
-
-    def _norm(self, rows: Tensor, weight: Tensor) -> Tensor:
-        return F.rms_norm(rows, (rows.shape[-1],), weight, self.eps)
 
     def forward(self, rows: Sequence[Rows], max_position: int) -> Tensor:
         """Run rows of several sequences, writing their keys and values behind each slot's rows.
@@ -117,9 +115,9 @@ class Eagle3Layer:
         tokens = join_rows([part.tokens for part in rows])
         state = join_rows([part.states for part in rows])  # [n, hidden]
         cos, sin = self.rope.gather(join_rows([part.positions for part in rows]), max_position)
-        embedded = self._norm(F.embedding(tokens, self.embedding), self.embed_norm)
+        embedded = self.embed_norm(F.embedding(tokens, self.embedding))
         joined = torch.cat(
-            (embedded, self._norm(state, self.state_norm)), dim=-1
+            (embedded, self.state_norm(state)), dim=-1
         )  # [n, target_hidden + hidden]
         heads = self.qkv(joined).view(-1, self.num_heads + 2 * self.num_kv_heads, self.head_dim)
         rotary = heads.narrow(1, 0, self.num_heads + self.num_kv_heads)
@@ -131,7 +129,7 @@ class Eagle3Layer:
             mixed.append(self._attend(heads[first:end], part))
             first = end
         state = self.out.add(join_rows(mixed), state)
-        gate, up = self.gate_up(self._norm(state, self.mlp_norm)).chunk(2, dim=-1)
+        gate, up = self.gate_up(self.mlp_norm(state)).chunk(2, dim=-1)
         return self.down.add(F.silu(gate).mul_(up), state)
 
     def _attend(self, heads: Tensor, part: Rows) -> Tensor:
@@ -154,7 +152,7 @@ class Eagle3Layer:
 
     def logits(self, states: Tensor) -> Tensor:
         """Draft logits of layer outputs: `[n, hidden] -> [n, draft_vocab]` float32."""
-        return self.head(self._norm(states, self.final_norm)).float()
+        return self.head(self.final_norm(states)).float()
 
 
 @dataclass(slots=True)
