@@ -115,7 +115,9 @@ class Eagle3Drafter:
     def open(self, sequence_id: int, tokens: Sequence[int]) -> None:
         """Start following a sequence."""
         self.close(sequence_id)
-        slot_id = self._cache.open(len(tokens) + 64)
+        # A slot may be one that grew while drafting, and what grew then can only be written in that mode.
+        with torch.inference_mode():
+            slot_id = self._cache.open(len(tokens) + 64)
         self._sequences[sequence_id] = SequenceState(list(tokens), self._cache.get(slot_id), slot_id)
 
     def close(self, sequence_id: int) -> None:

@@ -116,9 +116,7 @@ class Eagle3Layer:
         state = join_rows([part.states for part in rows])  # [n, hidden]
         cos, sin = self.rope.gather(join_rows([part.positions for part in rows]), max_position)
         embedded = self.embed_norm(F.embedding(tokens, self.embedding))
-        joined = torch.cat(
-            (embedded, self.state_norm(state)), dim=-1
-        )  # [n, target_hidden + hidden]
+        joined = torch.cat((embedded, self.state_norm(state)), dim=-1)  # [n, target_hidden + hidden]
         heads = self.qkv(joined).view(-1, self.num_heads + 2 * self.num_kv_heads, self.head_dim)
         rotary = heads.narrow(1, 0, self.num_heads + self.num_kv_heads)
         swapped = rotary.roll(self.head_dim // 2, -1)

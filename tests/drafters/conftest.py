@@ -45,7 +45,7 @@ def _save_llama(path: Path, num_layers: int, seed: int) -> Path:
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=16,
-        max_position_embeddings=128,
+        max_position_embeddings=512,
         initializer_range=0.3,
         tie_word_embeddings=True,
         bos_token_id=1,

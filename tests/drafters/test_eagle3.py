@@ -288,3 +288,24 @@ def test_damaged_checkpoints_are_refused_by_name(
     save_drafter(tmp_path, config, beyond)
     with pytest.raises(CheckpointError, match="d2t"):
         load_drafter(tmp_path, target_dir)
+
+
+def test_slots_that_grew_are_used_again(
+    eagle3_dir: Path, eagle3_tensors: dict[str, Tensor], target_dir: Path, target: Target, tmp_path: Path
+) -> None:
+    config = DrafterConfig.read(eagle3_dir)
+    shape = {**config.shape, "max_positions": 512}
+    save_drafter(tmp_path, DrafterConfig("eagle3", config.target_fingerprint, "tiny", shape), eagle3_tensors)
+    drafter = load_drafter(tmp_path, target_dir, dtype=torch.float32)
+    tokens = text(400, seed=5)
+    features = target.features(drafter, tokens)
+    drafted = []
+    for sequence_id in range(8):
+        begun = 2 if sequence_id < 4 else len(tokens)  # the first four outgrow their slots
+        drafter.open(sequence_id, tokens[:begun])
+        drafter.extend(sequence_id, begun, tokens[begun:])
+        drafter.feed(sequence_id, 0, features[:-1])
+        drafted.append(_draft(drafter, sequence_id, 4))
+        if sequence_id == 3:
+            drafter.close(1)
+    assert drafted == drafted[:1] * 8

@@ -88,3 +88,15 @@ def test_unknown_methods_are_refused(target_dir: Path, independent_dir: Path, tm
     (tmp_path / "config.json").write_text(config.replace('"independent"', '"oracle"'))
     with pytest.raises(CheckpointError, match="oracle"):
         load_drafter(tmp_path, target_dir)
+
+
+def test_slots_are_used_again_by_later_sequences(load: Load, independent_dir: Path) -> None:
+    drafter = load(independent_dir)
+    tokens = text(12, seed=5)
+    drafted = []
+    for sequence_id in range(6):
+        drafter.open(sequence_id, tokens)
+        drafted.append(_draft(drafter, sequence_id, 4))
+        if sequence_id % 2:
+            drafter.close(sequence_id)
+    assert drafted == drafted[:1] * 6
