@@ -79,7 +79,9 @@ class IndependentDrafter:
     def open(self, sequence_id: int, tokens: Sequence[int]) -> None:
         """Start following a sequence."""
         self.close(sequence_id)
-        self._sequences[sequence_id] = SequenceState(self._engine.open(len(tokens) + 64), list(tokens))
+        with torch.inference_mode():  # a slot that grew in that mode can only be taken in it
+            slot = self._engine.open(len(tokens) + 64)
+        self._sequences[sequence_id] = SequenceState(slot, list(tokens))
 
     def close(self, sequence_id: int) -> None:
         """Forget a sequence."""

@@ -10,37 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from prometheus_client import Counter, Gauge, Histogram
-
 from paceline.v1 import sampling_pb2
 from services.gateway.generation import Generation
 from services.gateway.requests import CheckedRequest
 from services.runtime import metrics
 
-_MAX_TOKENS_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
-
-REQUESTS_IN_FLIGHT = Gauge(
-    "paceline_requests_in_flight", "Requests at the gateway", ("model_name",), registry=metrics.REGISTRY
-)
-REQUEST_FAILURES = Counter(
-    "paceline_request_failures",
-    "Requests that ended with an error status",
-    ("model_name", "reason"),
-    registry=metrics.REGISTRY,
-)
-REQUEST_MAX_TOKENS = Histogram(
-    "vllm:request_params_max_tokens",
-    "Token limit of a request",
-    ("model_name",),
-    buckets=_MAX_TOKENS_BUCKETS,
-    registry=metrics.REGISTRY,
-)
-
 
 @contextmanager
 def in_flight(model: str) -> Iterator[None]:
     """Counts a request as in flight."""
-    gauge = REQUESTS_IN_FLIGHT.labels(model)
+    gauge = metrics.REQUESTS_IN_FLIGHT.labels(model)
     gauge.inc()
     try:
         yield
@@ -51,7 +30,7 @@ def in_flight(model: str) -> Iterator[None]:
 def observe_admission(model: str, request: CheckedRequest) -> None:
     """A request was admitted."""
     metrics.REQUEST_PROMPT_TOKENS.labels(model).observe(len(request.prompt_token_ids))
-    REQUEST_MAX_TOKENS.labels(model).observe(request.max_new_tokens)
+    metrics.REQUEST_MAX_TOKENS.labels(model).observe(request.max_new_tokens)
 
 
 def observe_end(model: str, generation: Generation, arrived_at: float, now: float) -> None:
@@ -71,4 +50,4 @@ def observe_end(model: str, generation: Generation, arrived_at: float, now: floa
 
 def observe_failure(model: str, reason: str) -> None:
     """A request ended with an error status."""
-    REQUEST_FAILURES.labels(model, reason).inc()
+    metrics.REQUEST_FAILURES.labels(model, reason).inc()

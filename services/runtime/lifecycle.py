@@ -44,7 +44,7 @@ Callback = Callable[[], Awaitable[None]]
 Build = Callable[["Process"], Awaitable[None]]
 
 _HEALTH_SERVICE = "grpc.health.v1.Health"
-_STOP_GRACE_S = 0.5  # for handlers to send their last status after the drain
+_STOP_GRACE_S = 2.0  # for handlers to send their last status after the drain
 
 
 class Process:

@@ -103,6 +103,11 @@ INTER_TOKEN_LATENCY = _histogram(
     "vllm:inter_token_latency_seconds", "Between consecutive tokens", _LATENCY_BUCKETS
 )
 REQUEST_LATENCY = _histogram("vllm:e2e_request_latency_seconds", "From arrival to the end", _LATENCY_BUCKETS)
+REQUEST_MAX_TOKENS = _histogram("vllm:request_params_max_tokens", "Token limit of a request", _TOKEN_BUCKETS)
+
+# Ours: gateway
+REQUESTS_IN_FLIGHT = _gauge("paceline_requests_in_flight", "Requests at the gateway")
+REQUEST_FAILURES = _counter("paceline_request_failures", "Requests that ended with an error status", "reason")
 
 # Ours: verifier
 STEP_SECONDS = _histogram("paceline_step_seconds", "Whole target step", _STEP_BUCKETS)

@@ -90,13 +90,15 @@ def test_unknown_methods_are_refused(target_dir: Path, independent_dir: Path, tm
         load_drafter(tmp_path, target_dir)
 
 
-def test_slots_are_used_again_by_later_sequences(load: Load, independent_dir: Path) -> None:
+def test_slots_that_grew_are_used_again(load: Load, independent_dir: Path) -> None:
     drafter = load(independent_dir)
-    tokens = text(12, seed=5)
+    tokens = text(150, seed=5)
     drafted = []
-    for sequence_id in range(6):
-        drafter.open(sequence_id, tokens)
+    for sequence_id in range(8):
+        begun = (
+            2 if sequence_id < 4 else 100
+        )  # the first four grow to the capacity that the others begin with
+        drafter.open(sequence_id, tokens[:begun])
+        drafter.extend(sequence_id, begun, tokens[begun:])
         drafted.append(_draft(drafter, sequence_id, 4))
-        if sequence_id % 2:
-            drafter.close(sequence_id)
-    assert drafted == drafted[:1] * 6
+    assert drafted == drafted[:1] * 8

@@ -12,7 +12,6 @@ from google.rpc import error_details_pb2, status_pb2
 from grpc import aio
 
 from paceline.v1 import generation_pb2, sampling_pb2
-from services.gateway import metrics as gateway_metrics
 from services.runtime import metrics
 from tests.gateway.conftest import Gateway
 from tests.gateway.scripted_conductor import Script, scripted_orchestrator
@@ -224,7 +223,7 @@ async def test_a_client_that_goes_away_cancels_the_run(gateway: Gateway) -> None
                 break
         call.cancel()
         await until(lambda: conductor.num_cancelled == 1)
-        await until(lambda: gateway_metrics.REQUESTS_IN_FLIGHT.labels("tiny")._value.get() == 0)
+        await until(lambda: metrics.REQUESTS_IN_FLIGHT.labels("tiny")._value.get() == 0)
 
 
 async def test_more_requests_than_the_limit_are_refused(gateway: Gateway) -> None:
