@@ -19,7 +19,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -67,6 +67,11 @@ class PlainLinear:
         return self._weight.numel() * self._weight.element_size()
 
 
+def _direct(overload: Any) -> Any:
+    """The function behind an operator overload: the Python layer above it costs up to 5 us a call."""
+    return getattr(overload, "_op", overload)
+
+
 class OneDnnLinear:
     """A weight in oneDNN's blocked layout, with the residual add fused into the product."""
 
@@ -76,8 +81,8 @@ class OneDnnLinear:
         self._num_bytes = weight.numel() * weight.element_size()
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), PACKED_ROWS_HINT)
         self._bias = None if bias is None else bias.contiguous()
-        self._op = torch.ops.mkldnn._linear_pointwise.default
-        self._op_binary = torch.ops.mkldnn._linear_pointwise.binary
+        self._op = _direct(torch.ops.mkldnn._linear_pointwise.default)
+        self._op_binary = _direct(torch.ops.mkldnn._linear_pointwise.binary)
 
     def __call__(self, rows: Tensor) -> Tensor:
         out: Tensor = self._op(rows, self._weight, self._bias, "none", [], "")
@@ -86,6 +91,35 @@ class OneDnnLinear:
     def add(self, rows: Tensor, residual: Tensor) -> Tensor:
         out: Tensor = self._op_binary(rows, residual, self._weight, self._bias, "add")
         return out
+
+    @property
+    def num_bytes(self) -> int:
+        return self._num_bytes
+
+
+class HalfWeightLinear:
+    """float16 weights times float32 rows, accumulated in float32 (FBGEMM, x86 only).
+
+    Reads half the bytes of float32 and rounds only the weights. Each row is computed alike however many rows run
+    beside it, bit for bit, so a verified row equals a decoded one.
+    """
+
+    __slots__ = ("_num_bytes", "_op", "_weight")
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        self._num_bytes = weight.numel() * torch.float16.itemsize
+        self._weight = torch.ops.quantized.linear_prepack_fp16(
+            weight.float().contiguous(), None if bias is None else bias.float().contiguous()
+        )
+        self._op = _direct(torch.ops.quantized.linear_dynamic_fp16.default)
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        out: Tensor = self._op(rows, self._weight)
+        return out
+
+    def add(self, rows: Tensor, residual: Tensor) -> Tensor:
+        out: Tensor = self._op(rows, self._weight)
+        return out.add_(residual)
 
     @property
     def num_bytes(self) -> int:
@@ -127,6 +161,20 @@ def has_onednn_linear(dtype: torch.dtype) -> bool:
             weight = torch.eye(32, dtype=dtype)
             rows = torch.arange(64, dtype=dtype).view(2, 32)
             packed = OneDnnLinear(weight)
+            return bool(torch.equal(packed(rows), rows)) and bool(
+                torch.equal(packed.add(rows, rows), rows + rows)
+            )
+    except (AttributeError, RuntimeError, NotImplementedError):
+        return False
+
+
+@cache
+def has_half_weight_linear() -> bool:
+    """Whether this build multiplies float16 weights with float32 rows, found by running a small product."""
+    try:
+        with torch.inference_mode():
+            rows = torch.arange(64, dtype=torch.float32).view(2, 32)
+            packed = HalfWeightLinear(torch.eye(32))
             return bool(torch.equal(packed(rows), rows)) and bool(
                 torch.equal(packed.add(rows, rows), rows + rows)
             )
@@ -180,15 +228,23 @@ class Device:
         )
         return torch.bfloat16 if native else torch.float32
 
+    def compute_dtype(self, weight_dtype: torch.dtype) -> torch.dtype:
+        """Type of activations, features and cache for weights of this type: float32 for float16 on CPU."""
+        return torch.float32 if self.kind == "cpu" and weight_dtype == torch.float16 else weight_dtype
+
     def pack(self, weight: Tensor, bias: Tensor | None = None, *, packed: bool = True) -> Linear:
         """Move a weight here in the layout that multiplies fastest.
 
         Args:
-            weight: `[out_features, in_features]`, any device, already in the compute dtype.
+            weight: `[out_features, in_features]`, any device; its dtype decides the product, see `compute_dtype`.
             bias: `[out_features]` or None.
             packed: False keeps the plain layout (for comparisons).
         """
         if self.kind == "cpu":
+            if weight.dtype == torch.float16:
+                if packed and has_half_weight_linear():
+                    return HalfWeightLinear(weight, bias)
+                weight, bias = weight.float(), None if bias is None else bias.float()
             if packed and has_onednn_linear(weight.dtype):
                 return OneDnnLinear(weight, bias)
             return PlainLinear(weight.contiguous(), bias)

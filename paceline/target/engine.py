@@ -23,11 +23,15 @@ from paceline.target.device import Device, configure_threads
 from paceline.target.errors import SlotError, StepError, UnsupportedModelError
 from paceline.target.executor import FINAL_NORM, Executor, ExecutorOutput, ModelShape
 from paceline.target.generic import GenericExecutor
+from paceline.target.huge_pages import advise_huge_pages
 from paceline.target.kv_cache import MIN_CAPACITY_TOKENS, KVCache, KVLayout
 from paceline.target.llama import LeanExecutor
 from paceline.target.planning import PlannedStep, plan_step
 from paceline.target.rows import SequenceRows
 from paceline.target.taps import Tap, TapSpec
+
+# Smaller models fit the caches, and remapping takes longer than it saves.
+MIN_HUGE_PAGE_MODEL_BYTES = 64 << 20
 
 ExecutorChoice = Literal["auto", "lean", "generic"]
 
@@ -58,14 +62,15 @@ class TargetEngine:
         self,
         executor: Executor,
         device: Device,
-        dtype: torch.dtype,
+        weight_dtype: torch.dtype,
         *,
         taps: Iterable[TapSpec] = (),
         kv_limit_bytes: int | None = None,
         row_buckets: Sequence[int] = (),
     ) -> None:
         self.device = device
-        self.dtype = dtype
+        self.weight_dtype = weight_dtype
+        self.dtype = dtype = device.compute_dtype(weight_dtype)  # of activations, features and the cache
         self.executor = executor
         shape = executor.shape
         layout = KVLayout(shape.num_layers, shape.num_kv_heads, shape.head_dim, dtype, device.torch_device)
@@ -91,13 +96,15 @@ class TargetEngine:
         packed: bool = True,
         kv_limit_bytes: int | None = None,
         row_buckets: Sequence[int] = (),
+        huge_pages: bool = True,
     ) -> TargetEngine:
         """Load a model from a local directory.
 
         Args:
             model_dir: a directory with `config.json` and safetensors weights.
             device: `"cpu"`, `"cuda"` or `"cuda:N"`.
-            dtype: compute and cache dtype; None chooses what the device multiplies natively.
+            dtype: of the weights, and on CUDA of everything. On CPU float16 weights are multiplied in float32:
+                `engine.dtype`, the type of features and cache, is float32 then. None chooses for the device.
             taps: features to return from each step.
             num_threads: torch threads of this process; None leaves them alone.
             cores: core ids to pin this process to.
@@ -105,8 +112,8 @@ class TargetEngine:
             packed: False keeps plain weight layouts on CPU.
             kv_limit_bytes: bound on all slots together.
             row_buckets: pad a step's rows up to the next of these counts, so that steps of different draft
-                lengths run the same kernels and one row's result does not depend on how many run beside it.
-                Off when empty.
+                lengths run the same matrix kernels. Off when empty.
+            huge_pages: on CPU, put large models on huge pages; see `huge_pages.py`.
 
         Raises:
             UnsupportedModelError: no executor runs the checkpoint exactly.
@@ -122,10 +129,9 @@ class TargetEngine:
         dtype = dtype or where.default_dtype()
         config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
         runner = _choose_executor(executor, config, path, where, dtype, packed)
+        if huge_pages and where.kind == "cpu" and runner.num_bytes >= MIN_HUGE_PAGE_MODEL_BYTES:
+            advise_huge_pages()
         return cls(runner, where, dtype, taps=taps, kv_limit_bytes=kv_limit_bytes, row_buckets=row_buckets)
-
-    # -- description
-    # -----------------------------------------------------------------------------------------------
 
     @property
     def shape(self) -> ModelShape:
@@ -144,7 +150,7 @@ class TargetEngine:
             StepError: it does not fit the model.
         """
         spec.check(self.shape.num_layers, self.shape.hidden_size)
-        self._taps.append(Tap(spec, self.device, self.dtype))
+        self._taps.append(Tap(spec, self.device, self.weight_dtype))
         return len(self._taps) - 1
 
     def embed(self, tokens: Sequence[int] | Tensor) -> Tensor:
@@ -156,9 +162,6 @@ class TargetEngine:
         """The target's LM head on normed states: `[n, hidden] -> [n, vocab]` float32."""
         with torch.inference_mode():
             return self.executor.head(hidden.to(self.dtype))
-
-    # -- slots
-    # -----------------------------------------------------------------------------------------------------
 
     def open(self, capacity_tokens: int = MIN_CAPACITY_TOKENS) -> int:
         """Open a slot with room for so many tokens at first.
@@ -232,9 +235,6 @@ class TargetEngine:
             entry.num_pending = 0
             del self._unsettled[slot]
 
-    # -- the step
-    # --------------------------------------------------------------------------------------------------
-
     def step(self, batch: Sequence[SequenceRows]) -> StepOutput:
         """Run one forward pass over several sequences with different row counts.
 
@@ -304,5 +304,5 @@ def _choose_executor(
         except UnsupportedModelError:
             choice = "generic"
     if choice == "generic":
-        return GenericExecutor(config, path, device, dtype)
+        return GenericExecutor(config, path, device, device.compute_dtype(dtype))
     return LeanExecutor(config, path, device, dtype, packed=packed)

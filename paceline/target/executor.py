@@ -51,6 +51,7 @@ class Executor(Protocol):
     """Runs one model."""
 
     shape: ModelShape
+    num_bytes: int  # of the weights in memory
 
     def forward(self, plan: StepPlan) -> ExecutorOutput:
         """Run the planned rows, appending their keys and values to their slots."""

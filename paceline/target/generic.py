@@ -87,6 +87,7 @@ class GenericExecutor:
             layer.register_forward_pre_hook(self._capture_input(index), with_kwargs=True)
             layer.register_forward_hook(self._capture_output(index + 1, len(layers)))
         self._decoder.register_forward_hook(self._capture_final)
+        self.num_bytes = sum(p.numel() * p.element_size() for p in self._model.parameters())
         self.shape = ModelShape(
             config.model_type,
             text.num_hidden_layers,

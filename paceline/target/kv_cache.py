@@ -149,8 +149,13 @@ class Slot:
 
     def view(self, layer: int, first: int, end: int) -> tuple[Tensor, Tensor]:
         """Keys and values of rows `first..end`, each `[1, num_kv_heads, end - first, head_dim]`."""
-        keys, values = self.rows[layer].narrow(1, first, end - first).unsqueeze(0).chunk(2, dim=1)
-        return keys, values
+        rows = self.rows[layer]  # [2 * num_kv_heads, capacity, head_dim]
+        heads, capacity, dim = rows.shape
+        size, stride = (1, heads // 2, end - first, dim), (0, capacity * dim, dim, 1)
+        start = rows.storage_offset() + first * dim
+        # Two operator calls in place of five; this runs once a layer and sequence.
+        keys = rows.as_strided(size, stride, start)
+        return keys, rows.as_strided(size, stride, start + (heads // 2) * capacity * dim)
 
     def keep(self, row_indices: Sequence[int]) -> None:
         """Settle the given pending rows, in order, and drop the others.

@@ -60,13 +60,13 @@ class LeanExecutor:
             arch.vocab_size,
             arch.max_positions,
         )
-        self._dtype = dtype
+        self._compute_dtype = device.compute_dtype(dtype)
         self._activation: Callable[[Tensor], Tensor] = (
             F.silu if arch.activation == "silu" else lambda x: F.gelu(x, approximate="tanh")
         )
         where = device.torch_device
         self._ropes = {
-            key: RopeTable(config, key, arch.head_dim, dtype, where)
+            key: RopeTable(config, key, arch.head_dim, self._compute_dtype, where)
             for key in sorted(set(arch.rope_keys), key=str)
         }
         with torch.inference_mode(), SafetensorsDir(model_dir) as weights:
@@ -76,13 +76,17 @@ class LeanExecutor:
             self._head = device.pack(weights.get(head_name, dtype), packed=packed)
             self._final_norm = loader.norm("model.norm.weight")
             self._layers = [loader.layer(index) for index in range(arch.num_layers)]
+        packed_weights = [self._head, *(w for x in self._layers for w in (x.qkv, x.out, x.gate_up, x.down))]
+        self.num_bytes = self._embedding.nbytes + sum(weight.num_bytes for weight in packed_weights)
         self._embed_scale = (
-            None if arch.embed_scale is None else torch.tensor(arch.embed_scale).to(dtype).to(where)
+            None
+            if arch.embed_scale is None
+            else torch.tensor(arch.embed_scale).to(self._compute_dtype).to(where)
         )
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Input embeddings of `tokens` `[n]`: `[n, hidden]`."""
-        hidden = F.embedding(tokens, self._embedding)
+        hidden = F.embedding(tokens, self._embedding).to(self._compute_dtype)
         return hidden if self._embed_scale is None else hidden * self._embed_scale
 
     def head(self, hidden: Tensor) -> Tensor:
@@ -128,7 +132,7 @@ class LeanExecutor:
             torch.mul(F.rms_norm(rotary, (head_dim,), None, arch.norm_eps), layer.qk_norm, out=rotary)
         swapped = rotary.roll(head_dim // 2, -1)
         rotary.mul_(cos).addcmul_(swapped, sin)
-        queries = qkv.narrow(1, 0, heads).unflatten(1, (arch.group, kv_heads))
+        queries = qkv.narrow(1, 0, heads).view(-1, arch.group, kv_heads, head_dim)
         keys_values = qkv.narrow(1, heads, 2 * kv_heads)
         mixed = attend(queries, keys_values, index, plan, layer.scoring)
         if layer.post_attention_norm is None:
@@ -162,7 +166,7 @@ class _Loader:
     def norm_weight(self, name: str) -> Tensor:
         """A norm weight, with the family's offset applied in float32."""
         weight = self._weights.get(name, torch.float32) + self._arch.norm_offset
-        return weight.to(self._dtype).to(self._device.torch_device)
+        return weight.to(self._device.compute_dtype(self._dtype)).to(self._device.torch_device)
 
     def _group_major(self, rows: Tensor) -> Tensor:
         """Reorder query heads from key-head-major to group-major, the order `attend` takes."""

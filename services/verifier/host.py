@@ -70,7 +70,7 @@ class Host:
         drafter = None
         if settings.drafter is not None:
             drafter = ColocatedDrafter(
-                load_drafter(settings.drafter, model_dir, device=settings.device, dtype=dtype)
+                load_drafter(settings.drafter, model_dir, device=settings.device, dtype=engine.dtype)
             )
         return cls(settings, model_dir, engine, drafter)
 

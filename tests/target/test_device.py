@@ -10,7 +10,14 @@ import pytest
 import torch
 
 from paceline.target import Device, SequenceRows, TapSpec, TargetEngine, UnknownDeviceError, configure_threads
-from paceline.target.device import PlainLinear, has_onednn_linear
+from paceline.target.device import (
+    HalfWeightLinear,
+    PlainLinear,
+    RmsNorm,
+    has_half_weight_linear,
+    has_onednn_linear,
+)
+from paceline.target.huge_pages import advise_huge_pages
 from tests.target.conftest import ModelFactory
 
 
@@ -44,6 +51,59 @@ def test_packed_products_equal_plain_ones(dtype: torch.dtype, with_bias: bool, n
         torch.testing.assert_close(plain.add(rows, residual), plain(rows) + residual, **tolerance)
     assert torch.equal(residual, before)
     assert packed.num_bytes == weight.numel() * dtype.itemsize
+
+
+needs_half_weights = pytest.mark.skipif(
+    not has_half_weight_linear(), reason="this build multiplies no float16 weights on CPU"
+)
+
+
+@needs_half_weights
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_half_weights_round_nothing_but_the_weights(with_bias: bool) -> None:
+    torch.manual_seed(2)
+    weight, rows, residual = torch.randn(97, 48), torch.randn(9, 48), torch.randn(9, 97)
+    bias = torch.randn(97) if with_bias else None
+    rounded = PlainLinear(weight.half().float(), bias)
+    with torch.inference_mode():
+        packed = Device.parse("cpu").pack(weight.half(), bias)
+        assert isinstance(packed, HalfWeightLinear)
+        torch.testing.assert_close(packed(rows), rounded(rows), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(packed.add(rows, residual), rounded(rows) + residual, rtol=1e-5, atol=1e-5)
+        unpacked = Device.parse("cpu").pack(weight.half(), bias, packed=False)
+        torch.testing.assert_close(unpacked(rows), rounded(rows))
+    assert packed.num_bytes == weight.numel() * 2
+
+
+@needs_half_weights
+@pytest.mark.parametrize("shape", [(960, 576), (3072, 576), (576, 1536)])
+def test_half_weight_rows_do_not_depend_on_their_neighbours(shape: tuple[int, int]) -> None:
+    torch.manual_seed(3)
+    packed, rows = HalfWeightLinear(torch.randn(shape)), torch.randn(40, shape[1])
+    with torch.inference_mode():
+        whole = packed(rows)
+        for count in (1, 2, 3, 5, 8, 13, 16):
+            assert torch.equal(packed(rows[3 : 3 + count]), whole[3 : 3 + count])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("magnitude", [1e-3, 1.0, 300.0])
+def test_the_paired_norm_is_the_root_mean_square_norm(dtype: torch.dtype, magnitude: float) -> None:
+    torch.manual_seed(4)
+    weight = torch.randn(576, dtype=dtype)
+    rows = (torch.randn(5, 576, dtype=torch.float64) * magnitude + magnitude).to(dtype)
+    exact = (
+        rows.double() * torch.rsqrt(rows.double().square().mean(-1, keepdim=True) + 1e-5) * weight.double()
+    )
+    tolerance = {torch.float64: 1e-12, torch.float32: 3e-6, torch.bfloat16: 0.01}[dtype]
+    torch.testing.assert_close(RmsNorm(weight, 1e-5)(rows).double(), exact, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="huge pages are asked for on Linux alone")
+def test_huge_pages_change_no_content() -> None:
+    values = torch.arange(4 << 20, dtype=torch.float32)
+    assert advise_huge_pages() >= values.nbytes
+    assert torch.equal(values, torch.arange(4 << 20, dtype=torch.float32))
 
 
 def test_dtypes_without_a_packed_product_fall_back() -> None:

@@ -18,6 +18,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from paceline.target import SequenceRows, TargetEngine
+from paceline.target.device import has_half_weight_linear
 from paceline.target.engine import ExecutorChoice
 
 TIE_GAP = 1e-4
@@ -56,10 +57,20 @@ class Run:
             self.tokens.append(int(logits[-1].argmax()))
 
 
-def references(model_dir: Path, num_new: int, batch_size: int) -> list[Reference]:
-    """What transformers writes; prompts of similar length share a batch."""
+def references(
+    model_dir: Path, num_new: int, batch_size: int, rounds_weights: bool = False
+) -> list[Reference]:
+    """What transformers writes in float32; prompts of similar length share a batch.
+
+    `rounds_weights` rounds all matrices to float16 first, the weights that the engine has in that dtype.
+    """
     tokenizer = AutoTokenizer.from_pretrained(model_dir, padding_side="left")
     model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
+    if rounds_weights:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.ndim == 2:
+                    parameter.copy_(parameter.half())
     eos = model.generation_config.eos_token_id
     texts = [
         tokenizer.apply_chat_template(
@@ -136,6 +147,18 @@ def test_greedy_equals_transformers(smollm2_dir: Path, record_property: RecordPr
     record_property("ties", ties)
     assert ties <= 1
     assert engine.cache.used_bytes == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.skipif(not has_half_weight_linear(), reason="this build multiplies no float16 weights on CPU")
+def test_float16_weights_are_as_exact_as_float32(smollm2_dir: Path, record_property: RecordProperty) -> None:
+    asked = references(smollm2_dir, 64, batch_size=5, rounds_weights=True)
+    engine = TargetEngine.load(smollm2_dir, dtype=torch.float16)
+    for max_running in (1, 7):
+        ties = count_ties(asked, decode(engine, asked, max_running, num_new=64))
+        record_property(f"ties at {max_running} sequences", ties)
+        assert ties <= 1
 
 
 @pytest.mark.slow

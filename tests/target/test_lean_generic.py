@@ -65,6 +65,22 @@ def test_packed_and_plain_layouts_agree(tiny_model: ModelFactory, family: str) -
     torch.testing.assert_close(outputs[0][1], outputs[1][1], rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.parametrize("family", ["llama", "gemma3_text"])
+def test_float16_weights_compute_in_float32(tiny_model: ModelFactory, family: str) -> None:
+    path = tiny_model(family)
+    engine = TargetEngine.load(path, dtype=torch.float16, taps=[TapSpec((1,))])
+    assert (engine.weight_dtype, engine.dtype) == (torch.float16, torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    with torch.inference_mode():
+        for name, parameter in model.named_parameters():
+            if "norm" not in name:
+                parameter.copy_(parameter.half())
+        reference = model(torch.tensor([PROMPT])).logits[0]
+    _, logits, features = greedy(engine)
+    torch.testing.assert_close(logits, reference, rtol=1e-4, atol=2e-3)
+    assert features.dtype == torch.float32
+
+
 def test_bfloat16_stays_near_float32(tiny_model: ModelFactory) -> None:
     path = tiny_model("llama")
     logits = []
