@@ -149,6 +149,7 @@ def check_gpus() -> Iterator[Check]:
 
 def check_models() -> Iterator[Check]:
     """The model cache, the default model and its drafter."""
+    from paceline.assets import shipped_drafter
     from paceline.models import DEFAULT_MODEL, MODELS, cache_dir, cached
 
     here = [name for name in MODELS if cached(name) is not None]
@@ -162,10 +163,9 @@ def check_models() -> Iterator[Check]:
         yield Check("default model", "ok", DEFAULT_MODEL)
     else:
         yield Check("default model", "missing", DEFAULT_MODEL, f"paceline models fetch {DEFAULT_MODEL}")
-    shipped = Path(__file__).parent.parent / "assets" / "drafters"
-    drafters = sorted(path.parent.name for path in shipped.glob(f"{DEFAULT_MODEL}*/config.json"))
-    if drafters:
-        yield Check("default drafter", "ok", ", ".join(drafters))
+    drafter = shipped_drafter(DEFAULT_MODEL)
+    if drafter is not None and (drafter / "config.json").is_file():
+        yield Check("default drafter", "ok", drafter.name)
     else:
         yield Check(
             "default drafter", "note", "none ships with this build", "train one with `paceline train`"

@@ -12,19 +12,17 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from importlib.resources import files
 from pathlib import Path
 from types import FrameType
 
 import typer
 from rich.console import Console
 
+from paceline.assets import drafters_dir, shipped_drafter
 from paceline.embedded import Deployment, DeploymentOptions, Placement
 from paceline.embedded.errors import DeploymentError
 from paceline.errors import InvalidRequestError
 from paceline.models import resolve
-
-DRAFTER_CONFIG = "config.json"
 
 
 def find_model(name_or_path: str) -> Path:
@@ -42,12 +40,9 @@ def find_drafter(given: str | None, model: str) -> Path | None:
     Raises:
         InvalidRequestError: the given one does not exist.
     """
-    shipped = Path(str(files("paceline.assets"))) / "drafters"
     if given is None:
-        name = Path(model).name
-        candidates = [shipped / name, *sorted(shipped.glob(f"{name}-*"))]
-        return next((path for path in candidates if (path / DRAFTER_CONFIG).is_file()), None)
-    for path in (Path(given), shipped / given):
+        return shipped_drafter(Path(model).name)
+    for path in (Path(given), drafters_dir() / given):
         if path.is_dir():
             return path.resolve()
     raise InvalidRequestError(

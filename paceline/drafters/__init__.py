@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from importlib.resources import files
 from pathlib import Path
 
 import torch
 
+from paceline.assets import shipped_drafter
 from paceline.drafters.base import Drafter, DrafterError, DraftRequest, UnknownDraftSequenceError
 from paceline.drafters.checkpoint import CheckpointError, DrafterConfig
 from paceline.drafters.eagle3 import Eagle3Drafter
@@ -18,9 +18,6 @@ METHODS: dict[str, type[Eagle3Drafter] | type[IndependentDrafter]] = {
     Eagle3Drafter.method: Eagle3Drafter,
     IndependentDrafter.method: IndependentDrafter,
 }
-
-SHIPPED = {"smollm2-135m": "smollm2-135m-eagle3"}
-"""Drafters that come with the package, by the name of their target."""
 
 
 def _method(config: DrafterConfig) -> type[Eagle3Drafter] | type[IndependentDrafter]:
@@ -77,16 +74,16 @@ def default_drafter(model: str) -> Path:
     Raises:
         CheckpointError: none does.
     """
-    if model not in SHIPPED:
+    path = shipped_drafter(model)
+    if path is None:
         raise CheckpointError(
             f"no drafter ships for {model!r}: give one, or train one with `paceline train eagle3`"
         )
-    return Path(str(files("paceline").joinpath("assets", "drafters", SHIPPED[model])))
+    return path
 
 
 __all__ = [
     "METHODS",
-    "SHIPPED",
     "CheckpointError",
     "DraftRequest",
     "Drafter",

@@ -10,11 +10,11 @@ import itertools
 from collections.abc import Callable, Iterator
 
 from paceline.errors import InvalidRequestError
-from paceline.sampling import ParameterError, SamplingParams, VerifyMode
-from paceline.v1 import drafter_pb2, peer_pb2, sampling_pb2
+from paceline.v1 import drafter_pb2, peer_pb2
 from services.drafter.inbox import Frame, Opening
 from services.drafter.session import Plan, Session
 from services.runtime.frames import unpack_commits
+from services.runtime.sampling import sampling_params
 
 INVALID_ARGUMENT = 3
 RESOURCE_EXHAUSTED = 8
@@ -24,13 +24,6 @@ FAILED_PRECONDITION = 9
 INTERNAL = 13
 
 MAX_DRAFT_TOKENS = 64
-
-_MODES = {
-    sampling_pb2.VERIFY_MODE_UNSPECIFIED: None,
-    sampling_pb2.VERIFY_MODE_GREEDY: VerifyMode.GREEDY,
-    sampling_pb2.VERIFY_MODE_COUPLED: VerifyMode.COUPLED,
-    sampling_pb2.VERIFY_MODE_REJECTION: VerifyMode.REJECTION,
-}
 
 
 class FrameReader:
@@ -116,27 +109,6 @@ class FrameReader:
 
 class OutOfPositionsError(ValueError):
     """A sequence that has outgrown the drafter."""
-
-
-def sampling_params(message: sampling_pb2.SamplingParams) -> SamplingParams:
-    """How the target will choose, so that the drafter can choose alike.
-
-    Raises:
-        InvalidRequestError: naming the field that is out of range.
-    """
-    if message.mode not in _MODES:
-        raise InvalidRequestError("sampling.mode", f"{message.mode} is not a verification mode")
-    try:
-        return SamplingParams(
-            temperature=message.temperature if message.HasField("temperature") else 0.0,
-            top_k=message.top_k,
-            top_p=message.top_p if message.HasField("top_p") else 1.0,
-            min_p=message.min_p,
-            seed=message.seed,
-            mode=_MODES[message.mode],
-        )
-    except ParameterError as error:
-        raise InvalidRequestError(f"sampling.{error.field}", error.message) from None
 
 
 def failure(sequence_id: int, code: int, reason: str, message: str) -> peer_pb2.SequenceFailure:

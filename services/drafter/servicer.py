@@ -11,16 +11,14 @@ from typing import Any
 
 import structlog
 
-from paceline import PROTOCOL_VERSION
-from paceline.errors import IncompatiblePeerError, InvalidRequestError, StreamProtocolError
+from paceline.errors import InvalidRequestError, StreamProtocolError
 from paceline.v1 import drafter_pb2, drafter_pb2_grpc, peer_pb2
 from services.drafter.features import FeatureRoutes
 from services.drafter.inbox import Inbox, SessionEnded
 from services.drafter.requests import FrameReader
 from services.drafter.session import Session
 from services.runtime.channel import split_endpoint
-
-MIN_LEASE_MS, MAX_LEASE_MS = 1_000, 600_000
+from services.runtime.lease import check_hello, next_frame
 
 log = structlog.get_logger()
 
@@ -55,7 +53,7 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
         first = await anext(aiter(request_iterator), None)
         if first is None or not first.HasField("hello"):
             raise StreamProtocolError("the first frame must carry hello")
-        lease_s = _check_hello(first.hello) / 1000
+        lease_s = check_hello(first.hello)
         session = Session(asyncio.get_running_loop(), first.hello.client_id)
         self._sessions.add(session)
         log.info("stream opened", session=session.number, client_id=session.client_id, lease_s=lease_s)
@@ -89,10 +87,7 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
                     opening
                 ) in item.openings:  # what their features are must not reach the loop before they do
                     self._routes.replay(opening.local_id)
-                try:
-                    frame = await asyncio.wait_for(anext(iterator, None), lease_s)
-                except TimeoutError:
-                    raise StreamProtocolError(f"no frame for {lease_s:g} s: the lease ran out") from None
+                frame = await next_frame(iterator, lease_s)
         finally:
             session.end()
 
@@ -106,14 +101,3 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
         self._routes.route(
             opening.verifier_endpoint, opening.verifier_instance_id, opening.sequence_id, local_id
         )
-
-
-def _check_hello(hello: peer_pb2.StreamHello) -> int:
-    """The lease in milliseconds; refuses a peer that speaks another version."""
-    if hello.protocol_version != PROTOCOL_VERSION:
-        raise IncompatiblePeerError(
-            f"the caller speaks protocol version {hello.protocol_version}, this process {PROTOCOL_VERSION}"
-        )
-    if not MIN_LEASE_MS <= hello.lease_ms <= MAX_LEASE_MS:
-        raise InvalidRequestError("hello.lease_ms", f"must be between {MIN_LEASE_MS} and {MAX_LEASE_MS}")
-    return hello.lease_ms

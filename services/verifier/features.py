@@ -15,38 +15,17 @@ from torch import Tensor
 
 from paceline.v1 import target_pb2
 from services.runtime import tensors
+from services.runtime.outbox import Outbox
 
 MAX_QUEUED_CHUNKS = 8192
 
 
-class Subscriber:
+class Subscriber(Outbox[target_pb2.StreamFeaturesResponse]):
     """One drafter's StreamFeatures call."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, subscriber_id: str) -> None:
+        super().__init__(loop, MAX_QUEUED_CHUNKS)
         self.subscriber_id = subscriber_id
-        self._loop = loop
-        self._chunks: asyncio.Queue[target_pb2.StreamFeaturesResponse | None] = asyncio.Queue(
-            MAX_QUEUED_CHUNKS
-        )
-        self.is_overrun = False
-
-    def push(self, chunk: target_pb2.StreamFeaturesResponse) -> None:
-        """Queue a chunk from any thread; a subscriber that does not read is marked and cut off."""
-        self._loop.call_soon_threadsafe(self._put, chunk)
-
-    def end(self) -> None:
-        """Let the stream end once all chunks are out; from the event loop's thread."""
-        self._put(None)
-
-    def _put(self, chunk: target_pb2.StreamFeaturesResponse | None) -> None:
-        try:
-            self._chunks.put_nowait(chunk)
-        except asyncio.QueueFull:
-            self.is_overrun = True
-
-    async def pop(self) -> target_pb2.StreamFeaturesResponse | None:
-        """Next chunk; None at the end."""
-        return await self._chunks.get()
 
 
 class FeatureLog:

@@ -11,10 +11,10 @@ from typing import Any
 
 import structlog
 
-from paceline import PROTOCOL_VERSION
 from paceline.errors import DrainingError, IncompatiblePeerError, InvalidRequestError, StreamProtocolError
 from paceline.v1 import peer_pb2, target_pb2, target_pb2_grpc
 from services.runtime.frames import unpack_drafts
+from services.runtime.lease import check_hello, next_frame
 from services.verifier.features import FeatureHub, Subscriber
 from services.verifier.inbox import Attach, Close, CloseSession, Drafts, Inbox, Open, SetPolicy
 from services.verifier.policy import StepPolicy
@@ -25,7 +25,6 @@ log = structlog.get_logger()
 
 INVALID_ARGUMENT = 3
 UNAVAILABLE = 14
-MIN_LEASE_MS, MAX_LEASE_MS = 1_000, 600_000
 
 
 class TargetServicer(target_pb2_grpc.TargetServiceServicer):
@@ -65,7 +64,7 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         first = await anext(request_iterator, None)
         if first is None or not first.HasField("hello"):
             raise StreamProtocolError("the first frame must carry hello")
-        lease_s = _check_hello(first.hello) / 1000
+        lease_s = check_hello(first.hello)
         session = Session(asyncio.get_running_loop(), first.hello.client_id)
         log.info("stream opened", session=session.number, client_id=session.client_id, lease_s=lease_s)
         session.push(target_pb2.VerifyResponse(hello=self._info))
@@ -88,11 +87,7 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
     ) -> None:
         try:
             while True:
-                try:
-                    async with asyncio.timeout(lease_s):
-                        frame = await anext(frames, None)
-                except TimeoutError:
-                    raise StreamProtocolError(f"no frame for {lease_s:g} s: the lease ran out") from None
+                frame = await next_frame(frames, lease_s)
                 if frame is None or session.is_overrun:
                     return
                 self._take(session, frame)
@@ -153,14 +148,3 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         finally:
             self._subscribers.discard(subscriber)
             self._features.unsubscribe(subscriber)
-
-
-def _check_hello(hello: peer_pb2.StreamHello) -> int:
-    """The lease in milliseconds; refuses a peer that speaks another version."""
-    if hello.protocol_version != PROTOCOL_VERSION:
-        raise IncompatiblePeerError(
-            f"the caller speaks protocol version {hello.protocol_version}, this process {PROTOCOL_VERSION}"
-        )
-    if not MIN_LEASE_MS <= hello.lease_ms <= MAX_LEASE_MS:
-        raise InvalidRequestError("hello.lease_ms", f"must be between {MIN_LEASE_MS} and {MAX_LEASE_MS}")
-    return hello.lease_ms

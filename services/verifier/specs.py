@@ -6,19 +6,12 @@ Every id and count is compared with the model's limits here, before anything ind
 from __future__ import annotations
 
 from paceline.errors import InvalidRequestError
-from paceline.sampling import ParameterError, SamplingParams, VerifyMode
-from paceline.v1 import sampling_pb2, target_pb2
+from paceline.v1 import target_pb2
+from services.runtime.sampling import sampling_params
 from services.verifier.sequence import SequenceSpec
 
 MAX_STOP_TOKENS = 64
 MAX_DRAFT_NODES = 1024
-
-_MODES = {
-    sampling_pb2.VERIFY_MODE_UNSPECIFIED: None,
-    sampling_pb2.VERIFY_MODE_GREEDY: VerifyMode.GREEDY,
-    sampling_pb2.VERIFY_MODE_COUPLED: VerifyMode.COUPLED,
-    sampling_pb2.VERIFY_MODE_REJECTION: VerifyMode.REJECTION,
-}
 
 
 def sequence_spec(opening: target_pb2.OpenSequence, vocab_size: int, max_positions: int) -> SequenceSpec:
@@ -55,24 +48,3 @@ def sequence_spec(opening: target_pb2.OpenSequence, vocab_size: int, max_positio
         stop_token_ids=frozenset(opening.stop_token_ids),
         max_draft_nodes=opening.max_draft_nodes,
     )
-
-
-def sampling_params(message: sampling_pb2.SamplingParams) -> SamplingParams:
-    """Sampling parameters with the defaults of paceline.v1.SamplingParams.
-
-    Raises:
-        InvalidRequestError: naming the field that is out of range.
-    """
-    if message.mode not in _MODES:
-        raise InvalidRequestError("sampling.mode", f"{message.mode} is not a verification mode")
-    try:
-        return SamplingParams(
-            temperature=message.temperature if message.HasField("temperature") else 0.0,
-            top_k=message.top_k,
-            top_p=message.top_p if message.HasField("top_p") else 1.0,
-            min_p=message.min_p,
-            seed=message.seed,
-            mode=_MODES[message.mode],
-        )
-    except ParameterError as error:
-        raise InvalidRequestError(f"sampling.{error.field}", error.message) from None

@@ -1,0 +1,44 @@
+"""Frames on their way to one stream's reader, from a thread that must not wait for it.
+
+Responsible for: handing frames from a compute thread to the event loop, in order and within a bound: a reader that does
+not keep up is marked and cut off, so that it costs a bounded amount of memory and never holds up a step. Deliberately
+does not know what the frames say. Called by: verifier and drafter, for every stream that their threads write to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Generic, TypeVar
+
+FrameT = TypeVar("FrameT")
+
+
+class Outbox(Generic[FrameT]):
+    """A bounded queue from any thread to one reader on the event loop.
+
+    Attributes:
+        is_overrun: the reader did not keep up and has lost frames; its stream is to be cut off.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, max_frames: int) -> None:
+        self.is_overrun = False
+        self._loop = loop
+        self._frames: asyncio.Queue[FrameT | None] = asyncio.Queue(max_frames)
+
+    def push(self, frame: FrameT) -> None:
+        """Queue a frame from any thread; never blocks."""
+        self._loop.call_soon_threadsafe(self._put, frame)
+
+    def end(self) -> None:
+        """Let the reader finish once all frames are out; from the event loop's thread."""
+        self._put(None)
+
+    def _put(self, frame: FrameT | None) -> None:
+        try:
+            self._frames.put_nowait(frame)
+        except asyncio.QueueFull:
+            self.is_overrun = True
+
+    async def pop(self) -> FrameT | None:
+        """Next frame; None at the end."""
+        return await self._frames.get()
