@@ -208,7 +208,7 @@ async def test_the_deadline_is_passed_on_and_kept(gateway: Gateway) -> None:
             await collect(stub, request(), timeout=1.5)
         assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         await until(lambda: conductor.num_running == 0)
-    assert 0.1 < conductor.remaining_s[0] < 1.5
+    assert 0.1 < conductor.remaining_s[0] < 1.6  # gRPC rounds a deadline up on the wire
 
 
 async def test_a_client_that_goes_away_cancels_the_run(gateway: Gateway) -> None:
