@@ -1,4 +1,4 @@
-"""Text that the target writes itself: a user turn from the bare chat header, then the answer to it.
+"""Text that the target writes itself: a user turn, given or written from the bare chat header, then the answer.
 
 Responsible for sampling conversations in static batches and writing them, with the target's features, as shards.
 Deliberately knows no drafter. Called by ``paceline data synth``.
@@ -24,6 +24,7 @@ from torch import Tensor
 
 from paceline.models import model_fingerprint
 from paceline.training import shards
+from paceline.training.asks import draw_ask
 from paceline.training.errors import TrainingDataError
 from paceline.training.stems import STEMS
 from paceline.training.teacher import Teacher
@@ -49,7 +50,8 @@ class SynthOptions:
         rows: conversations per shard, written as one batch.
         max_tokens: tokens per conversation at most, template included.
         max_user_tokens: the user turn is closed after this many.
-        stem_share: share of user turns that begin with a given stem.
+        ask_share: share of user turns that are given whole, a task put to a topic.
+        stem_share: share of the others that begin with a given stem.
         greedy_share: share of conversations answered greedily.
         answer_temperature: temperature of the other answers.
         user_temperature: temperature of user turns.
@@ -68,6 +70,7 @@ class SynthOptions:
     rows: int = 128
     max_tokens: int = 320
     max_user_tokens: int = 96
+    ask_share: float = 0.5
     stem_share: float = 0.6
     greedy_share: float = 0.6
     answer_temperature: float = 0.7
@@ -83,7 +86,7 @@ class SynthOptions:
         for name in ("num_shards", "rows", "max_tokens", "max_user_tokens", "top_k"):
             if getattr(self, name) < 1:
                 raise TrainingDataError(f"{name} must be at least 1")
-        for name in ("stem_share", "greedy_share", "top_p"):
+        for name in ("ask_share", "stem_share", "greedy_share", "top_p"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise TrainingDataError(f"{name} must lie in [0, 1]")
         for name in ("answer_temperature", "user_temperature"):
@@ -105,7 +108,6 @@ def run(options: SynthOptions) -> dict[str, int]:
     options.out_dir.mkdir(parents=True, exist_ok=True)
     tokenizer = Tokenizer.from_file(str(options.model_dir / "tokenizer.json"))
     template = TurnTemplate.load(options.model_dir, tokenizer)
-    stems = [tokenizer.encode(stem, add_special_tokens=False).ids for stem in STEMS]
     if len(template.header) + options.max_user_tokens + len(template.switch) >= options.max_tokens:
         raise TrainingDataError("max_tokens leaves no room for an answer")
     teacher = Teacher.load(options.model_dir, getattr(torch, options.dtype))
@@ -118,7 +120,7 @@ def run(options: SynthOptions) -> dict[str, int]:
             if not path.exists():
                 started = time.monotonic()
                 with torch.inference_mode():
-                    shard = ShardWriter(teacher, template, stems, options, index).write()
+                    shard = ShardWriter(teacher, template, tokenizer, options, index).write()
                 shards.write_shard(path, shard)
                 _update_manifest(options, fingerprint, index, shard)
                 seconds = time.monotonic() - started
@@ -181,7 +183,7 @@ class ShardWriter:
         self,
         teacher: Teacher,
         template: TurnTemplate,
-        stems: list[list[int]],
+        tokenizer: Tokenizer,
         options: SynthOptions,
         index: int,
     ) -> None:
@@ -199,16 +201,27 @@ class ShardWriter:
         self._taps = torch.zeros(rows, kept, width, dtype=torch.bfloat16)
         self._hidden = torch.zeros(rows, kept, teacher.shape.hidden, dtype=torch.bfloat16)
         self._is_greedy = torch.rand(rows, generator=self._random) < options.greedy_share
-        with_stem = torch.rand(rows, generator=self._random) < options.stem_share
-        choice = torch.randint(len(stems), (rows,), generator=self._random)
-        # Per row: tokens still to be given rather than chosen, and whether the answer has begun.
-        self._given = [
-            deque(stems[int(c)][: options.max_user_tokens - 1] if s else ())
-            for c, s in zip(choice, with_stem, strict=True)
-        ]
-        self._user_left = [options.max_user_tokens] * rows
+        # Per row: tokens still to be given rather than chosen, those of the user's turn still to come, and whether
+        # the answer has begun.
+        self._given: list[deque[int]] = []
+        self._user_left: list[int] = []
+        for _ in range(rows):
+            given, user_left = self._user_turn(tokenizer)
+            self._given.append(deque(given))
+            self._user_left.append(user_left)
         self._answering = [False] * rows
         self._closing = [False] * rows
+
+    def _user_turn(self, tokenizer: Tokenizer) -> tuple[list[int], int]:
+        """Tokens given to one row, and how many its user turn may have: an ask, a stem or nothing."""
+        options, template = self._options, self._template
+        kind, with_stem, choice = torch.rand(3, generator=self._random).tolist()
+        encode = lambda text: tokenizer.encode(text, add_special_tokens=False).ids  # noqa: E731
+        if kind < options.ask_share:
+            ask = encode(draw_ask(self._random))[: options.max_user_tokens - 1]
+            return [*ask, *template.switch], len(ask) + 1
+        stem = encode(STEMS[int(choice * len(STEMS))]) if with_stem < options.stem_share else []
+        return stem[: options.max_user_tokens - 1], options.max_user_tokens
 
     def write(self) -> shards.Shard:
         """Runs the batch to its end."""

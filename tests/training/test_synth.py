@@ -11,6 +11,7 @@ import torch
 from tokenizers import Tokenizer
 
 from paceline.training import shards
+from paceline.training.asks import draw_ask
 from paceline.training.errors import TrainingDataError
 from paceline.training.synth import run
 from paceline.training.teacher import Teacher
@@ -48,6 +49,23 @@ def test_conversations_follow_the_template(target_dir: Path, text_dir: Path) -> 
         assert segments[first:] == [shards.SEGMENT_ANSWER] * (len(tokens) - first)
         assert len(tokens) <= 72
         assert template.end_of_turn not in tokens[first:-1]  # nothing follows a closed answer
+
+
+def test_asks_are_given_whole(target_dir: Path, tmp_path: Path) -> None:
+    run(
+        synth_options(
+            target_dir, tmp_path, seed=1, num_shards=1, ask_share=1.0, max_user_tokens=40, max_tokens=96
+        )
+    )
+    shard = shards.read_shard(shards.shard_path(tmp_path, 0))
+    tokenizer = Tokenizer.from_file(str(target_dir / "tokenizer.json"))
+    draws = torch.Generator().manual_seed(0)
+    known = {draw_ask(draws) for _ in range(60_000)}
+    assert len(known) > 3000
+    asks = {tuple(tokenizer.encode(ask, add_special_tokens=False).ids[:39]) for ask in known}
+    for span in _conversations(shard):
+        user = shard.tokens[span][shard.segments[span] == shards.SEGMENT_USER].tolist()
+        assert tuple(user[:-1]) in asks
 
 
 def test_greedy_answers_are_the_targets_choice(text_dir: Path) -> None:
