@@ -11,6 +11,11 @@ ENV PIP_DISABLE_PIP_VERSION_CHECK=1 \
     PIP_NO_CACHE_DIR=1
 WORKDIR /src
 COPY constraints.txt ./
+# For the CPU kernels (paceline/target/kernels); without a compiler the wheel is built without them.
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends gcc libc6-dev \
+    && rm -rf /var/lib/apt/lists/*
 RUN python -m venv --without-pip /opt/paceline \
     && pip install --no-cache-dir --constraint constraints.txt "setuptools>=77" wheel
 COPY pyproject.toml README.md LICENSE ./

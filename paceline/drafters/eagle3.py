@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import ClassVar
 
@@ -19,7 +20,16 @@ from torch import Tensor
 from paceline.drafters.base import DrafterError, DraftRequest, UnknownDraftSequenceError
 from paceline.drafters.checkpoint import CheckpointError, DrafterConfig, load_tensor, load_tensors
 from paceline.drafters.choice import choose_chain_tokens
-from paceline.drafters.eagle3_layer import Eagle3Layer, Rows, join_rows, parameter_shapes, tap_layers
+from paceline.drafters.eagle3_layer import (
+    DraftLayer,
+    Eagle3Layer,
+    LayerWeights,
+    Rows,
+    join_rows,
+    parameter_shapes,
+    tap_layers,
+)
+from paceline.drafters.eagle3_native import NativeEagle3Layer, runs_natively
 from paceline.drafters.tree import GrowingTree
 from paceline.target import Device, TapSpec
 from paceline.target.kv_cache import KVCache, KVLayout, Slot
@@ -39,10 +49,12 @@ class Chain:
         tokens: drafted so far.
         log_probs: of each token.
         state: layer output behind the last token, `[1, hidden]`.
+        logits: draft logits of what comes next, `[1, draft_vocab]`.
     """
 
     start: int
     state: Tensor
+    logits: Tensor
     tokens: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
 
@@ -57,6 +69,7 @@ class SequenceState:
     pending: list[Tensor] = field(default_factory=list)  # features behind the stable rows, each [n, hidden]
     num_features: int = 0
     last_state: Tensor | None = None  # output of the last stable row, [1, hidden]
+    last_logits: Tensor | None = None  # its draft logits, [1, draft_vocab]
     chain: Chain | None = None
 
     @property
@@ -71,7 +84,7 @@ class Eagle3Drafter:
     method: ClassVar[str] = "eagle3"
 
     def __init__(
-        self, layer: Eagle3Layer, draft_ids: Tensor, tap: TapSpec, max_positions: int, device: Device
+        self, layer: DraftLayer, draft_ids: Tensor, tap: TapSpec, max_positions: int, device: Device
     ) -> None:
         self._layer = layer
         self._draft_ids = draft_ids  # [draft_vocab] int64: target id of each draft id
@@ -108,7 +121,11 @@ class Eagle3Drafter:
                 or len(draft_ids.unique()) < len(draft_ids)
             ):
                 raise CheckpointError("d2t does not map draft ids to distinct target ids")
-            layer = Eagle3Layer(config, tensors, embedding, device, dtype)
+            layer_weights = LayerWeights.read(config, tensors, embedding, dtype)
+            native = runs_natively(layer_weights, device)
+            layer: DraftLayer = (
+                NativeEagle3Layer(layer_weights) if native else Eagle3Layer(layer_weights, device)
+            )
             tap = TapSpec(layers=tap_layers(config), projection=tensors["fc.weight"])
             return cls(layer, draft_ids.to(device.torch_device), tap, config.size("max_positions"), device)
 
@@ -204,10 +221,11 @@ class Eagle3Drafter:
             rows.append(Rows(state.slot, tokens, features[:count], positions))
             most = max(most, first + count - 1)
         self._reserve(behind, [part.num_rows for part in rows])
-        out, first = self._layer.forward(rows, most), 0
-        for state, part in zip(behind, rows, strict=True):
-            first += part.num_rows
-            state.last_state = out[first - 1 : first]
+        ends = list(accumulate(part.num_rows for part in rows))
+        out, logits = self._layer.forward(rows, most, [end - 1 for end in ends])
+        for index, (state, part) in enumerate(zip(behind, rows, strict=True)):
+            state.last_state = out[ends[index] - 1 : ends[index]]
+            state.last_logits = logits[index : index + 1]
             state.slot.length += part.num_rows
             state.slot.num_pending = 0
 
@@ -218,87 +236,66 @@ class Eagle3Drafter:
             state = self._sequences[request.sequence_id]
             if state.chain is None or state.chain.start != len(state.tokens):
                 assert state.last_state is not None
+                assert state.last_logits is not None
                 state.slot.num_pending = 0
-                state.chain = Chain(len(state.tokens), state.last_state)
+                state.chain = Chain(len(state.tokens), state.last_state, state.last_logits)
             if len(state.chain.tokens) < request.num_tokens:
                 growing.append((request, state))
         if not growing:
             return
         self._reserve([s for _, s in growing], [r.num_tokens for r, _ in growing])
-        last = torch.tensor([_last_token(state) for _, state in growing], device=self._layer.where)
         while growing:
             chains = [state.chain for _, state in growing if state.chain is not None]
-            fresh = [chain for chain in chains if not chain.tokens]
-            states = join_rows([chain.state for chain in chains])
-            if len(fresh) != len(chains):
-                states = self._run_drafted(growing, states, last)
-            logits = self._layer.logits(states)  # [sequences, draft_vocab]
+            self._run_drafted([(s, c) for (_, s), c in zip(growing, chains, strict=True) if c.tokens])
+            logits = join_rows([chain.logits for chain in chains])  # [sequences, draft_vocab]
             positions = [chain.start + len(chain.tokens) for chain in chains]
             params = [request.sampling for request, _ in growing]
-            last, log_probs = choose_chain_tokens(logits, self._draft_ids, positions, params)
-            for index, (token, log_prob) in enumerate(zip(last.tolist(), log_probs.tolist(), strict=True)):
+            chosen, log_probs = choose_chain_tokens(logits, self._draft_ids, positions, params)
+            for index, (token, log_prob) in enumerate(zip(chosen.tolist(), log_probs.tolist(), strict=True)):
                 chains[index].tokens.append(token)
                 chains[index].log_probs.append(log_prob)
-                chains[index].state = states[index : index + 1]
-            keep = [i for i, (r, _) in enumerate(growing) if len(chains[i].tokens) < r.num_tokens]
-            if len(keep) < len(growing):
-                growing = [growing[i] for i in keep]
-                last = last[keep]
+            growing = [
+                part
+                for part, chain in zip(growing, chains, strict=True)
+                if len(chain.tokens) < part[0].num_tokens
+            ]
 
-    def _run_drafted(
-        self, growing: Sequence[tuple[DraftRequest, SequenceState]], states: Tensor, last: Tensor
-    ) -> Tensor:
-        """Run one drafted row for each sequence whose chain has begun; `states` of the others pass through."""
-        rows, places, most = [], [], 0
-        for index, (_, state) in enumerate(growing):
-            chain = state.chain
-            assert chain is not None
-            if chain.tokens:
-                # Token start + k - 1 stands in row start + k - 2, the row of the position before it.
-                position = chain.start + len(chain.tokens) - 2
-                where = torch.tensor([position], device=self._layer.where)
-                rows.append(Rows(state.slot, last[index : index + 1], chain.state, where))
-                places.append(index)
-                most = max(most, position)
-        out = self._layer.forward(rows, most)
-        if len(places) == len(growing):
-            return out
-        merged = states.clone()
-        merged[places] = out
-        return merged
+    def _run_drafted(self, begun: Sequence[tuple[SequenceState, Chain]]) -> None:
+        """Run the last drafted token of each chain."""
+        if not begun:
+            return
+        rows, most = [], 0
+        for state, chain in begun:
+            # Token start + k - 1 stands in row start + k - 2, the row of the position before it.
+            position = chain.start + len(chain.tokens) - 2
+            token, where = torch.tensor([[chain.tokens[-1]], [position]], device=self._layer.where)
+            rows.append(Rows(state.slot, token, chain.state, where))
+            most = max(most, position)
+        out, logits = self._layer.forward(rows, most, range(len(rows)))
+        for index, (_, chain) in enumerate(begun):
+            chain.state, chain.logits = out[index : index + 1], logits[index : index + 1]
 
     def _grow_tree(self, state: SequenceState, request: DraftRequest) -> DraftEntry:
         """Expand a dynamic tree and keep its likeliest nodes (EAGLE-2, 2406.16858, section 4)."""
         assert state.last_state is not None
+        assert state.last_logits is not None
         slot = state.slot
         slot.num_pending = 0
         state.chain = None
-        start, stable = len(state.tokens), slot.length
+        start = len(state.tokens)
         width = min(MAX_WIDTH, max(2, request.max_nodes // request.num_tokens + 1))
         self._reserve([state], [width * request.num_tokens])
         tree = GrowingTree(width, request.max_nodes)
-        states = state.last_state
+        states, logits = state.last_state, state.last_logits
         for depth in range(request.num_tokens):
-            log_probs, ids = self._layer.logits(states).log_softmax(-1).topk(width, dim=-1)
+            log_probs, ids = logits.log_softmax(-1).topk(width, dim=-1)
             tree.expand(log_probs, self._draft_ids[ids])
             if depth == request.num_tokens - 1:
                 break
-            tokens, parents, ancestors = tree.frontier()
-            visible = torch.zeros((len(tokens), stable + ancestors.shape[1]), dtype=self._layer.dtype)
-            visible[:, stable:].masked_fill_(~ancestors, -torch.inf)
+            tokens, parents, paths = tree.frontier()
             positions = torch.full((len(tokens),), start - 1 + depth, dtype=torch.int64)
-            part = Rows(
-                slot,
-                tokens.to(self._layer.where),
-                states[parents],
-                positions.to(self._layer.where),
-                visible.to(self._layer.where),
-            )
-            states = self._layer.forward([part], start - 1 + depth)
+            where = self._layer.where
+            part = Rows(slot, tokens.to(where), states[parents], positions.to(where), paths)
+            states, logits = self._layer.forward([part], start - 1 + depth, range(len(tokens)))
         slot.num_pending = 0
         return tree.entry(start)
-
-
-def _last_token(state: SequenceState) -> int:
-    assert state.chain is not None
-    return state.chain.tokens[-1] if state.chain.tokens else state.tokens[-1]

@@ -2,7 +2,8 @@
 
 Responsible for running rows of several sequences through one decoder layer whose attention reads the token's embedding
 and a feature side by side. It runs through the target's own parts: packed linear products, key-value slots, rotary
-tables. Knows nothing of chains, trees or commits; called by `paceline.drafters.eagle3`.
+tables. Knows nothing of chains, trees or commits; called by `paceline.drafters.eagle3`. Where the CPU kernels run it,
+`eagle3_native.py` stands in its place.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -54,44 +56,138 @@ def tap_layers(config: DrafterConfig) -> tuple[int, ...]:
     return tuple(layers)
 
 
-class Eagle3Layer:
-    """The draft layer's weights and its forward pass over rows of several sequences."""
+@dataclass(slots=True)
+class Rows:
+    """One sequence's rows in a forward pass.
 
-    def __init__(
-        self,
-        config: DrafterConfig,
-        tensors: Mapping[str, Tensor],
-        embedding: Tensor,
-        device: Device,
-        dtype: torch.dtype,
-    ) -> None:
-        self.hidden = config.size("hidden")
-        self.target_hidden = config.size("target_hidden")
-        self.num_heads, self.num_kv_heads = config.size("num_heads"), config.size("num_kv_heads")
-        self.head_dim = config.size("head_dim")
-        self.group = self.num_heads // self.num_kv_heads
-        self.where, self.dtype = device.torch_device, dtype
-        eps = float(config.shape.get("rms_eps", 1e-5))
-        rope = SimpleNamespace(
-            rope_parameters={
-                "rope_type": "default",
-                "rope_theta": float(config.shape.get("rope_theta", 10000.0)),
-            }
+    Attributes:
+        slot: its cache; rows are written behind its settled and pending ones.
+        tokens: `[n]` int64 target ids.
+        states: `[n, hidden]`: fused features, or the layer's own outputs.
+        positions: `[n]` int64 rotary positions.
+        paths: of rows in a tree, the cache rows behind the settled ones that each sees, counted from there, its own
+            last; None for a chain, whose rows see everything up to themselves.
+    """
+
+    slot: Slot
+    tokens: Tensor
+    states: Tensor
+    positions: Tensor
+    paths: list[list[int]] | None = None
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of this sequence."""
+        return int(self.states.shape[0])
+
+    @property
+    def write_at(self) -> int:
+        """Cache row of the first."""
+        return self.slot.length + self.slot.num_pending
+
+
+class DraftLayer(Protocol):
+    """The draft layer, whatever it runs on."""
+
+    hidden: int
+    num_kv_heads: int
+    head_dim: int
+    where: torch.device
+    dtype: torch.dtype
+
+    def forward(
+        self, rows: Sequence[Rows], max_position: int, wanted: Sequence[int]
+    ) -> tuple[Tensor, Tensor]:
+        """Run rows of several sequences, writing their keys and values behind each slot's rows.
+
+        Args:
+            rows: one sequence's rows each.
+            max_position: no position is above it.
+            wanted: rows, counted over all sequences, whose logits are wanted.
+
+        Returns:
+            The layer's output before the final norm, `[n, hidden]`, sequences in order; and the draft logits of the
+            wanted rows, `[len(wanted), draft_vocab]` float32.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """Tensors and sizes of the layer, not yet packed."""
+
+    tensors: Mapping[str, Tensor]
+    embedding: Tensor
+    rope: RopeTable
+    hidden: int
+    target_hidden: int
+    intermediate: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    draft_vocab: int
+    max_positions: int
+    eps: float
+    dtype: torch.dtype
+
+    @classmethod
+    def read(
+        cls, config: DrafterConfig, tensors: Mapping[str, Tensor], embedding: Tensor, dtype: torch.dtype
+    ) -> LayerWeights:
+        """Take sizes from the checkpoint's config."""
+        theta = float(config.shape.get("rope_theta", 10000.0))
+        rope = SimpleNamespace(rope_parameters={"rope_type": "default", "rope_theta": theta})
+        head_dim = config.size("head_dim")
+        return cls(
+            tensors=tensors,
+            embedding=embedding,
+            rope=RopeTable(rope, None, head_dim, dtype, embedding.device),
+            hidden=config.size("hidden"),
+            target_hidden=config.size("target_hidden"),
+            intermediate=config.size("intermediate"),
+            num_heads=config.size("num_heads"),
+            num_kv_heads=config.size("num_kv_heads"),
+            head_dim=head_dim,
+            draft_vocab=config.size("draft_vocab"),
+            max_positions=config.size("max_positions"),
+            eps=float(config.shape.get("rms_eps", 1e-5)),
+            dtype=dtype,
         )
-        self.rope = RopeTable(rope, None, self.head_dim, dtype, self.where)
-        self.scale = self.head_dim**-0.5
-        self.embedding = embedding  # [target_vocab, target_hidden]
 
-        def weight(name: str) -> Tensor:
-            return tensors[name].to(dtype)
+    def get(self, *names: str) -> Tensor:
+        """One weight, or several stacked."""
+        parts = [self.tensors[f"{name}.weight"].to(self.dtype) for name in names]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-        attention = [weight(f"midlayer.self_attn.{x}_proj.weight") for x in "qkv"]
-        gate_up = [weight(f"midlayer.mlp.{x}_proj.weight") for x in ("gate", "up")]
-        self.qkv = device.pack(torch.cat(attention))
-        self.out = device.pack(weight("midlayer.self_attn.o_proj.weight"))
-        self.gate_up = device.pack(torch.cat(gate_up))
-        self.down = device.pack(weight("midlayer.mlp.down_proj.weight"))
-        self.head = device.pack(weight("lm_head.weight"))
+    @property
+    def qkv(self) -> Tensor:
+        """`[(num_heads + 2 * num_kv_heads) * head_dim, target_hidden + hidden]`."""
+        return self.get(*(f"midlayer.self_attn.{x}_proj" for x in "qkv"))
+
+    @property
+    def gate_up(self) -> Tensor:
+        """`[2 * intermediate, hidden]`."""
+        return self.get("midlayer.mlp.gate_proj", "midlayer.mlp.up_proj")
+
+    @property
+    def scale(self) -> float:
+        """On attention scores."""
+        return float(self.head_dim**-0.5)
+
+
+class Eagle3Layer:
+    """The layer in torch operators, with products packed for the device."""
+
+    def __init__(self, weights: LayerWeights, device: Device) -> None:
+        self.hidden, self.dtype = weights.hidden, weights.dtype
+        self.num_heads, self.num_kv_heads = weights.num_heads, weights.num_kv_heads
+        self.head_dim, self.group = weights.head_dim, weights.num_heads // weights.num_kv_heads
+        self.where = device.torch_device
+        self.rope, self.scale, self.embedding = weights.rope, weights.scale, weights.embedding
+        self.qkv = device.pack(weights.qkv)
+        self.out = device.pack(weights.get("midlayer.self_attn.o_proj"))
+        self.gate_up = device.pack(weights.gate_up)
+        self.down = device.pack(weights.get("midlayer.mlp.down_proj"))
+        self.head = device.pack(weights.get("lm_head"))
         norms = (
             "midlayer.input_layernorm",
             "midlayer.hidden_norm",
@@ -99,19 +195,13 @@ class Eagle3Layer:
             "norm",
         )
         self.embed_norm, self.state_norm, self.mlp_norm, self.final_norm = (
-            RmsNorm(weight(f"{name}.weight").to(self.where), eps) for name in norms
+            RmsNorm(weights.get(name).to(self.where), weights.eps) for name in norms
         )
 
-    def forward(self, rows: Sequence[Rows], max_position: int) -> Tensor:
-        """Run rows of several sequences, writing their keys and values behind each slot's rows.
-
-        Args:
-            rows: one sequence's rows each.
-            max_position: no position is above it.
-
-        Returns:
-            The layer's output before the final norm, `[n, hidden]`, sequences in order.
-        """
+    def forward(
+        self, rows: Sequence[Rows], max_position: int, wanted: Sequence[int]
+    ) -> tuple[Tensor, Tensor]:
+        """Run rows of several sequences; see :class:`DraftLayer`."""
         tokens = join_rows([part.tokens for part in rows])
         state = join_rows([part.states for part in rows])  # [n, hidden]
         cos, sin = self.rope.gather(join_rows([part.positions for part in rows]), max_position)
@@ -128,52 +218,37 @@ class Eagle3Layer:
             first = end
         state = self.out.add(join_rows(mixed), state)
         gate, up = self.gate_up(self.mlp_norm(state)).chunk(2, dim=-1)
-        return self.down.add(F.silu(gate).mul_(up), state)
+        state = self.down.add(F.silu(gate).mul_(up), state)
+        asked = state if len(wanted) == state.shape[0] else state[list(wanted)]
+        return state, self.head(self.final_norm(asked)).float()
 
     def _attend(self, heads: Tensor, part: Rows) -> Tensor:
         """One sequence's attention over its slot: `[n, num_heads * head_dim]`."""
-        n, slot = heads.shape[0], part.slot
-        used = slot.length + slot.num_pending
+        n, slot, used = heads.shape[0], part.slot, part.write_at
         slot.append(0, used, heads.narrow(1, self.num_heads, 2 * self.num_kv_heads))
+        mask = self._mask(part)
         slot.num_pending += n
         keys, values = slot.view(0, 0, used + n)
         # Query heads that share a key head become rows of it, so that keys are read once.
         queries = heads.narrow(1, 0, self.num_heads).reshape(n, self.num_kv_heads, self.group, self.head_dim)
         queries = queries.transpose(0, 1).reshape(1, self.num_kv_heads, n * self.group, self.head_dim)
-        mask = part.mask
-        if mask is None and n > 1:
-            mask = torch.full((n, used + n), -torch.inf, dtype=self.dtype, device=self.where).triu(used + 1)
         if mask is not None:
             mask = mask.repeat_interleave(self.group, dim=0)
         out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=self.scale)
         return out.view(self.num_kv_heads, n, -1).transpose(0, 1).reshape(n, -1)
 
-    def logits(self, states: Tensor) -> Tensor:
-        """Draft logits of layer outputs: `[n, hidden] -> [n, draft_vocab]` float32."""
-        return self.head(self.final_norm(states)).float()
-
-
-@dataclass(slots=True)
-class Rows:
-    """One sequence's rows in a forward pass.
-
-    Attributes:
-        tokens: `[n]` int64 target ids.
-        states: `[n, hidden]`: fused features, or the layer's own outputs.
-        positions: `[n]` int64 rotary positions.
-        mask: `[n, rows in the slot + n]` additive; None for a causal chain.
-    """
-
-    slot: Slot
-    tokens: Tensor
-    states: Tensor
-    positions: Tensor
-    mask: Tensor | None = None
-
-    @property
-    def num_rows(self) -> int:
-        """Rows of this sequence."""
-        return int(self.states.shape[0])
+    def _mask(self, part: Rows) -> Tensor | None:
+        """Additive `[n, rows in the slot + n]`, or None where all is visible."""
+        n, used, settled = part.num_rows, part.write_at, part.slot.length
+        if part.paths is None:
+            if n == 1:
+                return None
+            return torch.full((n, used + n), -torch.inf, dtype=self.dtype, device=self.where).triu(used + 1)
+        mask = torch.full((n, used + n), -torch.inf, dtype=self.dtype)
+        mask[:, :settled] = 0.0
+        for row, path in enumerate(part.paths):
+            mask[row, [settled + seen for seen in path]] = 0.0
+        return mask.to(self.where)
 
 
 def join_rows(parts: Sequence[Tensor]) -> Tensor:

@@ -30,8 +30,8 @@ class GrowingTree:
         self._scores: list[float] = []  # sum of log-probabilities along the path
         self._expanded: list[int] = []  # nodes of the latest rows, in their order; empty means the root
         self._next: list[int] = []
-        self._ancestors = torch.zeros((0, 0), dtype=torch.bool)  # [rows so far, rows so far]
-        self._row_of: dict[int, int] = {}
+        self._num_rows = 0
+        self._path_of: dict[int, list[int]] = {}  # rows of a node that was run: its ancestors' and its own
 
     def expand(self, log_probs: Tensor, tokens: Tensor) -> None:
         """Add the children of the latest rows.
@@ -54,29 +54,23 @@ class GrowingTree:
         added = sorted(range(first, len(self._tokens)), key=lambda node: -self._scores[node])
         self._next = added[: self._width]
 
-    def frontier(self) -> tuple[Tensor, Tensor, Tensor]:
+    def frontier(self) -> tuple[Tensor, Tensor, list[list[int]]]:
         """The nodes to run next.
 
         Returns:
-            Tokens `[n]` int64; the latest rows they continue from, `[n]` int64; and who sees whom:
-            `[n, rows so far + n]` bool, true for a row's ancestors and itself.
+            Tokens `[n]` int64; the latest rows they continue from, `[n]` int64; and the path of each, as rows counted
+            from the first that was ever run, its own last.
         """
-        count, so_far = len(self._next), self._ancestors.shape[0]
-        from_rows = [self._expanded.index(p) if (p := self._parents[node]) >= 0 else 0 for node in self._next]
-        visible = torch.zeros((count, so_far + count), dtype=torch.bool)
+        from_rows, paths = [], []
         for row, node in enumerate(self._next):
             parent = self._parents[node]
-            if parent >= 0:
-                visible[row, :so_far] = self._ancestors[self._row_of[parent]]
-            visible[row, so_far + row] = True
-            self._row_of[node] = so_far + row
-        grown = torch.zeros((so_far + count, so_far + count), dtype=torch.bool)
-        grown[:so_far, :so_far] = self._ancestors
-        grown[so_far:] = visible
-        self._ancestors = grown
+            from_rows.append(self._expanded.index(parent) if parent >= 0 else 0)
+            paths.append([*self._path_of.get(parent, ()), self._num_rows + row])
+            self._path_of[node] = paths[-1]
+        self._num_rows += len(self._next)
         self._expanded = self._next
         tokens = torch.tensor([self._tokens[node] for node in self._next], dtype=torch.int64)
-        return tokens, torch.tensor(from_rows, dtype=torch.int64), visible
+        return tokens, torch.tensor(from_rows, dtype=torch.int64), paths
 
     def entry(self, start: int) -> DraftEntry:
         """The likeliest nodes as a draft entry from committed length `start`."""

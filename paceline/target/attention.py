@@ -174,7 +174,8 @@ class StepPlan:
         tokens: `[num_rows]` int64.
         positions: `[num_rows]` int64, explicit.
         max_position: the largest of them.
-        units: cover the rows in order; padding rows after them belong to none.
+        segments: the rows of each sequence, in order; padding rows after them belong to none.
+        units: the segments, neighbours joined where the executor gains from it.
         capture: layers whose incoming residual stream is wanted (`num_layers`: after the last).
         logit_rows: `[k]` int64 rows to run through the head, or None for all.
     """
@@ -182,6 +183,7 @@ class StepPlan:
     tokens: Tensor
     positions: Tensor
     max_position: int
+    segments: Sequence[Segment]
     units: Sequence[Unit]
     capture: frozenset[int]
     logit_rows: Tensor | None

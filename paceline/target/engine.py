@@ -26,6 +26,7 @@ from paceline.target.generic import GenericExecutor
 from paceline.target.huge_pages import advise_huge_pages
 from paceline.target.kv_cache import MIN_CAPACITY_TOKENS, KVCache, KVLayout
 from paceline.target.llama import LeanExecutor
+from paceline.target.native import NativeExecutor, runs_natively
 from paceline.target.planning import PlannedStep, plan_step
 from paceline.target.rows import SequenceRows
 from paceline.target.taps import Tap, TapSpec
@@ -33,7 +34,7 @@ from paceline.target.taps import Tap, TapSpec
 # Smaller models fit the caches, and remapping takes longer than it saves.
 MIN_HUGE_PAGE_MODEL_BYTES = 64 << 20
 
-ExecutorChoice = Literal["auto", "lean", "generic"]
+ExecutorChoice = Literal["auto", "native", "lean", "generic"]
 
 
 @dataclass(slots=True)
@@ -108,7 +109,7 @@ class TargetEngine:
             taps: features to return from each step.
             num_threads: torch threads of this process; None leaves them alone.
             cores: core ids to pin this process to.
-            executor: `"lean"`, `"generic"`, or `"auto"`: lean where it is exact.
+            executor: `"native"`, `"lean"`, `"generic"`, or `"auto"`: the first of them that runs the model here.
             packed: False keeps plain weight layouts on CPU.
             kv_limit_bytes: bound on all slots together.
             row_buckets: pad a step's rows up to the next of these counts, so that steps of different draft
@@ -259,6 +260,7 @@ class TargetEngine:
                 self._capture(batch),
                 self._row_buckets,
                 self.device.torch_device,
+                joins_neighbours=self.executor.joins_neighbours,
             )
             result = self.executor.forward(step.plan)
             output = StepOutput(step.in_batch_order(result.logits.split(step.logit_counts)))
@@ -296,13 +298,19 @@ class TargetEngine:
 def _choose_executor(
     choice: ExecutorChoice, config: Any, path: Path, device: Device, dtype: torch.dtype, packed: bool
 ) -> Executor:
-    if choice not in ("auto", "lean", "generic"):
-        raise UnsupportedModelError(f"executor must be auto, lean or generic, not {choice!r}")
-    if choice == "auto":
+    if choice not in ("auto", "native", "lean", "generic"):
+        raise UnsupportedModelError(f"executor must be auto, native, lean or generic, not {choice!r}")
+    arch: Architecture | None = None
+    if choice != "generic":
         try:
-            Architecture.from_config(config)
+            arch = Architecture.from_config(config)
         except UnsupportedModelError:
-            choice = "generic"
-    if choice == "generic":
+            if choice != "auto":
+                raise
+    if arch is None:
         return GenericExecutor(config, path, device, device.compute_dtype(dtype))
+    if choice != "lean" and packed and runs_natively(arch, device, dtype):
+        return NativeExecutor(config, path)
+    if choice == "native":
+        raise UnsupportedModelError("the CPU kernels are not built, or do not run this model or dtype here")
     return LeanExecutor(config, path, device, dtype, packed=packed)

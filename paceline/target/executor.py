@@ -1,7 +1,7 @@
 """What an executor is: the part of the engine that runs a model over a planned step.
 
-Responsible for the contract only. Implemented by `llama.LeanExecutor` and `generic.GenericExecutor`; called
-by the engine.
+Responsible for the contract only. Implemented by `native.NativeExecutor`, `llama.LeanExecutor` and
+`generic.GenericExecutor`; called by the engine.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from paceline.target.architecture import Architecture
 from paceline.target.attention import StepPlan
 
 
@@ -26,6 +27,20 @@ class ModelShape:
     head_dim: int
     vocab_size: int
     max_positions: int
+
+    @classmethod
+    def of(cls, arch: Architecture) -> ModelShape:
+        """The numbers of an architecture."""
+        return cls(
+            arch.model_type,
+            arch.num_layers,
+            arch.hidden_size,
+            arch.num_heads,
+            arch.num_kv_heads,
+            arch.head_dim,
+            arch.vocab_size,
+            arch.max_positions,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +67,7 @@ class Executor(Protocol):
 
     shape: ModelShape
     num_bytes: int  # of the weights in memory
+    joins_neighbours: bool  # whether attending several sequences in one call is faster
 
     def forward(self, plan: StepPlan) -> ExecutorOutput:
         """Run the planned rows, appending their keys and values to their slots."""

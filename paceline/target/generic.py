@@ -62,6 +62,8 @@ AttentionMaskInterface.register(ATTENTION_NAME, _no_mask)
 class GenericExecutor:
     """Runs one transformers model; see the module docstring."""
 
+    joins_neighbours = True
+
     def __init__(self, config: Any, model_dir: Path, device: Device, dtype: torch.dtype) -> None:
         text = config.get_text_config()
         heads = text.num_attention_heads

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from paceline.target.architecture import Architecture
 from paceline.target.attention import Scoring, StepPlan, attend
+from paceline.target.decoder_weights import DecoderWeights, LayerWeights, Projection
 from paceline.target.device import Device, Linear, RmsNorm
 from paceline.target.executor import FINAL_NORM, ExecutorOutput, ModelShape
 from paceline.target.rope import RopeTable
@@ -45,21 +46,14 @@ class _Layer:
 class LeanExecutor:
     """Runs one Llama-family model; see the module docstring."""
 
+    joins_neighbours = True
+
     def __init__(
         self, config: Any, model_dir: Path, device: Device, dtype: torch.dtype, *, packed: bool = True
     ) -> None:
         arch = Architecture.from_config(config)
         self.architecture = arch
-        self.shape = ModelShape(
-            arch.model_type,
-            arch.num_layers,
-            arch.hidden_size,
-            arch.num_heads,
-            arch.num_kv_heads,
-            arch.head_dim,
-            arch.vocab_size,
-            arch.max_positions,
-        )
+        self.shape = ModelShape.of(arch)
         self._compute_dtype = device.compute_dtype(dtype)
         self._activation: Callable[[Tensor], Tensor] = (
             F.silu if arch.activation == "silu" else lambda x: F.gelu(x, approximate="tanh")
@@ -70,12 +64,12 @@ class LeanExecutor:
             for key in sorted(set(arch.rope_keys), key=str)
         }
         with torch.inference_mode(), SafetensorsDir(model_dir) as weights:
-            loader = _Loader(arch, weights, device, dtype, packed)
-            self._embedding = weights.get("model.embed_tokens.weight", dtype).to(where)  # [vocab, hidden]
-            head_name = "model.embed_tokens.weight" if arch.has_tied_head else "lm_head.weight"
-            self._head = device.pack(weights.get(head_name, dtype), packed=packed)
-            self._final_norm = loader.norm("model.norm.weight")
-            self._layers = [loader.layer(index) for index in range(arch.num_layers)]
+            reader = DecoderWeights(arch, weights, dtype)
+            packer = _Packer(arch, device, self._compute_dtype, packed)
+            self._embedding = reader.embedding.to(where)  # [vocab, hidden]
+            self._head = device.pack(reader.head, packed=packed)
+            self._final_norm = packer.norm(reader.final_norm)
+            self._layers = [packer.layer(index, reader.layer(index)) for index in range(arch.num_layers)]
         packed_weights = [self._head, *(w for x in self._layers for w in (x.qkv, x.out, x.gate_up, x.down))]
         self.num_bytes = self._embedding.nbytes + sum(weight.num_bytes for weight in packed_weights)
         self._embed_scale = (
@@ -147,76 +141,39 @@ class LeanExecutor:
         return hidden + layer.post_mlp_norm(layer.down(gated))
 
 
-class _Loader:
-    """Reads, fuses and packs one layer at a time."""
+class _Packer:
+    """Packs a layer's weights for the device."""
 
-    def __init__(
-        self, arch: Architecture, weights: SafetensorsDir, device: Device, dtype: torch.dtype, packed: bool
-    ) -> None:
+    def __init__(self, arch: Architecture, device: Device, compute_dtype: torch.dtype, packed: bool) -> None:
         self._arch = arch
-        self._weights = weights
         self._device = device
-        self._dtype = dtype
+        self._compute_dtype = compute_dtype
         self._packed = packed
 
-    def norm(self, name: str) -> RmsNorm:
+    def norm(self, weight: Tensor) -> RmsNorm:
         """A norm over the hidden width."""
-        return RmsNorm(self.norm_weight(name), self._arch.norm_eps)
+        return RmsNorm(self._small(weight), self._arch.norm_eps)
 
-    def norm_weight(self, name: str) -> Tensor:
-        """A norm weight, with the family's offset applied in float32."""
-        weight = self._weights.get(name, torch.float32) + self._arch.norm_offset
-        return weight.to(self._device.compute_dtype(self._dtype)).to(self._device.torch_device)
+    def _small(self, weight: Tensor) -> Tensor:
+        return weight.to(self._compute_dtype).to(self._device.torch_device)
 
-    def _group_major(self, rows: Tensor) -> Tensor:
-        """Reorder query heads from key-head-major to group-major, the order `attend` takes."""
-        arch = self._arch
-        by_head = rows.view(arch.num_kv_heads, arch.group, arch.head_dim, *rows.shape[1:])
-        return by_head.transpose(0, 1).reshape(rows.shape)
+    def _linear(self, projection: Projection) -> Linear:
+        return self._device.pack(projection.weight, projection.bias, packed=self._packed)
 
-    def _fused(self, names: list[str], *, reorder_first: bool = False) -> Linear:
-        weights = [self._weights.get(f"{name}.weight", self._dtype) for name in names]
-        biases = [
-            self._weights.get(f"{name}.bias", self._dtype)
-            for name in names
-            if f"{name}.bias" in self._weights
-        ]
-        if reorder_first:
-            weights[0] = self._group_major(weights[0])
-            if biases:
-                biases[0] = self._group_major(biases[0])
-        bias = torch.cat(biases) if biases else None
-        return self._device.pack(torch.cat(weights), bias, packed=self._packed)
-
-    def layer(self, index: int) -> _Layer:
+    def layer(self, index: int, weights: LayerWeights) -> _Layer:
         """Layer `index`, packed."""
-        arch, prefix = self._arch, f"model.layers.{index}"
-        attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
-        qk_norm = None
-        if arch.has_qk_norm:
-            query = self.norm_weight(f"{attention}.q_norm.weight")
-            key = self.norm_weight(f"{attention}.k_norm.weight")
-            qk_norm = torch.cat(
-                [query.expand(arch.num_heads, -1), key.expand(arch.num_kv_heads, -1)]
-            ).contiguous()
-        out = self._weights.get(f"{attention}.o_proj.weight", self._dtype)
-        out_bias_name = f"{attention}.o_proj.bias"
-        out_bias = self._weights.get(out_bias_name, self._dtype) if out_bias_name in self._weights else None
-        sandwich = arch.has_sandwich_norms
+        arch = self._arch
+        after_attention, after_mlp = weights.post_attention_norm, weights.post_mlp_norm
         return _Layer(
-            attention_norm=self.norm(f"{prefix}.input_layernorm.weight"),
-            qkv=self._fused([f"{attention}.{name}_proj" for name in "qkv"], reorder_first=True),
-            qk_norm=qk_norm,
-            out=self._device.pack(self._group_major(out.t().contiguous()).t(), out_bias, packed=self._packed),
-            post_attention_norm=self.norm(f"{prefix}.post_attention_layernorm.weight") if sandwich else None,
-            mlp_norm=self.norm(
-                f"{prefix}.pre_feedforward_layernorm.weight"
-                if sandwich
-                else f"{prefix}.post_attention_layernorm.weight"
-            ),
-            gate_up=self._fused([f"{mlp}.gate_proj", f"{mlp}.up_proj"]),
-            down=self._fused([f"{mlp}.down_proj"]),
-            post_mlp_norm=self.norm(f"{prefix}.post_feedforward_layernorm.weight") if sandwich else None,
+            attention_norm=self.norm(weights.attention_norm),
+            qkv=self._linear(weights.qkv),
+            qk_norm=None if weights.qk_norm is None else self._small(weights.qk_norm).contiguous(),
+            out=self._linear(weights.out),
+            post_attention_norm=None if after_attention is None else self.norm(after_attention),
+            mlp_norm=self.norm(weights.mlp_norm),
+            gate_up=self._linear(weights.gate_up),
+            down=self._linear(weights.down),
+            post_mlp_norm=None if after_mlp is None else self.norm(after_mlp),
             scoring=Scoring(arch.attention_scale, arch.windows[index], arch.attention_softcap),
             rope_key=arch.rope_keys[index],
         )

@@ -46,6 +46,8 @@ def plan_step(
     capture: frozenset[int],
     row_buckets: Sequence[int],
     device: torch.device,
+    *,
+    joins_neighbours: bool = True,
 ) -> PlannedStep:
     """Flatten a checked step.
 
@@ -55,6 +57,7 @@ def plan_step(
         capture: residual streams to return.
         row_buckets: ascending row counts to pad to; empty for none.
         device: where the index tensors go.
+        joins_neighbours: let several sequences be attended in one call.
     """
     tokens: list[int] = []
     positions: list[int] = []
@@ -76,11 +79,13 @@ def plan_step(
     tokens.extend([0] * (padded - len(tokens)))
     positions.extend([0] * (padded - len(positions)))
     asks_all = logit_rows == list(range(padded))
+    own = [segment for _, segment in segments]
     plan = StepPlan(
         tokens=torch.tensor(tokens, device=device),
         positions=torch.tensor(positions, device=device),
         max_position=max(positions),
-        units=form_units([segment for _, segment in segments]),
+        segments=own,
+        units=form_units(own) if joins_neighbours else own,
         capture=capture,
         logit_rows=None if asks_all else torch.tensor(logit_rows, dtype=torch.int64, device=device),
     )

@@ -34,7 +34,7 @@ class RopeTable:
             self._inv_freq, self._attention_factor = init(config, torch.device("cpu"), layer_type=key)
         self._dtype = dtype
         self._device = device
-        self._table = torch.empty(0)
+        self.table = torch.empty(0)
         self._extend(FIRST_TABLE_POSITIONS)
 
     def _extend(self, num_positions: int) -> None:
@@ -42,14 +42,18 @@ class RopeTable:
         angles = torch.arange(num_positions, dtype=torch.float32)[:, None] * self._inv_freq[None, :].float()
         cos, sin = angles.cos() * self._attention_factor, angles.sin() * self._attention_factor
         table = torch.stack([torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)], dim=1)
-        self._table = table.to(device=self._device, dtype=self._dtype)  # [positions, 2, head_dim]
+        self.table = table.to(device=self._device, dtype=self._dtype)  # [positions, 2, head_dim]
+
+    def cover(self, num_positions: int) -> None:
+        """Let the table reach so many positions; `table` may be another tensor afterwards."""
+        size = self.table.shape[0]
+        while size < num_positions:
+            size *= 2
+        if size > self.table.shape[0]:
+            self._extend(size)
 
     def gather(self, positions: Tensor, max_position: int) -> tuple[Tensor, Tensor]:
         """Cosine and signed sine of `positions` `[n]`, none above `max_position`: each `[n, 1, head_dim]`."""
-        size = self._table.shape[0]
-        if max_position >= size:
-            while size <= max_position:
-                size *= 2
-            self._extend(size)
-        cos, sin = self._table.index_select(0, positions).unsqueeze(2).unbind(1)
+        self.cover(max_position + 1)
+        cos, sin = self.table.index_select(0, positions).unsqueeze(2).unbind(1)
         return cos, sin

@@ -25,7 +25,7 @@ class Settings(ServerSettings):
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
         "auto", description="compute and cache dtype"
     )
-    executor: Literal["auto", "lean", "generic"] = Field("auto", description="how the model is run")
+    executor: Literal["auto", "native", "lean", "generic"] = Field("auto", description="how the model is run")
     threads: int | None = Field(None, ge=1, le=1024, description="torch threads; one per core where absent")
     cores: str | None = Field(None, description="cores to pin to, such as 0-3,6")
     row_buckets: tuple[int, ...] = Field((), description="pad each step's rows to the next of these counts")

@@ -188,10 +188,10 @@ def test_a_longer_wish_continues_the_chain(load: Load, eagle3_dir: Path, target:
     rows: list[int] = []
     forward = drafter._layer.forward
 
-    def counting(parts: object, max_position: int) -> Tensor:
-        out = forward(parts, max_position)  # type: ignore[arg-type]
+    def counting(parts: object, max_position: int, wanted: object) -> tuple[Tensor, Tensor]:
+        out, logits = forward(parts, max_position, wanted)  # type: ignore[arg-type]
         rows.append(out.shape[0])
-        return out
+        return out, logits
 
     drafter._layer.forward = counting  # type: ignore[method-assign, assignment]
     longer = _draft(drafter, 1, 6)

@@ -1,0 +1,127 @@
+"""The EAGLE-3 draft layer on the CPU kernels: one call a pass, in bfloat16.
+
+Responsible for building the layer's program. Knows nothing of chains, trees or commits; called by
+`paceline.drafters.eagle3`. A drafted token costs little more than reading the layer once, which after the first pass of
+a round is still in the cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from paceline.drafters.eagle3_layer import LayerWeights, Rows, join_rows
+from paceline.target import Device
+from paceline.target.program import Epilogue, PackedWeight, Program, RowSegment, takes_heads
+
+
+def runs_natively(weights: LayerWeights, device: Device) -> bool:
+    """Whether the kernels are here and take this layer."""
+    widths = (
+        weights.hidden,
+        weights.target_hidden,
+        weights.intermediate,
+        weights.num_heads * weights.head_dim,
+    )
+    return (
+        device.kind == "cpu"
+        and weights.dtype == torch.bfloat16
+        and takes_heads(weights.num_heads, weights.num_kv_heads, weights.head_dim)
+        and all(width % 16 == 0 for width in widths)
+    )
+
+
+class NativeEagle3Layer:
+    """The layer as a program; see :class:`paceline.drafters.eagle3_layer.DraftLayer`."""
+
+    def __init__(self, weights: LayerWeights) -> None:
+        self.hidden, self.dtype = weights.hidden, weights.dtype
+        self.num_kv_heads, self.head_dim = weights.num_kv_heads, weights.head_dim
+        self.where = torch.device("cpu")
+        self._draft_vocab = weights.draft_vocab
+        weights.rope.cover(weights.max_positions)
+        heads, kv_heads, dim = weights.num_heads, weights.num_kv_heads, weights.head_dim
+        group, eps = heads // kv_heads, weights.eps
+
+        def group_major(rows: Tensor) -> Tensor:
+            by_head = rows.view(kv_heads, group, dim, -1)
+            return by_head.transpose(0, 1).reshape(rows.shape)
+
+        qkv, out = weights.qkv, weights.get("midlayer.self_attn.o_proj")
+        qkv[: heads * dim] = group_major(qkv[: heads * dim].clone())
+        out = group_major(out.t().contiguous()).t()
+        program = self._program = Program()
+        self._states = program.buffer(weights.hidden, bound=True)
+        self._out = program.buffer(weights.hidden, bound=True)
+        self._logits = program.buffer(weights.draft_vocab, bound=True)
+        embedded = program.buffer(weights.target_hidden)
+        joined = program.buffer(weights.target_hidden + weights.hidden)
+        mixed_in = program.buffer((heads + 2 * kv_heads) * dim)
+        mixed = program.buffer(heads * dim)
+        gated = program.buffer(weights.intermediate)
+        asked = program.buffer(weights.hidden)
+        program.embed(weights.embedding.contiguous(), embedded)
+        program.norm(embedded, joined, weights.get("midlayer.input_layernorm"), eps)
+        program.norm(
+            self._states, joined, weights.get("midlayer.hidden_norm"), eps, offset=weights.target_hidden
+        )
+        program.linear(joined, mixed_in, PackedWeight.pack(qkv))
+        program.attend(
+            mixed_in,
+            mixed,
+            0,
+            num_heads=heads,
+            num_kv_heads=kv_heads,
+            head_dim=dim,
+            scale=weights.scale,
+            rope=weights.rope.table,
+        )
+        program.linear(mixed, self._out, PackedWeight.pack(out), Epilogue.ADD, residual=self._states)
+        program.linear(
+            self._out,
+            gated,
+            PackedWeight.pack(weights.gate_up, is_gated=True),
+            Epilogue.GATE_SILU,
+            norm=weights.get("midlayer.post_attention_layernorm"),
+            eps=eps,
+        )
+        program.linear(
+            gated,
+            self._out,
+            PackedWeight.pack(weights.get("midlayer.mlp.down_proj")),
+            Epilogue.ADD,
+            residual=self._out,
+        )
+        program.gather(self._out, asked)
+        program.linear(
+            asked,
+            self._logits,
+            PackedWeight.pack(weights.get("lm_head")),
+            Epilogue.STORE_FLOAT,
+            norm=weights.get("norm"),
+            eps=eps,
+            selected=True,
+        )
+
+    def forward(
+        self, rows: Sequence[Rows], max_position: int, wanted: Sequence[int]
+    ) -> tuple[Tensor, Tensor]:
+        """Run rows of several sequences; see :class:`paceline.drafters.eagle3_layer.DraftLayer`."""
+        states = join_rows([part.states for part in rows]).contiguous()
+        out = torch.empty_like(states)
+        logits = torch.empty(len(wanted), self._draft_vocab)
+        segments = []
+        for part in rows:
+            slot = part.slot
+            segments.append(RowSegment(slot.storage, part.num_rows, part.write_at, slot.length, part.paths))
+            slot.num_pending += part.num_rows
+        self._program.run(
+            segments,
+            join_rows([part.positions for part in rows]),
+            {self._states: states, self._out: out, self._logits: logits},
+            tokens=join_rows([part.tokens for part in rows]),
+            selected=torch.tensor(wanted, dtype=torch.int64),
+        )
+        return out, logits

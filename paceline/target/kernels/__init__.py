@@ -1,0 +1,97 @@
+"""The CPU kernels: C sources beside this file, compiled when the package is installed, loaded here.
+
+Responsible for finding the compiled library, checking that it fits this processor and these structures, and naming its
+functions. It does not know models. Called by `program.py`.
+
+The library is optional: where no C compiler was at hand or the processor lacks the bfloat16 dot product (AVX-512 BF16:
+Intel since Cooper Lake, AMD since Zen 4), `load` returns None and the engine runs on torch's own operators.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.machinery
+from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
+from functools import cache
+from pathlib import Path
+
+import structlog
+import torch  # noqa: F401  its OpenMP runtime must be in the process before the library that shares it
+
+log = structlog.get_logger()
+
+LIBRARY_STEM = "_rows"
+
+
+class Op(ctypes.Structure):
+    """`struct op` of `program.h`."""
+
+    _fields_ = [
+        *((name, c_int32) for name in ("kind", "in_buffer", "out_buffer", "residual", "epilogue", "layer")),
+        *((name, c_int32) for name in ("on_selected", "num_heads", "num_kv_heads", "head_dim", "window")),
+        ("reserved", c_int32),
+        *((name, c_int64) for name in ("in_width", "out_width", "out_offset")),
+        *((name, c_float) for name in ("eps", "scale")),
+        *((name, c_void_p) for name in ("weight", "norm", "bias", "rope")),
+    ]
+
+
+class Segment(ctypes.Structure):
+    """`struct segment` of `program.h`."""
+
+    _fields_ = [
+        *((name, c_int64) for name in ("first_row", "num_rows", "past", "write_at")),
+        ("cache", c_void_p),
+        *((name, c_int64) for name in ("layer_stride", "head_stride")),
+        *((name, c_void_p) for name in ("paths", "path_starts")),
+    ]
+
+
+class Step(ctypes.Structure):
+    """`struct step` of `program.h`."""
+
+    _fields_ = [
+        *((name, c_int64) for name in ("num_rows", "num_selected", "num_segments")),
+        *((name, c_void_p) for name in ("tokens", "positions", "selected", "row_segment")),
+        ("segments", POINTER(Segment)),
+        *((name, c_void_p) for name in ("buffers", "scratch", "scores")),
+        ("scores_stride", c_int64),
+        ("num_threads", c_int32),
+    ]
+
+
+@cache
+def load() -> ctypes.CDLL | None:
+    """The library, or None where it was not built or this processor cannot run it.
+
+    Raises:
+        RuntimeError: the library was built from other sources than these.
+    """
+    path = library_path()
+    if path is None:
+        return None
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:  # no OpenMP runtime of that name, say
+        log.warning("cpu_kernels_not_loaded", error=str(error))
+        return None
+    library.pl_is_supported.restype = c_int32
+    library.pl_struct_bytes.argtypes, library.pl_struct_bytes.restype = (c_int32,), c_int64
+    library.pl_pack.argtypes = (c_void_p, c_int64, c_int64, c_int32, c_void_p)
+    library.pl_pack.restype = None
+    library.pl_run.argtypes, library.pl_run.restype = (POINTER(Op), c_int64, POINTER(Step)), None
+    if not library.pl_is_supported():
+        return None
+    for which, structure in enumerate((Op, Segment, Step)):
+        if library.pl_struct_bytes(which) != ctypes.sizeof(structure):
+            raise RuntimeError(f"{path.name} was built from other sources: reinstall paceline")
+    return library
+
+
+def library_path() -> Path | None:
+    """Where the compiled library is, or None."""
+    for suffix in importlib.machinery.EXTENSION_SUFFIXES:
+        path = Path(__file__).with_name(LIBRARY_STEM + suffix)
+        if path.is_file():
+            return path
+    return None

@@ -1,0 +1,288 @@
+"""A model as a list of operations over buffers of rows, run by the CPU kernels in one call a step.
+
+Responsible for building such a list, for its buffers, and for describing a step's rows to the kernels. It does not
+know architectures: executors and drafters say what follows what. One call a step means one release of the
+interpreter lock and no operator dispatch: of a step's time nearly all is the reading of weights.
+
+Rows are bfloat16, sums float32. A row's result does not depend on the rows beside it (see `kernels/simd.h`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paceline.target import kernels
+
+PANEL_COLUMNS = 32
+MAX_GROUP = 16
+MAX_HEAD_DIM = 256
+
+
+class Kind(IntEnum):
+    """What an operation does; the order of `program.h`."""
+
+    EMBED = 0
+    NORM = 1
+    LINEAR = 2
+    ATTEND = 3
+    GATHER = 4
+    COPY = 5
+
+
+class Epilogue(IntEnum):
+    """What follows a product before its result is stored; the order of `program.h`."""
+
+    STORE = 0
+    ADD = 1
+    GATE_SILU = 2
+    GATE_GELU = 3
+    STORE_FLOAT = 4
+
+
+GATES = {"silu": Epilogue.GATE_SILU, "gelu_pytorch_tanh": Epilogue.GATE_GELU}
+
+
+def takes_heads(num_heads: int, num_kv_heads: int, head_dim: int) -> bool:
+    """Whether the kernels are here and attend with these heads."""
+    return (
+        kernels.load() is not None
+        and head_dim % 32 == 0
+        and head_dim <= MAX_HEAD_DIM
+        and num_heads // num_kv_heads <= MAX_GROUP
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PackedWeight:
+    """A weight `[out_width, in_width]` in panels; with a gate, `out_width` counts gated columns."""
+
+    panels: Tensor
+    bias: Tensor | None
+    in_width: int
+    out_width: int
+    is_gated: bool
+
+    @classmethod
+    def pack(cls, weight: Tensor, bias: Tensor | None = None, *, is_gated: bool = False) -> PackedWeight:
+        """Reorder a bfloat16 weight `[columns, in_width]`; gated ones hold all gates, then what they gate."""
+        library = kernels.load()
+        assert library is not None
+        assert weight.dtype == torch.bfloat16
+        columns, in_width = weight.shape
+        if in_width % 16 or (is_gated and columns % PANEL_COLUMNS):
+            raise ValueError(f"a weight {list(weight.shape)} does not fall into panels")
+        source = weight.contiguous()
+        panels = torch.empty(-(-columns // PANEL_COLUMNS) * PANEL_COLUMNS * in_width, dtype=torch.bfloat16)
+        library.pl_pack(source.data_ptr(), columns, in_width, int(is_gated), panels.data_ptr())
+        if bias is not None:
+            bias = bias.float()
+            if is_gated:
+                bias = bias.view(2, -1, 16).transpose(0, 1).flatten()
+            bias = torch.nn.functional.pad(bias, (0, -columns % PANEL_COLUMNS)).contiguous()
+        return cls(panels, bias, in_width, columns // 2 if is_gated else columns, is_gated)
+
+
+@dataclass(frozen=True, slots=True)
+class RowSegment:
+    """The rows of one sequence in a run.
+
+    Attributes:
+        storage: its cache `[layers, 2 * kv_heads, capacity, head_dim]`, keys first, inner axes dense.
+        num_rows: rows.
+        write_at: cache row of the first.
+        past: cache rows that every row of a tree sees; unused for a chain.
+        paths: per row the cache rows it sees behind `past`, less `past`, itself last; None for a chain, whose rows see
+            everything up to themselves.
+    """
+
+    storage: Tensor
+    num_rows: int
+    write_at: int
+    past: int = 0
+    paths: Sequence[Sequence[int]] | None = None
+
+
+class Program:
+    """Operations and their buffers. Not thread-safe."""
+
+    def __init__(self) -> None:
+        library = kernels.load()
+        if library is None:
+            raise RuntimeError("the CPU kernels are not available on this machine")
+        self._library = library
+        self._ops: list[kernels.Op] = []
+        self._array: ctypes.Array[kernels.Op] | None = None
+        self._widths: list[int] = []
+        self._is_bound: list[bool] = []
+        self._kept: list[object] = []  # tensors that operations point into
+        self._room = 0
+        self._buffers: list[Tensor | None] = []
+        self._scratch = torch.empty(0, dtype=torch.bfloat16)
+        self._scores = torch.empty(0)
+        self._ropes: list[tuple[int, Tensor]] = []
+
+    def buffer(self, width: int, *, bound: bool = False) -> int:
+        """A buffer of rows `width` wide; a bound one is given by the caller at each run."""
+        self._widths.append(width)
+        self._is_bound.append(bound)
+        self._buffers.append(None)
+        return len(self._widths) - 1
+
+    def _add(self, kind: Kind, source: int, out: int, **fields: object) -> None:
+        op = kernels.Op(kind=kind, in_buffer=source, out_buffer=out, residual=-1)
+        for name, value in fields.items():
+            if isinstance(value, Tensor):
+                self._kept.append(value)
+                value = value.data_ptr()
+            setattr(op, name, value)
+        if not op.in_width:
+            op.in_width = self._widths[source] if source >= 0 else 0
+        op.out_width = self._widths[out]
+        self._ops.append(op)
+        self._array = None
+
+    def embed(self, table: Tensor, out: int, scale: float = 1.0) -> None:
+        """Rows of `table` `[vocab, width]` by token."""
+        self._add(Kind.EMBED, -1, out, weight=table, scale=scale)
+
+    def norm(
+        self, source: int, out: int, weight: Tensor, eps: float, *, residual: int = -1, offset: int = 0,
+        selected: bool = False,
+    ) -> None:  # fmt: skip
+        """Norm of `source` into the columns of `out` from `offset` on, plus a buffer of the same width."""
+        self._add(
+            Kind.NORM, source, out, norm=weight, eps=eps, residual=residual, out_offset=offset, on_selected=selected
+        )  # fmt: skip
+
+    def linear(
+        self, source: int, out: int, weight: PackedWeight, epilogue: Epilogue = Epilogue.STORE, *,
+        norm: Tensor | None = None, eps: float = 0.0, residual: int = -1, selected: bool = False,
+    ) -> None:  # fmt: skip
+        """Product with a weight, of the norm of the rows if one is given, then its epilogue."""
+        assert self._widths[source] == weight.in_width
+        assert self._widths[out] == weight.out_width
+        assert weight.is_gated == (epilogue in GATES.values())
+        self._kept.append(weight)
+        extra = {"norm": norm, "bias": weight.bias}
+        self._add(
+            Kind.LINEAR, source, out, weight=weight.panels, epilogue=epilogue, eps=eps, residual=residual,
+            on_selected=selected, **{name: value for name, value in extra.items() if value is not None},
+        )  # fmt: skip
+
+    def attend(
+        self, source: int, out: int, layer: int, *, num_heads: int, num_kv_heads: int, head_dim: int, scale: float,
+        rope: Tensor, window: int | None = None, qk_norm: Tensor | None = None, eps: float = 0.0,
+    ) -> None:  # fmt: skip
+        """Rotate queries and keys of `source` (in place), store keys and values, and attend.
+
+        Args:
+            source: rows `[num_heads + 2 * num_kv_heads, head_dim]`, query heads group-major.
+            out: rows `[num_heads, head_dim]`, group-major.
+            layer: layer of the cache.
+            num_heads: query heads.
+            num_kv_heads: key heads.
+            head_dim: width of a head.
+            scale: on the scores.
+            rope: `[positions, 2, head_dim]` bfloat16, cosine and signed sine.
+            window: tokens a row sees, itself included; None for all.
+            qk_norm: `[num_heads + num_kv_heads, head_dim]`, norm of each head before rotation.
+            eps: of that norm.
+        """
+        extra = {} if qk_norm is None else {"norm": qk_norm}
+        self._add(
+            Kind.ATTEND, source, out, layer=layer, num_heads=num_heads, num_kv_heads=num_kv_heads,
+            head_dim=head_dim, scale=scale, rope=rope, window=window or 0, eps=eps, **extra,
+        )  # fmt: skip
+
+    def gather(self, source: int, out: int) -> None:
+        """The selected rows of `source`."""
+        self._add(Kind.GATHER, source, out)
+
+    def copy(self, source: int, out: int) -> None:
+        """All rows of `source` as they are now."""
+        self._add(Kind.COPY, source, out)
+
+    def run(
+        self,
+        segments: Sequence[RowSegment],
+        positions: Tensor,
+        bound: Mapping[int, Tensor],
+        *,
+        tokens: Tensor | None = None,
+        selected: Tensor | None = None,
+    ) -> None:
+        """Run all operations over some rows.
+
+        Args:
+            segments: rows of each sequence, in row order; rows behind the last are padding.
+            positions: `[n]` int64 rotary positions.
+            bound: tensors of the bound buffers, dense, at least as many rows as are read or written.
+            tokens: `[n]` int64 for `embed`.
+            selected: `[k]` int64 rows for operations on selected rows.
+        """
+        num_rows = int(positions.shape[0])
+        num_selected = 0 if selected is None else int(selected.shape[0])
+        longest = max((s.write_at + s.num_rows for s in segments), default=0)
+        num_threads = torch.get_num_threads()
+        self._reserve(num_rows)
+        stride = (max(longest, 1) + 32) * MAX_GROUP
+        if self._scores.numel() < stride * num_threads:
+            self._scores = torch.empty(2 * stride * num_threads)
+        described = (kernels.Segment * max(1, len(segments)))()
+        row_segment = np.full(num_rows, -1, dtype=np.int32)
+        first, kept = 0, []
+        for index, segment in enumerate(segments):
+            entry = described[index]
+            entry.first_row, entry.num_rows = first, segment.num_rows
+            entry.past, entry.write_at = segment.past, segment.write_at
+            entry.cache = segment.storage.data_ptr()
+            entry.layer_stride, entry.head_stride = segment.storage.stride(0), segment.storage.stride(1)
+            if segment.paths is not None:
+                lengths = [len(path) for path in segment.paths]
+                starts = np.cumsum([0, *lengths], dtype=np.int32)
+                paths = np.fromiter(
+                    (row for path in segment.paths for row in path), np.int32, int(starts[-1])
+                )
+                entry.paths, entry.path_starts = paths.ctypes.data, starts.ctypes.data
+                kept.append((paths, starts))
+            row_segment[first : first + segment.num_rows] = index
+            first += segment.num_rows
+        pointers = (ctypes.c_void_p * len(self._widths))()
+        for index, own in enumerate(self._buffers):
+            tensor = bound.get(index) if self._is_bound[index] else own
+            pointers[index] = None if tensor is None else tensor.data_ptr()
+        if self._array is None:
+            self._array = (kernels.Op * len(self._ops))(*self._ops)
+        step = kernels.Step(
+            num_rows=num_rows,
+            num_selected=num_selected,
+            num_segments=len(segments),
+            tokens=None if tokens is None else tokens.data_ptr(),
+            positions=positions.data_ptr(),
+            selected=None if selected is None else selected.data_ptr(),
+            row_segment=row_segment.ctypes.data,
+            segments=described,
+            buffers=ctypes.addressof(pointers),
+            scratch=self._scratch.data_ptr(),
+            scores=self._scores.data_ptr(),
+            scores_stride=self._scores.numel() // num_threads,
+            num_threads=num_threads,
+        )
+        self._library.pl_run(self._array, len(self._ops), step)
+
+    def _reserve(self, num_rows: int) -> None:
+        if num_rows <= self._room:
+            return
+        self._room = max(16, num_rows)
+        for index, width in enumerate(self._widths):
+            if not self._is_bound[index]:
+                self._buffers[index] = torch.empty(self._room, width, dtype=torch.bfloat16)
+        widest = max((op.in_width for op in self._ops), default=0)
+        self._scratch = torch.empty(self._room * widest, dtype=torch.bfloat16)

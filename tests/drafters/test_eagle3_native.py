@@ -1,0 +1,136 @@
+"""The EAGLE-3 layer on the CPU kernels: near to the torch form, and the same through rejections, batches and trees."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from paceline.drafters import Drafter, DraftRequest, load_drafter
+from paceline.drafters.checkpoint import DrafterConfig, save_drafter
+from paceline.drafters.eagle3 import Eagle3Drafter
+from paceline.drafters.eagle3_layer import Eagle3Layer, LayerWeights, Rows
+from paceline.drafters.eagle3_native import NativeEagle3Layer
+from paceline.models import model_fingerprint
+from paceline.target import Device, kernels
+from paceline.target.kv_cache import KVCache, KVLayout
+from paceline.training.eagle3 import Eagle3Shape
+
+pytestmark = pytest.mark.skipif(kernels.load() is None, reason="the CPU kernels do not run here")
+
+VOCAB, DRAFT_VOCAB, WIDTH = 97, 50, 64
+SHAPE = Eagle3Shape(WIDTH, WIDTH, 3, 4, 2, 32, 96, DRAFT_VOCAB, VOCAB, 10000.0, 1e-5)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A random drafter and its random target, with widths that the kernels take."""
+    target_dir, drafter_dir = tmp_path_factory.mktemp("target"), tmp_path_factory.mktemp("drafter")
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=WIDTH,
+        intermediate_size=96,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        tie_word_embeddings=True,
+    )
+    LlamaForCausalLM(config).bfloat16().save_pretrained(target_dir)
+    random = torch.Generator().manual_seed(5)
+    tensors: dict[str, torch.Tensor] = {}
+    for name, size in SHAPE.parameter_shapes().items():
+        values = torch.randn(size, generator=random)
+        tensors[name] = (1.0 + 0.2 * values if len(size) == 1 else values * 1.5 * size[-1] ** -0.5).bfloat16()
+    ids = torch.arange(DRAFT_VOCAB) + 3
+    tensors["d2t"] = ids - torch.arange(DRAFT_VOCAB)
+    tensors["t2d"] = torch.zeros(VOCAB, dtype=torch.bool).index_fill(0, ids, True)
+    shape = {name: getattr(SHAPE, name) for name in SHAPE.__slots__ if name != "num_taps"}
+    shape |= {"tap_layers": [0, 1, 2], "max_positions": 512}
+    config_of = DrafterConfig("eagle3", model_fingerprint(target_dir), "tiny", shape)
+    save_drafter(drafter_dir, config_of, tensors)
+    return drafter_dir, target_dir
+
+
+def _load(checkpoint: tuple[Path, Path]) -> Eagle3Drafter:
+    drafter = load_drafter(checkpoint[0], checkpoint[1], dtype=torch.bfloat16)
+    assert isinstance(drafter, Eagle3Drafter)
+    assert isinstance(drafter._layer, NativeEagle3Layer)
+    return drafter
+
+
+def _features(count: int, seed: int) -> torch.Tensor:
+    return torch.randn(count, WIDTH, generator=torch.Generator().manual_seed(seed)).bfloat16()
+
+
+def _text(count: int, seed: int) -> list[int]:
+    return torch.randint(3, VOCAB, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def _draft(drafter: Drafter, sequence_id: int, num_tokens: int, max_nodes: int = 0) -> object:
+    (entry,) = drafter.draft([DraftRequest(sequence_id, num_tokens, max_nodes or num_tokens)])
+    assert entry is not None
+    return entry
+
+
+def test_layer_is_near_to_the_torch_form(checkpoint: tuple[Path, Path]) -> None:
+    drafter = _load(checkpoint)
+    del drafter
+    from paceline.drafters.checkpoint import load_tensors
+    from paceline.drafters.eagle3_layer import parameter_shapes
+
+    config = DrafterConfig.read(checkpoint[0])
+    tensors = load_tensors(checkpoint[0], parameter_shapes(config))
+    embedding = torch.randn(VOCAB, WIDTH, generator=torch.Generator().manual_seed(2)).bfloat16()
+    weights = LayerWeights.read(config, tensors, embedding, torch.bfloat16)
+    outputs = []
+    with torch.inference_mode():
+        for layer in (NativeEagle3Layer(weights), Eagle3Layer(weights, Device("cpu"))):
+            cache = KVCache(KVLayout(1, 2, 32, torch.bfloat16, torch.device("cpu")))
+            slots = [cache.get(cache.open(64)) for _ in range(2)]
+            first = [
+                Rows(slot, torch.tensor(_text(9 + i, i)), _features(9 + i, i), torch.arange(9 + i))
+                for i, slot in enumerate(slots)
+            ]
+            states, logits = layer.forward(first, 9, [8, 18])
+            for slot, rows in zip(slots, first, strict=True):
+                slot.length, slot.num_pending = rows.num_rows, 0
+            tree = Rows(
+                slots[1], torch.tensor([4, 5, 6]), states[16:], torch.tensor([10, 10, 11]), [[0], [1], [0, 2]]
+            )
+            outputs.append((states, logits, *layer.forward([tree], 11, [0, 1, 2])))
+    for native, plain in zip(*outputs, strict=True):
+        error = (native.float() - plain.float()).square().mean().sqrt()
+        assert error < 0.02 * plain.float().square().mean().sqrt()
+
+
+@pytest.mark.parametrize("accepted", [0, 2, 4])
+@pytest.mark.parametrize("max_nodes", [0, 9])
+def test_after_a_verification_equals_a_fresh_drafter(
+    checkpoint: tuple[Path, Path], accepted: int, max_nodes: int
+) -> None:
+    text, features = _text(40, 1), _features(40, 1)
+    drafter, fresh = _load(checkpoint), _load(checkpoint)
+    drafter.open(1, text[:20])
+    drafter.feed(1, 0, features[:19])
+    _draft(drafter, 1, 4, max_nodes)
+    end = 20 + accepted + 1
+    drafter.extend(1, 20, text[20:end])
+    drafter.feed(1, 19, features[19 : end - 1])
+    fresh.open(1, text[:end])
+    fresh.feed(1, 0, features[: end - 1])
+    assert _draft(drafter, 1, 4, max_nodes) == _draft(fresh, 1, 4, max_nodes)
+
+
+def test_company_does_not_show(checkpoint: tuple[Path, Path]) -> None:
+    together, alone = _load(checkpoint), _load(checkpoint)
+    expected = []
+    for sequence_id, length in enumerate((5, 12, 30)):
+        for drafter in (together, alone):
+            drafter.open(sequence_id, _text(length, sequence_id))
+            drafter.feed(sequence_id, 0, _features(length - 1, sequence_id))
+        expected.append(_draft(alone, sequence_id, 5))
+    assert together.draft([DraftRequest(i, 5) for i in range(3)]) == expected

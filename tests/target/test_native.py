@@ -1,0 +1,158 @@
+"""The native executor: as near to float32 as torch's bfloat16 is, and each row the same whatever runs beside it."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from paceline.target import SequenceRows, TapSpec, TargetEngine, UnsupportedModelError, kernels
+from tests.target.conftest import FAMILIES, SHAPE
+
+pytestmark = pytest.mark.skipif(kernels.load() is None, reason="the CPU kernels do not run here")
+
+NATIVE_FAMILIES = [family for family in FAMILIES if family != "gemma2"]  # its scores are capped
+TEXT = torch.randint(3, 97, (120,), generator=torch.Generator().manual_seed(3)).tolist()
+TAP = TapSpec((0, 2), norm_final=True)
+
+
+@pytest.fixture(scope="module")
+def model_dirs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """One small model per family, with widths that the kernels take and weights that bfloat16 holds."""
+    made = {}
+    for family in FAMILIES:
+        options: dict[str, Any] = {**SHAPE, "hidden_size": 96, "intermediate_size": 112, "head_dim": 32}
+        options |= FAMILIES[family]
+        config = AutoConfig.for_model(options.pop("model_type", family), **options)
+        torch.manual_seed(7)
+        model = AutoModelForCausalLM.from_config(config).to(torch.bfloat16)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if "norm" in name or "bias" in name:
+                    parameter.normal_(0.0, 0.2).add_(0.0 if "gemma" in family or "bias" in name else 1.0)
+        made[family] = tmp_path_factory.mktemp(family)
+        model.save_pretrained(made[family])
+    return made
+
+
+@pytest.fixture(scope="module")
+def engines(model_dirs: dict[str, Path]) -> dict[str, TargetEngine]:
+    return {
+        family: TargetEngine.load(model_dirs[family], dtype=torch.bfloat16, executor="native", taps=[TAP])
+        for family in NATIVE_FAMILIES
+    }
+
+
+def run(engine: TargetEngine, chunks: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits and features of a text that goes in by chunks."""
+    slot = engine.open()
+    outputs = [engine.step([SequenceRows(slot, chunk)]) for chunk in chunks]
+    engine.close(slot)
+    return torch.cat([x.logits[0] for x in outputs]), torch.cat([x.features[0] for x in outputs])
+
+
+@pytest.mark.parametrize("family", NATIVE_FAMILIES)
+def test_as_near_to_float32_as_torch(
+    model_dirs: dict[str, Path], engines: dict[str, TargetEngine], family: str
+) -> None:
+    path = model_dirs[family]
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
+    with torch.inference_mode():
+        exact = model.eval()(torch.tensor([TEXT]), output_hidden_states=True)
+    lean = TargetEngine.load(path, dtype=torch.bfloat16, executor="lean", taps=[TAP])
+    native_logits, native_features = run(engines[family], [TEXT])
+    lean_logits, lean_features = run(lean, [TEXT])
+    hidden = exact.hidden_states
+    features = torch.cat([hidden[0][0], hidden[2][0], hidden[-1][0]], dim=-1)
+    for native, torch_own, expected in (
+        (native_logits, lean_logits, exact.logits[0]),
+        (native_features, lean_features, features),
+    ):
+        own = (native.float() - expected).square().mean().sqrt()
+        other = (torch_own.float() - expected).square().mean().sqrt()
+        assert own <= 1.2 * other
+        assert own < 0.15 * expected.square().mean().sqrt()
+
+
+@pytest.mark.parametrize("family", NATIVE_FAMILIES)
+@given(cuts=st.sets(st.integers(1, len(TEXT) - 1), max_size=12))
+@settings(max_examples=15, deadline=None)
+def test_chunks_do_not_show(engines: dict[str, TargetEngine], family: str, cuts: set[int]) -> None:
+    whole_logits, whole_features = run(engines[family], [TEXT])
+    bounds = [0, *sorted(cuts), len(TEXT)]
+    chunks = [TEXT[first:end] for first, end in pairwise(bounds)]
+    logits, features = run(engines[family], chunks)
+    assert torch.equal(logits, whole_logits)
+    assert torch.equal(features, whole_features)
+
+
+@pytest.mark.parametrize("family", NATIVE_FAMILIES)
+@given(data=st.data())
+@settings(max_examples=15, deadline=None)
+def test_trees_and_company_do_not_show(
+    engines: dict[str, TargetEngine], family: str, data: st.DataObject
+) -> None:
+    engine = engines[family]
+    past = data.draw(st.integers(1, 70))
+    count = data.draw(st.integers(1, 30))
+    parents = [-1, *(data.draw(st.integers(0, node)) for node in range(count - 1))]
+    tokens = data.draw(st.lists(st.integers(3, 96), min_size=count, max_size=count))
+    others = data.draw(st.lists(st.integers(1, 9), max_size=4))
+    slot, company = engine.open(), [engine.open() for _ in others]
+    engine.step([SequenceRows(slot, TEXT[:past])])
+    rows = [SequenceRows(other, TEXT[:n]) for other, n in zip(company, others, strict=True)]
+    place = data.draw(st.integers(0, len(rows)))
+    rows.insert(place, SequenceRows(slot, tokens, parents))
+    verified = engine.step(rows).logits[place]
+    for closed in (slot, *company):
+        engine.close(closed)
+    leaf = data.draw(st.integers(0, count - 1))
+    path = [leaf]
+    while parents[path[-1]] >= 0:
+        path.append(parents[path[-1]])
+    path.reverse()
+    alone, _ = run(engine, [TEXT[:past], *([tokens[node]] for node in path)])
+    assert torch.equal(verified[path], alone[past:])
+
+
+def test_threads_and_buckets_do_not_show(model_dirs: dict[str, Path]) -> None:
+    before = torch.get_num_threads()
+    results = []
+    try:
+        for threads, buckets in ((1, ()), (2, ()), (2, (8, 32, 128))):
+            torch.set_num_threads(threads)
+            engine = TargetEngine.load(
+                model_dirs["llama"], dtype=torch.bfloat16, executor="native", row_buckets=buckets
+            )
+            slot = engine.open()
+            parts = [engine.step([SequenceRows(slot, TEXT[i : i + 30])]).logits[0] for i in (0, 30, 60, 90)]
+            results.append(torch.cat(parts))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(result, results[0]) for result in results[1:])
+
+
+def test_embed_and_head_are_the_models(model_dirs: dict[str, Path], engines: dict[str, TargetEngine]) -> None:
+    for family in ("llama", "gemma3_text"):
+        lean = TargetEngine.load(model_dirs[family], dtype=torch.bfloat16, executor="lean")
+        assert torch.equal(engines[family].embed(TEXT), lean.embed(TEXT))
+        states = torch.randn(9, 96, generator=torch.Generator().manual_seed(1)).bfloat16()
+        torch.testing.assert_close(engines[family].head(states), lean.head(states), rtol=0.02, atol=0.02)
+
+
+def test_chosen_where_it_runs(model_dirs: dict[str, Path]) -> None:
+    def chosen(family: str, **options: Any) -> str:
+        return type(TargetEngine.load(model_dirs[family], **options).executor).__name__
+
+    assert chosen("llama", dtype=torch.bfloat16) == "NativeExecutor"
+    assert chosen("llama", dtype=torch.float32) == "LeanExecutor"
+    assert chosen("llama", dtype=torch.bfloat16, packed=False) == "LeanExecutor"
+    assert chosen("gemma2", dtype=torch.bfloat16) == "LeanExecutor"
+    with pytest.raises(UnsupportedModelError, match="kernels"):
+        chosen("gemma2", dtype=torch.bfloat16, executor="native")
