@@ -42,7 +42,7 @@ def peer_info(
         tokenizer_fingerprint=tokenizer_fingerprint(model_dir),
         vocab_size=engine.shape.vocab_size,
         max_positions=engine.shape.max_positions,
-        dtype=str(engine.dtype).removeprefix("torch."),
+        dtype=str(engine.weight_dtype).removeprefix("torch."),
         method=method,
         tap=feature_tap(taps[0] if taps else None, engine.shape.hidden_size),
         device=described,

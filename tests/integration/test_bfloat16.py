@@ -1,0 +1,45 @@
+"""Word for word the same in bfloat16 too, where the CPU kernels run: plain, co-located and separate, alone and eight."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.embedded import Placement
+from paceline.target import kernels
+from tests.integration.conftest import Site, run_site
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(kernels.load() is None, reason="the CPU kernels do not run here"),
+]
+
+GREEDY = {"temperature": 0.0, "max_tokens": 40}
+SAMPLED = {"temperature": 0.8, "top_p": 0.95, "seed": 1234, "max_tokens": 40}
+
+
+@pytest.fixture(scope="module")
+def together(model_dir: Path, drafter_dir: Path) -> Iterator[Site]:
+    yield from run_site(Placement.COLOCATED, model_dir, drafter_dir, verifier_cores=(0,), dtype="bfloat16")
+
+
+@pytest.fixture(scope="module")
+def apart(model_dir: Path, drafter_dir: Path) -> Iterator[Site]:
+    yield from run_site(Placement.SEPARATE, model_dir, drafter_dir, dtype="bfloat16")
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_every_way_gives_the_same_text(
+    together: Site, apart: Site, prompts: list[str], sampling: dict[str, Any]
+) -> None:
+    plain = [together.complete(prompt, speculation=False, **sampling).token_ids for prompt in prompts]
+    for site in (together, apart):
+        alone = [site.complete(prompt, **sampling) for prompt in prompts]
+        assert [completion.token_ids for completion in alone] == plain
+        assert sum(completion.stats.num_accepted_tokens for completion in alone) > 0
+        company = site.complete_all(prompts, **sampling)
+        assert [completion.token_ids for completion in company] == plain
