@@ -11,6 +11,7 @@ import platform
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
 from importlib.util import find_spec
@@ -65,6 +66,7 @@ def run_checks() -> list[Check]:
         check_python,
         check_packages,
         check_processor,
+        check_kernels,
         check_memory,
         check_gpus,
         check_models,
@@ -105,6 +107,23 @@ def check_processor() -> Iterator[Check]:
         detail,
         "" if has_bf16 else "without bfloat16 instructions float32 is used, which is slower",
     )
+
+
+def check_kernels() -> Iterator[Check]:
+    """The compiled CPU kernels."""
+    flags, folder = _cpu_flags(), Path(__file__).parents[1] / "target" / "kernels"
+    is_built = any((folder / f"_rows{suffix}").is_file() for suffix in EXTENSION_SUFFIXES)
+    if "avx512_bf16" not in flags:
+        yield Check("CPU kernels", "note", "this processor has no avx512_bf16: torch's operators are used")
+    elif is_built:
+        yield Check("CPU kernels", "ok", "compiled")
+    else:
+        yield Check(
+            "CPU kernels",
+            "note",
+            "not compiled: torch's operators are used, at half the speed",
+            "install a C compiler (apt-get install gcc libc6-dev), then install paceline again",
+        )
 
 
 def check_memory() -> Iterator[Check]:

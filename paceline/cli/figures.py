@@ -31,5 +31,6 @@ def comparison_line(speculative: Completion, plain: Completion) -> str:
     same = next((index for index, (left, right) in enumerate(pairs) if left != right), shorter)
     return (
         f"{ratio}; the texts differ from token {same + 1} on "
-        "(bfloat16 rounds differently in passes of different size; --dtype float32 compares exactly)"
+        "(without the CPU kernels bfloat16 rounds differently in passes of different size; see `paceline doctor`, "
+        "or compare with --dtype float32)"
     )

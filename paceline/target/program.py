@@ -21,6 +21,7 @@ from torch import Tensor
 from paceline.target import kernels
 
 PANEL_COLUMNS = 32
+SPARE_ROWS = 8  # a product may read so many rows behind the last
 MAX_GROUP = 16
 MAX_HEAD_DIM = 256
 
@@ -145,6 +146,7 @@ class Program:
         if not op.in_width:
             op.in_width = self._widths[source] if source >= 0 else 0
         op.out_width = self._widths[out]
+        op.in_is_bound = source >= 0 and self._is_bound[source]
         self._ops.append(op)
         self._array = None
 
@@ -281,8 +283,9 @@ class Program:
         if num_rows <= self._room:
             return
         self._room = max(16, num_rows)
+        readable = self._room + SPARE_ROWS
         for index, width in enumerate(self._widths):
             if not self._is_bound[index]:
-                self._buffers[index] = torch.empty(self._room, width, dtype=torch.bfloat16)
+                self._buffers[index] = torch.zeros(readable, width, dtype=torch.bfloat16)
         widest = max((op.in_width for op in self._ops), default=0)
-        self._scratch = torch.empty(self._room * widest, dtype=torch.bfloat16)
+        self._scratch = torch.zeros(readable * widest, dtype=torch.bfloat16)

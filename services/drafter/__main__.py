@@ -6,7 +6,7 @@ import asyncio
 import sys
 
 from services.drafter.settings import Settings
-from services.runtime.cores import pin
+from services.runtime.cores import plan_pinning
 from services.runtime.lifecycle import Process, serve
 from services.runtime.settings import load
 
@@ -14,13 +14,13 @@ from services.runtime.settings import load
 def main() -> None:
     """Run a drafter until it is told to end."""
     settings = load(Settings, sys.argv[1:])
-    pinning = pin(settings.cores, settings.threads)
+    pinning = plan_pinning(settings.cores, settings.threads)
 
     async def build(process: Process) -> None:
         from services.drafter.host import Host  # imports torch, after the threads are settled
 
         host = await asyncio.to_thread(Host.load, settings, pinning.num_threads)
-        await host.attach(process)
+        await host.attach(process, pinning.pin_thread)
 
     serve("drafter", settings, build)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections.abc import Callable
 
 import structlog
 import torch
@@ -59,8 +60,8 @@ class Host:
         )
         return cls(settings, drafter, info)
 
-    async def attach(self, process: Process) -> None:
-        """Serves on a process's server and ends with it."""
+    async def attach(self, process: Process, on_start: Callable[[], None] = lambda: None) -> None:
+        """Serves on a process's server and ends with it; ``on_start`` is called on the draft loop's thread."""
         settings, info = self.settings, self.info
         routes = FeatureRoutes(info, self._inbox, process.tls)
         loop = DraftLoop(
@@ -84,7 +85,7 @@ class Host:
         metrics.DRAFTER_SEQUENCES.labels(info.model_name, info.method).set_function(
             lambda: loop.num_sequences
         )
-        loop.start()
+        loop.start(on_start)
         watch = asyncio.create_task(_watch(loop))
 
         async def drain() -> None:

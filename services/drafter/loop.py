@@ -63,6 +63,7 @@ class DraftLoop:
         self._open_frames: dict[Session, OpenFrame] = {}
         self._failures: dict[Session, list[peer_pb2.SequenceFailure]] = {}
         self._rounds = DraftRounds(drafter, limits, model_name, clock)
+        self._on_start: Callable[[], None] = lambda: None
         self._thread = threading.Thread(target=self._run, name="draft-loop", daemon=True)
 
     @property
@@ -75,8 +76,9 @@ class DraftLoop:
         """Whether the thread runs."""
         return self._thread.is_alive()
 
-    def start(self) -> None:
-        """Starts the thread."""
+    def start(self, on_start: Callable[[], None] = lambda: None) -> None:
+        """Starts the thread; it calls ``on_start`` first."""
+        self._on_start = on_start
         self._thread.start()
 
     def stop(self) -> None:
@@ -86,6 +88,7 @@ class DraftLoop:
 
     def _run(self) -> None:
         try:
+            self._on_start()
             timeout_s: float | None = 0.0
             while not self._inbox.is_closed:
                 timeout_s = self.turn(self._inbox.take(timeout_s))

@@ -25,7 +25,7 @@ class Settings(ServerSettings):
     device: str = Field("cpu", description="cpu, cuda:0, cuda:1, ...")
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field("auto", description="compute dtype")
     threads: int | None = Field(None, ge=1, le=1024, description="torch threads; one per core where absent")
-    cores: str | None = Field(None, description="cores to pin to, such as 0-3,6")
+    cores: str | None = Field(None, description="cores to compute on, such as 0-3,6")
     max_sequences: int = Field(
         256, ge=1, le=65536, description="sequences held at once, all conductors together"
     )

@@ -1,8 +1,11 @@
 """Which processor cores a computing process may use.
 
-Responsible for: parsing a core list, pinning every thread of the process, and telling OpenMP (before torch is
+Responsible for: parsing a core list, pinning the thread that computes, and telling OpenMP (before torch is
 imported) how many threads to start and how long a waiting one spins. Two torch threads that spin beside another
 busy process on two cores ran 10 to 20 times slower when measured.
+
+Only the computing thread and the OpenMP threads it starts are pinned. The event loop and gRPC's threads go where there
+is room: on the same core their messages would wait behind the next step.
 
 Deliberately does not know torch; paceline.target.device sets its thread count. Called by ``__main__`` of
 verifier and drafter before anything heavy is imported.
@@ -12,17 +15,28 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from pathlib import Path
 
 from paceline.errors import InvalidRequestError
 
 
 @dataclass(frozen=True, slots=True)
 class Pinning:
-    """What is in force: the cores of the process and the threads it should compute with."""
+    """The cores to compute on and the threads to compute with.
+
+    Attributes:
+        cores: all allowed ones where none were asked for.
+        num_threads: OpenMP threads, the computing thread included.
+        is_fixed: whether cores were asked for.
+    """
 
     cores: tuple[int, ...]
     num_threads: int
+    is_fixed: bool = False
+
+    def pin_thread(self) -> None:
+        """Pin the calling thread, and what it starts from now on, if cores were asked for."""
+        if self.is_fixed:
+            os.sched_setaffinity(0, self.cores)
 
 
 def parse_cores(text: str) -> tuple[int, ...]:
@@ -44,8 +58,8 @@ def parse_cores(text: str) -> tuple[int, ...]:
     return tuple(sorted(cores))
 
 
-def pin(cores: str | None = None, threads: int | None = None) -> Pinning:
-    """Pin this process to ``cores`` and settle its thread count (one per core where absent).
+def plan_pinning(cores: str | None = None, threads: int | None = None) -> Pinning:
+    """Check the cores asked for and settle the thread count (one per core where absent) in the environment.
 
     Raises:
         InvalidRequestError: a core this process may not use, or a thread count below 1.
@@ -58,15 +72,7 @@ def pin(cores: str | None = None, threads: int | None = None) -> Pinning:
     num_threads = len(wanted) if threads is None else threads
     if num_threads < 1:
         raise InvalidRequestError("threads", "must be at least 1")
-    if cores is not None:
-        for task in Path(
-            "/proc/self/task"
-        ).iterdir():  # threads that already run do not follow the main thread
-            try:
-                os.sched_setaffinity(int(task.name), wanted)
-            except ProcessLookupError:  # ended meanwhile
-                continue
     os.environ["OMP_NUM_THREADS"] = str(num_threads)
     # Short spins: a waiting thread neither holds a core from others nor has to be woken for every product.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000" if num_threads > 1 else "0")
-    return Pinning(wanted, num_threads)
+    return Pinning(wanted, num_threads, cores is not None)

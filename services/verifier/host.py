@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import structlog
@@ -74,12 +75,12 @@ class Host:
             )
         return cls(settings, model_dir, engine, drafter)
 
-    async def attach(self, process: Process) -> None:
-        """Serve on a process's server and end with it."""
+    async def attach(self, process: Process, on_start: Callable[[], None] = lambda: None) -> None:
+        """Serve on a process's server and end with it; ``on_start`` is called on the step loop's thread."""
         servicer = TargetServicer(self.info, self._inbox, self._features, process.draining)
         target_pb2_grpc.add_TargetServiceServicer_to_server(servicer, process.server)
         process.add_service_name(target_pb2.DESCRIPTOR.services_by_name["TargetService"].full_name)
-        self._loop.start()
+        self._loop.start(on_start)
         watch = asyncio.create_task(self._watch())
 
         async def drain() -> None:

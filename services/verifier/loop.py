@@ -75,10 +75,12 @@ class StepLoop:
         self._colocated_draft_us = 0
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="step-loop", daemon=True)
+        self._on_start: Callable[[], None] = lambda: None
         self.failure: BaseException | None = None
 
-    def start(self) -> None:
-        """Start the thread."""
+    def start(self, on_start: Callable[[], None] = lambda: None) -> None:
+        """Start the thread; it calls ``on_start`` first."""
+        self._on_start = on_start
         self._thread.start()
 
     def stop(self, timeout_s: float = 10.0) -> None:
@@ -94,6 +96,7 @@ class StepLoop:
 
     def _run(self) -> None:
         try:
+            self._on_start()
             with torch.inference_mode():
                 while not self._stopping.is_set():
                     self._turn()

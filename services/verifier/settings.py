@@ -27,7 +27,7 @@ class Settings(ServerSettings):
     )
     executor: Literal["auto", "native", "lean", "generic"] = Field("auto", description="how the model is run")
     threads: int | None = Field(None, ge=1, le=1024, description="torch threads; one per core where absent")
-    cores: str | None = Field(None, description="cores to pin to, such as 0-3,6")
+    cores: str | None = Field(None, description="cores to compute on, such as 0-3,6")
     row_buckets: tuple[int, ...] = Field((), description="pad each step's rows to the next of these counts")
     kv_limit_mib: int | None = Field(None, ge=1, description="bound on the KV cache, MiB; absent: none")
     max_sequences: int = Field(256, ge=1, le=65536, description="sequences that may run at once")

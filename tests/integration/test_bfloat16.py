@@ -1,4 +1,4 @@
-"""Word for word the same in bfloat16 too, where the CPU kernels run: plain, co-located and separate, alone and eight."""
+"""Word for word the same in bfloat16 too, where the CPU kernels run: every placement, alone and eight together."""
 
 from __future__ import annotations
 

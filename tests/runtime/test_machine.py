@@ -65,30 +65,45 @@ def run_python(code: str) -> str:
     return done.stdout.strip()
 
 
-def test_pinning_reaches_every_thread_and_openmp() -> None:
+def test_pinning_holds_for_the_computing_thread_and_what_it_starts() -> None:
     core = min(os.sched_getaffinity(0))
     code = f"""
 import os, threading
-from services.runtime.cores import pin
-stop = threading.Event()
-threads = [threading.Thread(target=stop.wait) for _ in range(3)]
-for thread in threads:
-    thread.start()
-pinning = pin("{core}", 1)
-masks = [os.sched_getaffinity(int(task)) for task in os.listdir("/proc/self/task")]
-stop.set()
-print(pinning.cores, len(masks) >= 4, all(mask == {{{core}}} for mask in masks), os.environ["OMP_NUM_THREADS"])
+from services.runtime.cores import plan_pinning
+pinning = plan_pinning("{core}", 1)
+allowed = os.sched_getaffinity(0)
+masks = []
+def compute():
+    pinning.pin_thread()
+    masks.append(os.sched_getaffinity(0))
+    child = threading.Thread(target=lambda: masks.append(os.sched_getaffinity(0)))
+    child.start(); child.join()
+thread = threading.Thread(target=compute)
+thread.start(); thread.join()
+print(pinning.cores, masks == [{{{core}}}] * 2, os.sched_getaffinity(0) == allowed, os.environ["OMP_NUM_THREADS"])
 """
     assert run_python(code) == f"({core},) True True 1"
+
+
+def test_no_cores_asked_for_pins_nothing() -> None:
+    code = """
+import os
+from services.runtime.cores import plan_pinning
+allowed = os.sched_getaffinity(0)
+pinning = plan_pinning()
+pinning.pin_thread()
+print(os.sched_getaffinity(0) == allowed == set(pinning.cores), pinning.num_threads == len(allowed))
+"""
+    assert run_python(code) == "True True"
 
 
 def test_cores_that_are_not_ours_are_refused() -> None:
     code = """
 from paceline.errors import InvalidRequestError
-from services.runtime.cores import pin
+from services.runtime.cores import plan_pinning
 for arguments in (("9999", None), (None, 0)):
     try:
-        pin(*arguments)
+        plan_pinning(*arguments)
     except InvalidRequestError as error:
         print(error.field)
 """

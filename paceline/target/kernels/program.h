@@ -20,7 +20,7 @@ struct op {
     int32_t on_selected; /* runs over the selected rows (those that want logits) instead of all */
     int32_t num_heads, num_kv_heads, head_dim;
     int32_t window;      /* OP_ATTEND: tokens a row sees, itself included; 0 is all */
-    int32_t reserved;
+    int32_t in_is_bound; /* `in` is the caller's, with nothing readable behind its last row */
     int64_t in_width;    /* of a row of `in`, in elements */
     int64_t out_width;   /* of a row of `out` */
     int64_t out_offset;  /* OP_NORM: first column written */
@@ -47,7 +47,7 @@ struct step {
     const int64_t *selected;           /* [num_selected] row indices */
     const int32_t *row_segment;        /* [num_rows]; -1 is padding */
     const struct segment *segments;
-    void *const *buffers;
+    void *const *buffers; /* own ones have eight readable rows behind the last, and so has scratch */
     bf16 *scratch;       /* [num_rows, widest in_width]: normed rows on their way into a product */
     float *scores;       /* [num_threads][scores_stride] */
     int64_t scores_stride;
