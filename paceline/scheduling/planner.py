@@ -31,6 +31,8 @@ from paceline.scheduling.policy import Policy
 # longer.
 _TREE_STEP = 1.12
 NODES_PER_LEVEL = 3
+# What is drafted ahead is used where all of the draft was accepted. Below this chance it only costs messages.
+_MIN_AHEAD_SURVIVAL = 0.2
 
 
 class Placement(StrEnum):
@@ -171,7 +173,7 @@ def policy_of(inputs: PlanInputs, evaluation: Evaluation, version: int, reason: 
     while budget < most and inputs.step_time(load * (2 + budget)) <= limit_s:
         budget += 1
     ahead = 0
-    if inputs.placement is Placement.SEPARATE:
+    if inputs.placement is Placement.SEPARATE and inputs.survivals(length)[-1] >= _MIN_AHEAD_SURVIVAL:
         # As many tokens as can be drafted while the target verifies, but no more than one further draft.
         per_token_s = inputs.draft_time(length) / length
         step_s = inputs.step_time(load * (1 + length))

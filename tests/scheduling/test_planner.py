@@ -232,6 +232,16 @@ def test_a_separate_drafter_drafts_ahead_while_the_target_verifies() -> None:
     assert plan(inputs(0.8, 0.3)).draft_ahead == 0
 
 
+def test_nothing_is_drafted_ahead_that_would_hardly_be_used() -> None:
+    likely, unlikely = inputs(0.9, 0.1, Placement.SEPARATE), inputs(0.5, 0.01, Placement.SEPARATE)
+    for case, is_worth_it in ((likely, True), (unlikely, False)):
+        policy = plan(case)
+        survival = case.survivals(policy.draft_length)[-1]
+        assert policy.draft_length >= 1
+        assert (survival >= 0.2) is is_worth_it
+        assert (policy.draft_ahead > 0) is is_worth_it
+
+
 def test_the_slowest_round_trips_lengthen_the_hold_and_not_the_cost() -> None:
     mean = inputs(0.8, 0.05, Placement.SEPARATE, rtt_s=0.1)
     spread = dataclasses.replace(mean, rtt_p95_s=0.3)
