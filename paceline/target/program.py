@@ -127,7 +127,8 @@ class Program:
         self._buffers: list[Tensor | None] = []
         self._scratch = torch.empty(0, dtype=torch.bfloat16)
         self._scores = torch.empty(0)
-        self._ropes: list[tuple[int, Tensor]] = []
+        self._num_positions = 1 << 62  # of the shortest rope table
+        self._num_tokens = 1 << 62  # of the embedding
 
     def buffer(self, width: int, *, bound: bool = False) -> int:
         """A buffer of rows `width` wide; a bound one is given by the caller at each run."""
@@ -152,6 +153,7 @@ class Program:
 
     def embed(self, table: Tensor, out: int, scale: float = 1.0) -> None:
         """Rows of `table` `[vocab, width]` by token."""
+        self._num_tokens = min(self._num_tokens, table.shape[0])
         self._add(Kind.EMBED, -1, out, weight=table, scale=scale)
 
     def norm(
@@ -197,6 +199,7 @@ class Program:
             qk_norm: `[num_heads + num_kv_heads, head_dim]`, norm of each head before rotation.
             eps: of that norm.
         """
+        self._num_positions = min(self._num_positions, rope.shape[0])
         extra = {} if qk_norm is None else {"norm": qk_norm}
         self._add(
             Kind.ATTEND, source, out, layer=layer, num_heads=num_heads, num_kv_heads=num_kv_heads,
@@ -228,8 +231,17 @@ class Program:
             bound: tensors of the bound buffers, dense, at least as many rows as are read or written.
             tokens: `[n]` int64 for `embed`.
             selected: `[k]` int64 rows for operations on selected rows.
+
+        Raises:
+            IndexError: a token, a position or a cache row is out of range; the kernels would not notice.
         """
         num_rows = int(positions.shape[0])
+        _check_range("position", positions, self._num_positions)
+        _check_range("token", tokens, self._num_tokens)
+        _check_range("selected row", selected, num_rows)
+        for segment in segments:
+            if segment.write_at + segment.num_rows > segment.storage.shape[2]:
+                raise IndexError(f"{segment.num_rows} rows at {segment.write_at} do not fit their slot")
         num_selected = 0 if selected is None else int(selected.shape[0])
         longest = max((s.write_at + s.num_rows for s in segments), default=0)
         num_threads = torch.get_num_threads()
@@ -289,3 +301,10 @@ class Program:
                 self._buffers[index] = torch.zeros(readable, width, dtype=torch.bfloat16)
         widest = max((op.in_width for op in self._ops), default=0)
         self._scratch = torch.zeros(readable * widest, dtype=torch.bfloat16)
+
+
+def _check_range(what: str, indices: Tensor | None, size: int) -> None:
+    if indices is not None and indices.numel():
+        lowest, highest = indices.aminmax()
+        if int(lowest) < 0 or int(highest) >= size:
+            raise IndexError(f"{what}s {int(lowest)}..{int(highest)} are not all within 0..{size - 1}")

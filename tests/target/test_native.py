@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from paceline.target import SequenceRows, TapSpec, TargetEngine, UnsupportedModelError, kernels
+from paceline.target.program import Program, RowSegment
 from tests.target.conftest import FAMILIES, SHAPE
 
 pytestmark = pytest.mark.skipif(kernels.load() is None, reason="the CPU kernels do not run here")
@@ -156,3 +157,21 @@ def test_chosen_where_it_runs(model_dirs: dict[str, Path]) -> None:
     assert chosen("gemma2", dtype=torch.bfloat16) == "LeanExecutor"
     with pytest.raises(UnsupportedModelError, match="kernels"):
         chosen("gemma2", dtype=torch.bfloat16, executor="native")
+
+
+def test_the_kernels_are_never_sent_out_of_range() -> None:
+    """The engine checks first; this is the last line before memory that is not ours."""
+    program = Program()
+    hidden = program.buffer(32, bound=True)
+    program.embed(torch.zeros(5, 32, dtype=torch.bfloat16), hidden)
+    out = {hidden: torch.empty(2, 32, dtype=torch.bfloat16)}
+    positions = torch.zeros(2, dtype=torch.int64)
+    program.run([], positions, out, tokens=torch.tensor([0, 4]))
+    for tokens in ([0, 5], [-1, 0]):
+        with pytest.raises(IndexError, match="token"):
+            program.run([], positions, out, tokens=torch.tensor(tokens))
+    with pytest.raises(IndexError, match="selected"):
+        program.run([], positions, out, tokens=torch.tensor([0, 4]), selected=torch.tensor([2]))
+    storage = torch.zeros(1, 2, 4, 32, dtype=torch.bfloat16)
+    with pytest.raises(IndexError, match="slot"):
+        program.run([RowSegment(storage, 2, 3)], positions, out, tokens=torch.tensor([0, 4]))
