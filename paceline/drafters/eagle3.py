@@ -39,6 +39,10 @@ from paceline.trie import DraftEntry
 MAX_WIDTH = 8
 """Most nodes that a tree expands at one depth."""
 
+MIN_BRANCH = 4
+"""Children that every expanded node proposes, at least: they cost no pass, and the likeliest of all are kept. With 7 nodes
+at depth 4, 2.30 tokens a pass in place of 2.23 with two children each (20 embedded prompts)."""
+
 
 @dataclass(slots=True)
 class Chain:
@@ -284,11 +288,12 @@ class Eagle3Drafter:
         state.chain = None
         start = len(state.tokens)
         width = min(MAX_WIDTH, max(2, request.max_nodes // request.num_tokens + 1))
+        branch = max(width, MIN_BRANCH)
         self._reserve([state], [width * request.num_tokens])
         tree = GrowingTree(width, request.max_nodes)
         states, logits = state.last_state, state.last_logits
         for depth in range(request.num_tokens):
-            log_probs, ids = logits.log_softmax(-1).topk(width, dim=-1)
+            log_probs, ids = logits.log_softmax(-1).topk(branch, dim=-1)
             tree.expand(log_probs, self._draft_ids[ids])
             if depth == request.num_tokens - 1:
                 break

@@ -311,3 +311,16 @@ def test_slots_that_grew_are_used_again(
         if sequence_id == 3:
             drafter.close(1)
     assert drafted == drafted[:1] * 8
+
+
+def test_more_children_are_proposed_than_nodes_expanded(load: Load, eagle3_dir: Path, target: Target) -> None:
+    """Two nodes are expanded at each depth; a third child of the root is kept where it is likelier than what is deeper."""
+    drafter, most = load(eagle3_dir), 0
+    for seed in range(12):
+        tokens = text(9, seed=seed)
+        _start(drafter, target, seed, tokens)
+        (entry,) = drafter.draft([DraftRequest(seed, 3, max_nodes=5)])
+        assert entry is not None
+        assert len(entry.tokens) == 5
+        most = max(most, sum(parent < 0 for parent in entry.parents))
+    assert most >= 3
