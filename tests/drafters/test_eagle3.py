@@ -314,7 +314,7 @@ def test_slots_that_grew_are_used_again(
 
 
 def test_more_children_are_proposed_than_nodes_expanded(load: Load, eagle3_dir: Path, target: Target) -> None:
-    """Two nodes are expanded at each depth; a third child of the root is kept where it is likelier than what is deeper."""
+    """Two nodes are expanded at each depth, but a third child of the root may be kept all the same."""
     drafter, most = load(eagle3_dir), 0
     for seed in range(12):
         tokens = text(9, seed=seed)
