@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
+import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
@@ -162,7 +163,11 @@ class Subscription:
             message = f"features of shape {tuple(rows.shape)} from {chunk.start}, width {width} expected"
             self._inbox.put(FeaturesLost(route.local_id, "FEATURES_LOST", message))
             return
-        self._inbox.put(Features(route.local_id, chunk.start, rows))
+        tokens = tuple(chunk.tokens)
+        if len(tokens) > rows.shape[0] or max(tokens, default=0) >= self._info.vocab_size:
+            self._inbox.put(FeaturesLost(route.local_id, "FEATURES_LOST", "malformed tokens beside features"))
+            return
+        self._inbox.put(Features(route.local_id, chunk.start, rows, tokens, time.monotonic()))
 
     def _lose_all(self, reason: str, message: str) -> None:
         for route in list(self.routes.values()):

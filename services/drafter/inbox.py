@@ -52,11 +52,23 @@ class SessionEnded:
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """Features `rows` [n, width] of a sequence's positions from `start` on."""
+    """Features `rows` [n, width] of a sequence's positions from `start` on.
+
+    Attributes:
+        tokens: committed with them; the last stands behind the last row.
+        arrived_at: when they came in.
+    """
 
     local_id: int
     start: int
     rows: Tensor
+    tokens: tuple[int, ...] = ()
+    arrived_at: float = 0.0
+
+    @property
+    def tokens_start(self) -> int:
+        """Position of the first token."""
+        return self.start + len(self.rows) + 1 - len(self.tokens)
 
 
 @dataclass(frozen=True, slots=True)

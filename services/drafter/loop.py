@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -169,7 +169,7 @@ class DraftLoop:
             self._fail(sequence, RESOURCE_EXHAUSTED, "CAPACITY_EXHAUSTED", message)
             return
         if self._guard(sequence, lambda: self._drafter.open(sequence.local_id, opening.tokens)):
-            self._want(sequence, frame)
+            self._want(sequence, frame.frame_id, frame.arrived_at)
 
     def _commit(self, frame: Frame, commit: Commit) -> None:
         sequence = frame.session.sequences.get(commit.sequence_id)
@@ -186,14 +186,19 @@ class DraftLoop:
             message = f"this drafter has {self._limits.max_positions} positions"
             self._fail(sequence, OUT_OF_RANGE, "OUT_OF_POSITIONS", message)
             return
-        start = sequence.length
-        if self._guard(sequence, lambda: self._drafter.extend(sequence.local_id, start, fresh)):
-            sequence.length += len(fresh)
-            sequence.has_commits = True
-            self._want(sequence, frame)
+        if self._extend(sequence, fresh):
+            self._want(sequence, frame.frame_id, frame.arrived_at)
 
-    def _want(self, sequence: DraftSequence, frame: Frame) -> None:
-        sequence.want = Want(frame.frame_id, frame.arrived_at, frame.arrived_at + self._limits.feature_wait_s)
+    def _extend(self, sequence: DraftSequence, fresh: Sequence[int]) -> bool:
+        start = sequence.length
+        if not self._guard(sequence, lambda: self._drafter.extend(sequence.local_id, start, fresh)):
+            return False
+        sequence.length += len(fresh)
+        sequence.has_commits = True
+        return True
+
+    def _want(self, sequence: DraftSequence, frame_id: int, arrived_at: float) -> None:
+        sequence.want = Want(frame_id, arrived_at, arrived_at + self._limits.feature_wait_s)
 
     def _feed(self, chunk: Features) -> None:
         """Feeds what continues the known features; repeats are cut, what lies past a gap is dropped."""
@@ -207,6 +212,22 @@ class DraftLoop:
         if self._guard(sequence, lambda: self._drafter.feed(sequence.local_id, known, rows)):
             sequence.num_features += len(rows)
             sequence.missing_since = None
+            self._go_on(sequence, chunk)
+
+    def _go_on(self, sequence: DraftSequence, chunk: Features) -> None:
+        """Drafts from tokens that came with their features, a hop before the conductor's commit says the same.
+
+        The commit's frame is answered all the same, when it comes, without drafts.
+        """
+        start, length = chunk.tokens_start, sequence.length
+        fresh = chunk.tokens[length - start :] if start <= length else ()
+        if (
+            fresh
+            and length + len(fresh) < self._limits.max_positions
+            and self._extend(sequence, fresh)
+            and sequence.want is None
+        ):
+            self._want(sequence, 0, chunk.arrived_at)
 
     # What goes out.
 

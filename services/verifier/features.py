@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -96,27 +97,37 @@ class FeatureHub:
                 self._readers[sequence_id] = (subscriber_id, epoch)
                 self._replay(sequence_id, start)
 
-    def append(self, sequence_id: int, rows: Tensor) -> None:
-        """Log the features `[n, width]` of a sequence's next positions and push them to its reader."""
+    def append(self, sequence_id: int, rows: Tensor, tokens: Sequence[int] = ()) -> None:
+        """Log the features `[n, width]` of a sequence's next positions and push them to its reader.
+
+        Args:
+            sequence_id: the sequence.
+            rows: of the positions that the step settled.
+            tokens: what the step committed, up to the position behind the last row; they are not logged.
+        """
         with self._lock:
             log = self._logs.get(sequence_id)
             if log is None or not len(rows):
                 return
             start = log.length
             log.append(rows)
-            self._push(sequence_id, start, rows)
+            self._push(sequence_id, start, rows, tokens)
 
     def _replay(self, sequence_id: int, start: int) -> None:
         rows = self._logs[sequence_id].since(start)
         if rows is not None:
             self._push(sequence_id, start, rows)
 
-    def _push(self, sequence_id: int, start: int, rows: Tensor) -> None:
+    def _push(self, sequence_id: int, start: int, rows: Tensor, tokens: Sequence[int] = ()) -> None:
         subscriber_id, epoch = self._readers.get(sequence_id, ("", 0))
         subscriber = self._subscribers.get(subscriber_id)
         if subscriber is not None:
             subscriber.push(
                 target_pb2.StreamFeaturesResponse(
-                    sequence_id=sequence_id, epoch=epoch, start=start, features=tensors.encode(rows)
+                    sequence_id=sequence_id,
+                    epoch=epoch,
+                    start=start,
+                    features=tensors.encode(rows),
+                    tokens=tokens,
                 )
             )

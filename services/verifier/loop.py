@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -219,19 +219,27 @@ class StepLoop:
             accepted = () if verdict is None else verdict.accepted_rows
             kept = [*range(turn.num_settled), *(turn.num_settled - 1 + row for row in accepted)]
             self._engine.keep(turn.sequence.slot, kept)
-            if output.features and turn.sequence.may_draft:
-                self._features_of(turn.sequence, output.features[which], kept)
+            start = turn.sequence.num_cached
             turn.sequence.num_cached += len(kept)
+            going_on: Sequence[int] = ()  # tokens that a drafter may go on from
             if verdict is not None:
                 commits.append(self._settle(turn, verdict))
+                if commits[-1].finish is Finish.NOT_YET:
+                    going_on = commits[-1].tokens
+            if output.features and turn.sequence.may_draft:
+                rows = output.features[which]
+                kept_rows = rows[: len(kept)] if kept[-1] == len(kept) - 1 else rows[kept]
+                self._hand_over(turn.sequence, start, kept_rows, going_on)
         return commits
 
-    def _features_of(self, sequence: TargetSequence, rows: torch.Tensor, kept: list[int]) -> None:
-        kept_rows = rows[: len(kept)] if kept[-1] == len(kept) - 1 else rows[kept]
+    def _hand_over(
+        self, sequence: TargetSequence, start: int, rows: torch.Tensor, tokens: Sequence[int]
+    ) -> None:
+        """Features `[n, width]` of positions from `start` on, and the tokens committed with them, to the drafter."""
         if self._drafter is not None:
-            self._drafter.feed(sequence.sequence_id, sequence.num_cached, kept_rows)
+            self._drafter.feed(sequence.sequence_id, start, rows)
         else:
-            self._features.append(sequence.sequence_id, kept_rows.cpu())
+            self._features.append(sequence.sequence_id, rows.cpu(), tokens)
 
     def _settle(self, turn: Turn, verdict: Verdict) -> SequenceCommit:
         sequence = turn.sequence

@@ -139,14 +139,20 @@ class ScriptedFeatures(target_pb2_grpc.TargetServiceServicer):
             self._streams.remove(stream)
 
     def push(
-        self, sequence_id: int, start: int, num_rows: int, rows: Tensor | None = None, epoch: int = 0
+        self,
+        sequence_id: int,
+        start: int,
+        num_rows: int,
+        rows: Tensor | None = None,
+        epoch: int = 0,
+        tokens: Sequence[int] = (),
     ) -> None:
-        """Pushes features of positions from `start` on."""
+        """Pushes features of positions from `start` on, and the tokens committed with them."""
         features = tensors.encode(feature_rows(start, num_rows) if rows is None else rows)
         for stream in self._streams:
             stream.put_nowait(
                 target_pb2.StreamFeaturesResponse(
-                    sequence_id=sequence_id, epoch=epoch, start=start, features=features
+                    sequence_id=sequence_id, epoch=epoch, start=start, features=features, tokens=tokens
                 )
             )
 

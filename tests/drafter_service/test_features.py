@@ -62,6 +62,60 @@ async def test_draft_waits_for_its_features(bench: Bench) -> None:
     assert len(on.drafter.batches) == 2
 
 
+async def test_tokens_that_come_with_features_are_drafted_from_before_the_commit(bench: Bench) -> None:
+    on = await stage(bench, feature_wait_ms=5000)
+    await on.conductor.send(opens=[on.opening(1, PROMPT)])
+    await eventually(lambda: on.verifier.num_streams)
+    on.verifier.push(1, 0, 3)
+    await on.conductor.read_drafts()
+    on.verifier.push(1, 3, 2, tokens=[9, 10])
+    answer = await on.conductor.read()
+    assert (answer.frame_id, list(answer.drafts.starts)) == (0, [6])
+    assert list(answer.drafts.tokens) == continuation([*PROMPT, 9, 10], 2)
+    frame_id = await on.conductor.send(commits=commits((1, 4, [9, 10])))
+    answer = await on.conductor.read()
+    assert (answer.frame_id, len(answer.drafts.sequence_ids)) == (frame_id, 0)
+    assert len(on.drafter.batches) == 2
+    # The commit may also be first; then its frame gets the draft.
+    frame_id = await on.conductor.send(commits=commits((1, 6, [11])))
+    on.verifier.push(1, 5, 1, tokens=[11])
+    answer = await on.conductor.read()
+    assert (answer.frame_id, list(answer.drafts.starts)) == (frame_id, [7])
+    assert len(on.drafter.batches) == 3
+
+
+async def test_tokens_past_a_gap_wait_for_the_commit(bench: Bench) -> None:
+    on = await stage(bench, feature_wait_ms=5000)
+    await on.conductor.send(opens=[on.opening(1, PROMPT)])
+    await eventually(lambda: on.verifier.num_streams)
+    on.verifier.push(1, 0, 3)
+    await on.conductor.read_drafts()
+    on.verifier.push(1, 3, 3, tokens=[10, 11])  # token 4 was committed by a step whose frame was lost here
+    await on.conductor.send(commits=commits((1, 4, [9, 10, 11])))
+    answer = await on.conductor.read_drafts()
+    assert list(answer.drafts.starts) == [7]
+    assert list(answer.drafts.tokens) == continuation([*PROMPT, 9, 10, 11], 2)
+
+
+@pytest.mark.parametrize("tokens", [[9, 10, 11], [1 << 30]])
+async def test_malformed_tokens_beside_features_cost_only_their_sequence(
+    bench: Bench, tokens: list[int]
+) -> None:
+    on = await stage(bench, feature_wait_ms=5000)
+    await on.conductor.send(opens=[on.opening(1, PROMPT), on.opening(2, PROMPT)])
+    await eventually(lambda: on.verifier.num_streams)
+    on.verifier.push(1, 0, 2, tokens=tokens)
+    on.verifier.push(2, 0, 3)
+    failures: list[peer_pb2.SequenceFailure] = []
+    drafted: list[int] = []
+    while not (failures and drafted):
+        answer = await on.conductor.read()
+        failures.extend(answer.failures)
+        drafted.extend(answer.drafts.sequence_ids)
+    assert [(f.sequence_id, f.reason) for f in failures] == [(1, "FEATURES_LOST")]
+    assert drafted == [2]
+
+
 async def test_late_features_cost_an_empty_answer_and_draft_later(bench: Bench) -> None:
     on = await stage(bench, feature_wait_ms=20)
     frame_id = await on.conductor.send(opens=[on.opening(1, PROMPT)])
