@@ -21,8 +21,10 @@ from paceline.drafters.base import DrafterError, DraftRequest, UnknownDraftSeque
 from paceline.drafters.checkpoint import CheckpointError, DrafterConfig, load_tensor, load_tensors
 from paceline.drafters.choice import choose_chain_tokens
 from paceline.drafters.eagle3_layer import (
+    MAX_BEST,
     DraftLayer,
     Eagle3Layer,
+    LayerOutput,
     LayerWeights,
     Rows,
     join_rows,
@@ -36,7 +38,7 @@ from paceline.target.kv_cache import KVCache, KVLayout, Slot
 from paceline.target.weights import SafetensorsDir
 from paceline.trie import DraftEntry
 
-MAX_WIDTH = 8
+MAX_WIDTH = MAX_BEST
 """Most nodes that a tree expands at one depth."""
 
 MIN_BRANCH = 4
@@ -65,6 +67,36 @@ class Chain:
     log_probs: list[float] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class StableRow:
+    """The last stable row of a sequence, in the pass that ran it.
+
+    Attributes:
+        output: of that pass.
+        row: the row.
+        place: its place among the rows with logits.
+    """
+
+    output: LayerOutput
+    row: int
+    place: int
+
+    @property
+    def state(self) -> Tensor:
+        """`[1, hidden]`."""
+        return self.output.states[self.row : self.row + 1]
+
+    @property
+    def logits(self) -> Tensor:
+        """`[1, draft_vocab]`."""
+        return self.output.logits[self.place : self.place + 1]
+
+    def best(self, count: int) -> tuple[list[list[float]], list[list[int]]]:
+        """As :meth:`LayerOutput.best`, of this row alone."""
+        log_probs, ids = self.output.best(count)
+        return [log_probs[self.place]], [ids[self.place]]
+
+
 @dataclass(slots=True)
 class SequenceState:
     """What the drafter knows of a sequence: its tokens, features not yet run, and its slot."""
@@ -74,8 +106,7 @@ class SequenceState:
     slot_id: int
     pending: list[Tensor] = field(default_factory=list)  # features behind the stable rows, each [n, hidden]
     num_features: int = 0
-    last_state: Tensor | None = None  # output of the last stable row, [1, hidden]
-    last_logits: Tensor | None = None  # its draft logits, [1, draft_vocab]
+    stable: StableRow | None = None  # absent before the first
     chain: Chain | None = None
 
     @property
@@ -94,6 +125,7 @@ class Eagle3Drafter:
     ) -> None:
         self._layer = layer
         self._draft_ids = draft_ids  # [draft_vocab] int64: target id of each draft id
+        self._target_id_of: list[int] = draft_ids.tolist()
         self.tap: TapSpec | None = tap
         self.max_positions = max_positions
         layout = KVLayout(1, layer.num_kv_heads, layer.head_dim, layer.dtype, device.torch_device)
@@ -215,23 +247,20 @@ class Eagle3Drafter:
         behind = [state for state in states if state.pending and state.slot.length < len(state.tokens) - 1]
         if not behind:
             return
-        rows, most = [], 0
+        rows = []
         for state in behind:
             state.slot.num_pending = 0  # drafted rows fall away
             state.chain = None
             features, first = join_rows(state.pending), state.slot.length
             count = min(int(features.shape[0]), len(state.tokens) - 1 - first)
             state.pending = [features[count:]] if count < features.shape[0] else []
-            tokens = torch.tensor(state.tokens[first + 1 : first + 1 + count], device=self._layer.where)
-            positions = torch.arange(first, first + count, device=self._layer.where)
-            rows.append(Rows(state.slot, tokens, features[:count], positions))
-            most = max(most, first + count - 1)
+            tokens = state.tokens[first + 1 : first + 1 + count]
+            rows.append(Rows(state.slot, tokens, features[:count], range(first, first + count)))
         self._reserve(behind, [part.num_rows for part in rows])
         ends = list(accumulate(part.num_rows for part in rows))
-        out, logits = self._layer.forward(rows, most, [end - 1 for end in ends])
+        output = self._layer.forward(rows, [end - 1 for end in ends])
         for index, (state, part) in enumerate(zip(behind, rows, strict=True)):
-            state.last_state = out[ends[index] - 1 : ends[index]]
-            state.last_logits = logits[index : index + 1]
+            state.stable = StableRow(output, ends[index] - 1, index)
             state.slot.length += part.num_rows
             state.slot.num_pending = 0
 
@@ -241,10 +270,9 @@ class Eagle3Drafter:
         for request in requests:
             state = self._sequences[request.sequence_id]
             if state.chain is None or state.chain.start != len(state.tokens):
-                assert state.last_state is not None
-                assert state.last_logits is not None
+                assert state.stable is not None
                 state.slot.num_pending = 0
-                state.chain = Chain(len(state.tokens), state.last_state, state.last_logits)
+                state.chain = Chain(len(state.tokens), state.stable.state, state.stable.logits)
             if len(state.chain.tokens) < request.num_tokens:
                 growing.append((request, state))
         if not growing:
@@ -270,39 +298,35 @@ class Eagle3Drafter:
         """Run the last drafted token of each chain."""
         if not begun:
             return
-        rows, most = [], 0
+        rows = []
         for state, chain in begun:
             # Token start + k - 1 stands in row start + k - 2, the row of the position before it.
             position = chain.start + len(chain.tokens) - 2
-            token, where = torch.tensor([[chain.tokens[-1]], [position]], device=self._layer.where)
-            rows.append(Rows(state.slot, token, chain.state, where))
-            most = max(most, position)
-        out, logits = self._layer.forward(rows, most, range(len(rows)))
+            rows.append(Rows(state.slot, [chain.tokens[-1]], chain.state, [position]))
+        output = self._layer.forward(rows, range(len(rows)))
         for index, (_, chain) in enumerate(begun):
-            chain.state, chain.logits = out[index : index + 1], logits[index : index + 1]
+            chain.state, chain.logits = output.states[index : index + 1], output.logits[index : index + 1]
 
     def _grow_tree(self, state: SequenceState, request: DraftRequest) -> DraftEntry:
         """Expand a dynamic tree and keep its likeliest nodes (EAGLE-2, 2406.16858, section 4)."""
-        assert state.last_state is not None
-        assert state.last_logits is not None
+        assert state.stable is not None
         slot = state.slot
         slot.num_pending = 0
         state.chain = None
         start = len(state.tokens)
         width = min(MAX_WIDTH, max(2, request.max_nodes // request.num_tokens + 1))
-        branch = max(width, MIN_BRANCH)
+        branch = min(max(width, MIN_BRANCH), len(self._target_id_of))
         self._reserve([state], [width * request.num_tokens])
         tree = GrowingTree(width, request.max_nodes)
-        states, logits = state.last_state, state.last_logits
+        states, (log_probs, ids) = state.stable.state, state.stable.best(branch)
         for depth in range(request.num_tokens):
-            log_probs, ids = logits.log_softmax(-1).topk(branch, dim=-1)
-            tree.expand(log_probs, self._draft_ids[ids])
+            tree.expand(log_probs, [[self._target_id_of[i] for i in row] for row in ids])
             if depth == request.num_tokens - 1:
                 break
             tokens, parents, paths = tree.frontier()
-            positions = torch.full((len(tokens),), start - 1 + depth, dtype=torch.int64)
-            where = self._layer.where
-            part = Rows(slot, tokens.to(where), states[parents], positions.to(where), paths)
-            states, logits = self._layer.forward([part], start - 1 + depth, range(len(tokens)))
+            positions = [start - 1 + depth] * len(tokens)
+            part = Rows(slot, tokens, states[parents], positions, paths)
+            output = self._layer.forward([part], range(len(tokens)))
+            states, (log_probs, ids) = output.states, output.best(branch)
         slot.num_pending = 0
         return tree.entry(start)

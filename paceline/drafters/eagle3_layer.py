@@ -23,6 +23,9 @@ from paceline.target.device import RmsNorm
 from paceline.target.kv_cache import Slot
 from paceline.target.rope import RopeTable
 
+MAX_BEST = 8
+"""Most tokens of a row that :meth:`LayerOutput.best` can name."""
+
 
 def parameter_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
     """Tensors of a checkpoint by their public names (see docs/methods/eagle3.md)."""
@@ -62,17 +65,17 @@ class Rows:
 
     Attributes:
         slot: its cache; rows are written behind its settled and pending ones.
-        tokens: `[n]` int64 target ids.
+        tokens: target id of each row.
         states: `[n, hidden]`: fused features, or the layer's own outputs.
-        positions: `[n]` int64 rotary positions.
+        positions: rotary position of each row.
         paths: of rows in a tree, the cache rows behind the settled ones that each sees, counted from there, its own
             last; None for a chain, whose rows see everything up to themselves.
     """
 
     slot: Slot
-    tokens: Tensor
+    tokens: Sequence[int]
     states: Tensor
-    positions: Tensor
+    positions: Sequence[int]
     paths: list[list[int]] | None = None
 
     @property
@@ -86,6 +89,25 @@ class Rows:
         return self.slot.length + self.slot.num_pending
 
 
+class LayerOutput(Protocol):
+    """What a pass gives."""
+
+    @property
+    def states(self) -> Tensor:
+        """The layer's output before the final norm, `[n, hidden]`, sequences in order."""
+
+    @property
+    def logits(self) -> Tensor:
+        """Draft logits of the wanted rows, `[k, draft_vocab]` float32."""
+
+    def best(self, count: int) -> tuple[list[list[float]], list[list[int]]]:
+        """The likeliest tokens of each wanted row, best first: log-probabilities, and draft ids.
+
+        Args:
+            count: how many, at most `MAX_BEST`.
+        """
+
+
 class DraftLayer(Protocol):
     """The draft layer, whatever it runs on."""
 
@@ -95,19 +117,12 @@ class DraftLayer(Protocol):
     where: torch.device
     dtype: torch.dtype
 
-    def forward(
-        self, rows: Sequence[Rows], max_position: int, wanted: Sequence[int]
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, rows: Sequence[Rows], wanted: Sequence[int]) -> LayerOutput:
         """Run rows of several sequences, writing their keys and values behind each slot's rows.
 
         Args:
             rows: one sequence's rows each.
-            max_position: no position is above it.
             wanted: rows, counted over all sequences, whose logits are wanted.
-
-        Returns:
-            The layer's output before the final norm, `[n, hidden]`, sequences in order; and the draft logits of the
-            wanted rows, `[len(wanted), draft_vocab]` float32.
         """
 
 
@@ -174,6 +189,19 @@ class LayerWeights:
         return float(self.head_dim**-0.5)
 
 
+@dataclass(frozen=True, slots=True)
+class TorchOutput:
+    """A pass of the torch form; see :class:`LayerOutput`."""
+
+    states: Tensor
+    logits: Tensor
+
+    def best(self, count: int) -> tuple[list[list[float]], list[list[int]]]:
+        """See :class:`LayerOutput`."""
+        log_probs, ids = self.logits.log_softmax(-1).topk(count, dim=-1)
+        return log_probs.tolist(), ids.tolist()
+
+
 class Eagle3Layer:
     """The layer in torch operators, with products packed for the device."""
 
@@ -198,13 +226,12 @@ class Eagle3Layer:
             RmsNorm(weights.get(name).to(self.where), weights.eps) for name in norms
         )
 
-    def forward(
-        self, rows: Sequence[Rows], max_position: int, wanted: Sequence[int]
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, rows: Sequence[Rows], wanted: Sequence[int]) -> LayerOutput:
         """Run rows of several sequences; see :class:`DraftLayer`."""
-        tokens = join_rows([part.tokens for part in rows])
+        tokens = torch.tensor([token for part in rows for token in part.tokens], device=self.where)
         state = join_rows([part.states for part in rows])  # [n, hidden]
-        cos, sin = self.rope.gather(join_rows([part.positions for part in rows]), max_position)
+        positions = [position for part in rows for position in part.positions]
+        cos, sin = self.rope.gather(torch.tensor(positions, device=self.where), max(positions))
         embedded = self.embed_norm(F.embedding(tokens, self.embedding))
         joined = torch.cat((embedded, self.state_norm(state)), dim=-1)  # [n, target_hidden + hidden]
         heads = self.qkv(joined).view(-1, self.num_heads + 2 * self.num_kv_heads, self.head_dim)
@@ -220,7 +247,7 @@ class Eagle3Layer:
         gate, up = self.gate_up(self.mlp_norm(state)).chunk(2, dim=-1)
         state = self.down.add(F.silu(gate).mul_(up), state)
         asked = state if len(wanted) == state.shape[0] else state[list(wanted)]
-        return state, self.head(self.final_norm(asked)).float()
+        return TorchOutput(state, self.head(self.final_norm(asked)).float())
 
     def _attend(self, heads: Tensor, part: Rows) -> Tensor:
         """One sequence's attention over its slot: `[n, num_heads * head_dim]`."""

@@ -8,11 +8,13 @@ a round is still in the cache.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.drafters.eagle3_layer import LayerWeights, Rows, join_rows
+from paceline.drafters.eagle3_layer import MAX_BEST, LayerOutput, LayerWeights, Rows, join_rows
 from paceline.target import Device
 from paceline.target.program import Epilogue, PackedWeight, Program, RowSegment, takes_heads
 
@@ -31,6 +33,24 @@ def runs_natively(weights: LayerWeights, device: Device) -> bool:
         and takes_heads(weights.num_heads, weights.num_kv_heads, weights.head_dim)
         and all(width % 16 == 0 for width in widths)
     )
+
+
+@dataclass(frozen=True, slots=True)
+class NativeOutput:
+    """A pass of the native form; see :class:`paceline.drafters.eagle3_layer.LayerOutput`.
+
+    Attributes:
+        ranked: `[k, 2 * best]` int32: draft ids, then the bits of their log-probabilities.
+    """
+
+    states: Tensor
+    logits: Tensor
+    ranked: Tensor
+
+    def best(self, count: int) -> tuple[list[list[float]], list[list[int]]]:
+        """See :class:`paceline.drafters.eagle3_layer.LayerOutput`."""
+        ids, bits = np.hsplit(self.ranked.numpy(), 2)
+        return bits[:, :count].view(np.float32).tolist(), ids[:, :count].tolist()
 
 
 class NativeEagle3Layer:
@@ -56,6 +76,8 @@ class NativeEagle3Layer:
         self._states = program.buffer(weights.hidden, bound=True)
         self._out = program.buffer(weights.hidden, bound=True)
         self._logits = program.buffer(weights.draft_vocab, bound=True)
+        self._num_best = min(MAX_BEST, weights.draft_vocab)
+        self._best = program.buffer(2 * self._num_best, bound=True)
         embedded = program.buffer(weights.target_hidden)
         joined = program.buffer(weights.target_hidden + weights.hidden)
         mixed_in = program.buffer((heads + 2 * kv_heads) * dim)
@@ -104,14 +126,16 @@ class NativeEagle3Layer:
             eps=eps,
             selected=True,
         )
+        program.top(self._logits, self._best, self._num_best)
 
-    def forward(
-        self, rows: Sequence[Rows], max_position: int, wanted: Sequence[int]
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, rows: Sequence[Rows], wanted: Sequence[int]) -> LayerOutput:
         """Run rows of several sequences; see :class:`paceline.drafters.eagle3_layer.DraftLayer`."""
         states = join_rows([part.states for part in rows]).contiguous()
-        out = torch.empty_like(states)
-        logits = torch.empty(len(wanted), self._draft_vocab)
+        output = NativeOutput(
+            torch.empty_like(states),
+            torch.empty(len(wanted), self._draft_vocab),
+            torch.empty(len(wanted), 2 * self._num_best, dtype=torch.int32),
+        )
         segments = []
         for part in rows:
             slot = part.slot
@@ -119,9 +143,14 @@ class NativeEagle3Layer:
             slot.num_pending += part.num_rows
         self._program.run(
             segments,
-            join_rows([part.positions for part in rows]),
-            {self._states: states, self._out: out, self._logits: logits},
-            tokens=join_rows([part.tokens for part in rows]),
-            selected=torch.tensor(wanted, dtype=torch.int64),
+            [position for part in rows for position in part.positions],
+            {
+                self._states: states,
+                self._out: output.states,
+                self._logits: output.logits,
+                self._best: output.ranked,
+            },
+            tokens=[token for part in rows for token in part.tokens],
+            selected=wanted,
         )
-        return out, logits
+        return output

@@ -7,8 +7,7 @@ rises along a path, so the best nodes always contain their ancestors.
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from collections.abc import Sequence
 
 from paceline.trie import DraftEntry
 
@@ -33,17 +32,15 @@ class GrowingTree:
         self._num_rows = 0
         self._path_of: dict[int, list[int]] = {}  # rows of a node that was run: its ancestors' and its own
 
-    def expand(self, log_probs: Tensor, tokens: Tensor) -> None:
+    def expand(self, log_probs: Sequence[Sequence[float]], tokens: Sequence[Sequence[int]]) -> None:
         """Add the children of the latest rows.
 
         Args:
-            log_probs: `[rows, k]` of each child given its path.
-            tokens: `[rows, k]` int64.
+            log_probs: of each child given its path, for each row.
+            tokens: the children's tokens, for each row.
         """
         first = len(self._tokens)
-        for row, (child_log_probs, child_tokens) in enumerate(
-            zip(log_probs.tolist(), tokens.tolist(), strict=True)
-        ):
+        for row, (child_log_probs, child_tokens) in enumerate(zip(log_probs, tokens, strict=True)):
             parent = self._expanded[row] if self._expanded else -1
             base = self._scores[parent] if parent >= 0 else 0.0
             for log_prob, token in zip(child_log_probs, child_tokens, strict=True):
@@ -54,12 +51,12 @@ class GrowingTree:
         added = sorted(range(first, len(self._tokens)), key=lambda node: -self._scores[node])
         self._next = added[: self._width]
 
-    def frontier(self) -> tuple[Tensor, Tensor, list[list[int]]]:
+    def frontier(self) -> tuple[list[int], list[int], list[list[int]]]:
         """The nodes to run next.
 
         Returns:
-            Tokens `[n]` int64; the latest rows they continue from, `[n]` int64; and the path of each, as rows counted
-            from the first that was ever run, its own last.
+            Their tokens; the latest rows they continue from; and the path of each, as rows counted from the first that
+            was ever run, its own last.
         """
         from_rows, paths = [], []
         for row, node in enumerate(self._next):
@@ -69,8 +66,7 @@ class GrowingTree:
             self._path_of[node] = paths[-1]
         self._num_rows += len(self._next)
         self._expanded = self._next
-        tokens = torch.tensor([self._tokens[node] for node in self._next], dtype=torch.int64)
-        return tokens, torch.tensor(from_rows, dtype=torch.int64), paths
+        return [self._tokens[node] for node in self._next], from_rows, paths
 
     def entry(self, start: int) -> DraftEntry:
         """The likeliest nodes as a draft entry from committed length `start`."""

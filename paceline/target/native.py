@@ -77,7 +77,7 @@ class NativeExecutor:
         """Logits of normed states: `[n, hidden] -> [n, vocab]` float32."""
         rows = hidden.reshape(-1, self.architecture.hidden_size).contiguous()
         logits = torch.empty(rows.shape[0], self.architecture.vocab_size)
-        self._head_program.run([], torch.zeros(rows.shape[0], dtype=torch.int64), {0: rows, 1: logits})
+        self._head_program.run([], [0] * rows.shape[0], {0: rows, 1: logits})
         return self._capped(logits)
 
     def _capped(self, logits: Tensor) -> Tensor:
@@ -89,16 +89,16 @@ class NativeExecutor:
         if plan.capture not in self._plans:
             self._plans[plan.capture] = self._program(plan.capture)
         model, n = self._plans[plan.capture], plan.num_rows
-        rows = torch.arange(n) if plan.logit_rows is None else plan.logit_rows
+        rows = range(n) if plan.logit_rows is None else plan.logit_rows.tolist()
         hidden, vocab = self.architecture.hidden_size, self.architecture.vocab_size
-        logits = torch.empty(rows.shape[0], vocab)
+        logits = torch.empty(len(rows), vocab)
         streams = {key: torch.empty(n, hidden, dtype=torch.bfloat16) for key in model.streams}
         bound = {model.logits: logits} | {model.streams[key]: tensor for key, tensor in streams.items()}
         model.program.run(
             [_row_segment(segment) for segment in plan.segments],
-            plan.positions,
+            plan.positions.tolist(),
             bound,
-            tokens=plan.tokens,
+            tokens=plan.tokens.tolist(),
             selected=rows,
         )
         return ExecutorOutput(self._capped(logits), streams, streams.pop(FINAL_NORM, None))

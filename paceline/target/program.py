@@ -24,6 +24,8 @@ PANEL_COLUMNS = 32
 SPARE_ROWS = 8  # a product may read so many rows behind the last
 MAX_GROUP = 16
 MAX_HEAD_DIM = 256
+MAX_TOP = 16
+_NO_LIMIT = 1 << 62
 
 
 class Kind(IntEnum):
@@ -35,6 +37,7 @@ class Kind(IntEnum):
     ATTEND = 3
     GATHER = 4
     COPY = 5
+    TOP = 6
 
 
 class Epilogue(IntEnum):
@@ -127,8 +130,8 @@ class Program:
         self._buffers: list[Tensor | None] = []
         self._scratch = torch.empty(0, dtype=torch.bfloat16)
         self._scores = torch.empty(0)
-        self._num_positions = 1 << 62  # of the shortest rope table
-        self._num_tokens = 1 << 62  # of the embedding
+        self._num_positions = _NO_LIMIT  # of the shortest rope table
+        self._num_tokens = _NO_LIMIT  # of the embedding
 
     def buffer(self, width: int, *, bound: bool = False) -> int:
         """A buffer of rows `width` wide; a bound one is given by the caller at each run."""
@@ -214,35 +217,49 @@ class Program:
         """All rows of `source` as they are now."""
         self._add(Kind.COPY, source, out)
 
+    def top(self, source: int, out: int, count: int) -> None:
+        """The likeliest entries of each selected row of `source`, a bound buffer of float32 logits.
+
+        Args:
+            source: the logits.
+            out: a bound buffer `2 * count` wide: int32 indices, best first, then the float32 bits of their
+                log-probabilities.
+            count: how many, at most as many as there are.
+        """
+        assert 1 <= count <= min(MAX_TOP, self._widths[source])
+        assert self._widths[out] == 2 * count
+        self._add(Kind.TOP, source, out, count=count, on_selected=True)
+
     def run(
         self,
         segments: Sequence[RowSegment],
-        positions: Tensor,
+        positions: Sequence[int],
         bound: Mapping[int, Tensor],
         *,
-        tokens: Tensor | None = None,
-        selected: Tensor | None = None,
+        tokens: Sequence[int] = (),
+        selected: Sequence[int] = (),
     ) -> None:
         """Run all operations over some rows.
 
         Args:
             segments: rows of each sequence, in row order; rows behind the last are padding.
-            positions: `[n]` int64 rotary positions.
+            positions: of the rows, for rotation.
             bound: tensors of the bound buffers, dense, at least as many rows as are read or written.
-            tokens: `[n]` int64 for `embed`.
-            selected: `[k]` int64 rows for operations on selected rows.
+            tokens: of the rows, for `embed`.
+            selected: rows for operations on selected rows.
 
         Raises:
             IndexError: a token, a position or a cache row is out of range; the kernels would not notice.
         """
-        num_rows = int(positions.shape[0])
+        num_rows = len(positions)
         _check_range("position", positions, self._num_positions)
+        if self._num_tokens < _NO_LIMIT and len(tokens) != num_rows:
+            raise IndexError(f"{len(tokens)} tokens for {num_rows} rows")
         _check_range("token", tokens, self._num_tokens)
         _check_range("selected row", selected, num_rows)
         for segment in segments:
             if segment.write_at + segment.num_rows > segment.storage.shape[2]:
                 raise IndexError(f"{segment.num_rows} rows at {segment.write_at} do not fit their slot")
-        num_selected = 0 if selected is None else int(selected.shape[0])
         longest = max((s.write_at + s.num_rows for s in segments), default=0)
         num_threads = torch.get_num_threads()
         self._reserve(num_rows)
@@ -274,13 +291,14 @@ class Program:
             pointers[index] = None if tensor is None else tensor.data_ptr()
         if self._array is None:
             self._array = (kernels.Op * len(self._ops))(*self._ops)
+        indices = np.array([*tokens, *positions, *selected], dtype=np.int64)
         step = kernels.Step(
             num_rows=num_rows,
-            num_selected=num_selected,
+            num_selected=len(selected),
             num_segments=len(segments),
-            tokens=None if tokens is None else tokens.data_ptr(),
-            positions=positions.data_ptr(),
-            selected=None if selected is None else selected.data_ptr(),
+            tokens=indices.ctypes.data,
+            positions=indices.ctypes.data + 8 * len(tokens),
+            selected=indices.ctypes.data + 8 * (len(tokens) + num_rows),
             row_segment=row_segment.ctypes.data,
             segments=described,
             buffers=ctypes.addressof(pointers),
@@ -303,8 +321,6 @@ class Program:
         self._scratch = torch.zeros(readable * widest, dtype=torch.bfloat16)
 
 
-def _check_range(what: str, indices: Tensor | None, size: int) -> None:
-    if indices is not None and indices.numel():
-        lowest, highest = indices.aminmax()
-        if int(lowest) < 0 or int(highest) >= size:
-            raise IndexError(f"{what}s {int(lowest)}..{int(highest)} are not all within 0..{size - 1}")
+def _check_range(what: str, indices: Sequence[int], size: int) -> None:
+    if indices and (min(indices) < 0 or max(indices) >= size):
+        raise IndexError(f"{what}s {min(indices)}..{max(indices)} are not all within 0..{size - 1}")

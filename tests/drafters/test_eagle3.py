@@ -14,6 +14,7 @@ from torch import Tensor
 from paceline.drafters import CheckpointError, Drafter, DrafterError, DraftRequest, load_drafter
 from paceline.drafters.checkpoint import DrafterConfig, save_drafter
 from paceline.drafters.eagle3 import Eagle3Drafter
+from paceline.drafters.eagle3_layer import LayerOutput
 from paceline.sampling import SamplingParams
 from paceline.training.data import Batch
 from paceline.training.eagle3 import Eagle3Objective, TargetFacts
@@ -188,10 +189,10 @@ def test_a_longer_wish_continues_the_chain(load: Load, eagle3_dir: Path, target:
     rows: list[int] = []
     forward = drafter._layer.forward
 
-    def counting(parts: object, max_position: int, wanted: object) -> tuple[Tensor, Tensor]:
-        out, logits = forward(parts, max_position, wanted)  # type: ignore[arg-type]
-        rows.append(out.shape[0])
-        return out, logits
+    def counting(parts: object, wanted: object) -> LayerOutput:
+        output = forward(parts, wanted)  # type: ignore[arg-type]
+        rows.append(output.states.shape[0])
+        return output
 
     drafter._layer.forward = counting  # type: ignore[method-assign, assignment]
     longer = _draft(drafter, 1, 6)

@@ -92,16 +92,18 @@ def test_layer_is_near_to_the_torch_form(checkpoint: tuple[Path, Path]) -> None:
             cache = KVCache(KVLayout(1, 2, 32, torch.bfloat16, torch.device("cpu")))
             slots = [cache.get(cache.open(64)) for _ in range(2)]
             first = [
-                Rows(slot, torch.tensor(_text(9 + i, i)), _features(9 + i, i), torch.arange(9 + i))
-                for i, slot in enumerate(slots)
+                Rows(slot, _text(9 + i, i), _features(9 + i, i), range(9 + i)) for i, slot in enumerate(slots)
             ]
-            states, logits = layer.forward(first, 9, [8, 18])
+            prefix = layer.forward(first, [8, 18])
             for slot, rows in zip(slots, first, strict=True):
                 slot.length, slot.num_pending = rows.num_rows, 0
-            tree = Rows(
-                slots[1], torch.tensor([4, 5, 6]), states[16:], torch.tensor([10, 10, 11]), [[0], [1], [0, 2]]
-            )
-            outputs.append((states, logits, *layer.forward([tree], 11, [0, 1, 2])))
+            tree = Rows(slots[1], [4, 5, 6], prefix.states[16:], [10, 10, 11], [[0], [1], [0, 2]])
+            nodes = layer.forward([tree], range(3))
+            outputs.append((prefix.states, prefix.logits, nodes.states, nodes.logits))
+            log_probs, ids = nodes.best(5)
+            expected = nodes.logits.log_softmax(-1).topk(5, dim=-1)
+            assert ids == expected.indices.tolist()
+            torch.testing.assert_close(torch.tensor(log_probs), expected.values, rtol=1e-5, atol=1e-5)
     for native, plain in zip(*outputs, strict=True):
         error = (native.float() - plain.float()).square().mean().sqrt()
         assert error < 0.02 * plain.float().square().mean().sqrt()

@@ -165,13 +165,29 @@ def test_the_kernels_are_never_sent_out_of_range() -> None:
     hidden = program.buffer(32, bound=True)
     program.embed(torch.zeros(5, 32, dtype=torch.bfloat16), hidden)
     out = {hidden: torch.empty(2, 32, dtype=torch.bfloat16)}
-    positions = torch.zeros(2, dtype=torch.int64)
-    program.run([], positions, out, tokens=torch.tensor([0, 4]))
+    positions = [0, 0]
+    program.run([], positions, out, tokens=[0, 4])
     for tokens in ([0, 5], [-1, 0]):
         with pytest.raises(IndexError, match="token"):
-            program.run([], positions, out, tokens=torch.tensor(tokens))
+            program.run([], positions, out, tokens=tokens)
     with pytest.raises(IndexError, match="selected"):
-        program.run([], positions, out, tokens=torch.tensor([0, 4]), selected=torch.tensor([2]))
+        program.run([], positions, out, tokens=[0, 4], selected=[2])
     storage = torch.zeros(1, 2, 4, 32, dtype=torch.bfloat16)
     with pytest.raises(IndexError, match="slot"):
-        program.run([RowSegment(storage, 2, 3)], positions, out, tokens=torch.tensor([0, 4]))
+        program.run([RowSegment(storage, 2, 3)], positions, out, tokens=[0, 4])
+
+
+@pytest.mark.parametrize("width", [16, 97, 7680])
+def test_the_likeliest_are_found(width: int) -> None:
+    program = Program()
+    source, out = program.buffer(width, bound=True), program.buffer(16, bound=True)
+    program.top(source, out, 8)
+    logits = torch.randn(5, width, generator=torch.Generator().manual_seed(width)) * 4
+    logits[3] = logits[3].round()  # ties: the first of equals
+    ranked = torch.empty(5, 16, dtype=torch.int32)
+    program.run([], [0] * 5, {source: logits, out: ranked}, selected=range(5))
+    for row, (values, found) in enumerate(zip(logits.tolist(), ranked, strict=True)):
+        expected = sorted(range(width), key=lambda index: (-values[index], index))[:8]
+        assert found[:8].tolist() == expected
+        log_probs = logits[row].log_softmax(-1)[expected]
+        torch.testing.assert_close(found[8:].view(torch.float32), log_probs, rtol=1e-5, atol=2e-5)

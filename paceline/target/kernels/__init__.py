@@ -29,7 +29,7 @@ class Op(ctypes.Structure):
     _fields_ = [
         *((name, c_int32) for name in ("kind", "in_buffer", "out_buffer", "residual", "epilogue", "layer")),
         *((name, c_int32) for name in ("on_selected", "num_heads", "num_kv_heads", "head_dim", "window")),
-        ("in_is_bound", c_int32),
+        *((name, c_int32) for name in ("in_is_bound", "count", "reserved")),
         *((name, c_int64) for name in ("in_width", "out_width", "out_offset")),
         *((name, c_float) for name in ("eps", "scale")),
         *((name, c_void_p) for name in ("weight", "norm", "bias", "rope")),

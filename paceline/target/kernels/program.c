@@ -52,6 +52,7 @@ void pl_run(const struct op *ops, int64_t num_ops, const struct step *step) {
         case OP_ATTEND: pl_attend(op, step); break;
         case OP_GATHER: gather(op, step); break;
         case OP_COPY: copy(op, step); break;
+        case OP_TOP: pl_top(op, step); break;
         default: break;
         }
     }

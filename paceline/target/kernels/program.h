@@ -6,7 +6,7 @@
 
 #include "simd.h"
 
-enum { OP_EMBED, OP_NORM, OP_LINEAR, OP_ATTEND, OP_GATHER, OP_COPY };
+enum { OP_EMBED, OP_NORM, OP_LINEAR, OP_ATTEND, OP_GATHER, OP_COPY, OP_TOP };
 enum { STORE, ADD, GATE_SILU, GATE_GELU, STORE_FLOAT };
 
 /* Columns of a weight panel. */
@@ -21,6 +21,8 @@ struct op {
     int32_t num_heads, num_kv_heads, head_dim;
     int32_t window;      /* OP_ATTEND: tokens a row sees, itself included; 0 is all */
     int32_t in_is_bound; /* `in` is the caller's, with nothing readable behind its last row */
+    int32_t count;       /* OP_TOP: entries wanted of each row */
+    int32_t reserved;
     int64_t in_width;    /* of a row of `in`, in elements */
     int64_t out_width;   /* of a row of `out` */
     int64_t out_offset;  /* OP_NORM: first column written */
@@ -59,6 +61,7 @@ void pl_norm(const struct op *op, const struct step *step);
 void pl_norm_rows(const bf16 *in, int64_t in_stride, const bf16 *weight, float eps, int64_t width, int64_t num_rows,
                   bf16 *out, int64_t out_stride, const bf16 *residual);
 void pl_attend(const struct op *op, const struct step *step);
+void pl_top(const struct op *op, const struct step *step);
 
 static inline int64_t rows_of(const struct op *op, const struct step *step) {
     return op->on_selected ? step->num_selected : step->num_rows;
