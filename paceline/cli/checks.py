@@ -39,6 +39,7 @@ _PACKAGES = (
     ("gguf", "paceline models fetch"),
 )
 _CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
+_KERNEL_FLAGS = ("avx512bw", "avx512dq", "avx512vl", "avx512_bf16")
 _NEEDED_DISK_BYTES = 2 << 30
 _NEEDED_MEMORY_BYTES = 3 << 30
 
@@ -113,8 +114,10 @@ def check_kernels() -> Iterator[Check]:
     """The compiled CPU kernels."""
     flags, folder = _cpu_flags(), Path(__file__).parents[1] / "target" / "kernels"
     is_built = any((folder / f"_rows{suffix}").is_file() for suffix in EXTENSION_SUFFIXES)
-    if "avx512_bf16" not in flags:
-        yield Check("CPU kernels", "note", "this processor has no avx512_bf16: torch's operators are used")
+    absent = [flag for flag in _KERNEL_FLAGS if flag not in flags]
+    if absent:
+        detail = f"this processor has no {' '.join(absent)}: torch's operators are used"
+        yield Check("CPU kernels", "note", detail)
     elif is_built:
         yield Check("CPU kernels", "ok", "compiled")
     else:

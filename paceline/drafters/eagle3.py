@@ -247,13 +247,13 @@ class Eagle3Drafter:
         behind = [state for state in states if state.pending and state.slot.length < len(state.tokens) - 1]
         if not behind:
             return
-        rows = []
+        rows, left = [], []
         for state in behind:
             state.slot.num_pending = 0  # drafted rows fall away
             state.chain = None
             features, first = join_rows(state.pending), state.slot.length
             count = min(int(features.shape[0]), len(state.tokens) - 1 - first)
-            state.pending = [features[count:]] if count < features.shape[0] else []
+            left.append([features[count:]] if count < features.shape[0] else [])
             tokens = state.tokens[first + 1 : first + 1 + count]
             rows.append(Rows(state.slot, tokens, features[:count], range(first, first + count)))
         self._reserve(behind, [part.num_rows for part in rows])
@@ -261,6 +261,7 @@ class Eagle3Drafter:
         output = self._layer.forward(rows, [end - 1 for end in ends])
         for index, (state, part) in enumerate(zip(behind, rows, strict=True)):
             state.stable = StableRow(output, ends[index] - 1, index)
+            state.pending = left[index]  # not before the pass, which may fail for another sequence
             state.slot.length += part.num_rows
             state.slot.num_pending = 0
 

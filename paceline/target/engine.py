@@ -312,5 +312,7 @@ def _choose_executor(
     if choice != "lean" and packed and runs_natively(arch, device, dtype):
         return NativeExecutor(config, path)
     if choice == "native":
-        raise UnsupportedModelError("the CPU kernels are not built, or do not run this model or dtype here")
+        raise UnsupportedModelError(
+            "the CPU kernels are not built, or not for this model, dtype or unpacked weights"
+        )
     return LeanExecutor(config, path, device, dtype, packed=packed)

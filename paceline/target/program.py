@@ -147,8 +147,7 @@ class Program:
                 self._kept.append(value)
                 value = value.data_ptr()
             setattr(op, name, value)
-        if not op.in_width:
-            op.in_width = self._widths[source] if source >= 0 else 0
+        op.in_width = self._widths[source] if source >= 0 else 0
         op.out_width = self._widths[out]
         op.in_is_bound = source >= 0 and self._is_bound[source]
         self._ops.append(op)
@@ -176,7 +175,6 @@ class Program:
         assert self._widths[source] == weight.in_width
         assert self._widths[out] == weight.out_width
         assert weight.is_gated == (epilogue in GATES.values())
-        self._kept.append(weight)
         extra = {"norm": norm, "bias": weight.bias}
         self._add(
             Kind.LINEAR, source, out, weight=weight.panels, epilogue=epilogue, eps=eps, residual=residual,
@@ -250,6 +248,7 @@ class Program:
 
         Raises:
             IndexError: a token, a position or a cache row is out of range; the kernels would not notice.
+            ValueError: a bound tensor is not rows of its buffer's width.
         """
         num_rows = len(positions)
         _check_range("position", positions, self._num_positions)
@@ -257,12 +256,14 @@ class Program:
             raise IndexError(f"{len(tokens)} tokens for {num_rows} rows")
         _check_range("token", tokens, self._num_tokens)
         _check_range("selected row", selected, num_rows)
+        if sum(segment.num_rows for segment in segments) > num_rows:
+            raise IndexError(f"the segments have more rows than the {num_rows} positions")
         for segment in segments:
             if segment.write_at + segment.num_rows > segment.storage.shape[2]:
                 raise IndexError(f"{segment.num_rows} rows at {segment.write_at} do not fit their slot")
         longest = max((s.write_at + s.num_rows for s in segments), default=0)
         num_threads = torch.get_num_threads()
-        self._reserve(num_rows)
+        self._reserve(max(num_rows, len(selected)))
         stride = (max(longest, 1) + 32) * MAX_GROUP
         if self._scores.numel() < stride * num_threads:
             self._scores = torch.empty(2 * stride * num_threads)
@@ -287,8 +288,13 @@ class Program:
             first += segment.num_rows
         pointers = (ctypes.c_void_p * len(self._widths))()
         for index, own in enumerate(self._buffers):
-            tensor = bound.get(index) if self._is_bound[index] else own
-            pointers[index] = None if tensor is None else tensor.data_ptr()
+            tensor = bound[index] if self._is_bound[index] else own
+            assert tensor is not None
+            if not tensor.is_contiguous() or tensor.shape[1] != self._widths[index]:
+                raise ValueError(
+                    f"buffer {index} is {list(tensor.shape)}, not dense rows of {self._widths[index]}"
+                )
+            pointers[index] = tensor.data_ptr()
         if self._array is None:
             self._array = (kernels.Op * len(self._ops))(*self._ops)
         indices = np.array([*tokens, *positions, *selected], dtype=np.int64)
@@ -317,7 +323,7 @@ class Program:
         for index, width in enumerate(self._widths):
             if not self._is_bound[index]:
                 self._buffers[index] = torch.zeros(readable, width, dtype=torch.bfloat16)
-        widest = max((op.in_width for op in self._ops), default=0)
+        widest = max((op.in_width for op in self._ops if op.kind == Kind.LINEAR), default=0)
         self._scratch = torch.zeros(readable * widest, dtype=torch.bfloat16)
 
 

@@ -104,12 +104,14 @@ class DraftLoop:
             self._apply(item)
         now = self._clock()
         owed = [sequence for sequence in self._sequences.values() if sequence.want is not None]
-        due, next_at = self._rounds.choose(owed, now)
+        due, next_at = self._rounds.choose(owed, now, may_follow=self._may_follow(owed))
+        # A draft that no frame asked for must not pass for the answer to one that waits for another sequence's.
+        asked = {s.session for s in due if s.want is not None and s.want.frame_id}
         answers = self._rounds.draft(due) if due else {}
         for sequence in self._rounds.take_broken():
             self._fail(sequence, INTERNAL, "DRAFT_FAILED", "the drafter failed on this sequence")
         self._check_features(now)
-        self._answer(answers)
+        self._answer(answers, asked)
         if due or (self._inbox.is_empty and self._draft_ahead()) or self._failures:
             return 0.0
         waits = [at - now for at in (next_at, self._next_loss_at()) if at is not None]
@@ -217,7 +219,7 @@ class DraftLoop:
     def _go_on(self, sequence: DraftSequence, chunk: Features) -> None:
         """Drafts from tokens that came with their features, a hop before the conductor's commit says the same.
 
-        The commit's frame is answered all the same, when it comes, without drafts.
+        The commit's frame, when it comes, finds nothing new in it and is answered without drafts.
         """
         start, length = chunk.tokens_start, sequence.length
         fresh = chunk.tokens[length - start :] if start <= length else ()
@@ -226,13 +228,24 @@ class DraftLoop:
             and length + len(fresh) < self._limits.max_positions
             and self._extend(sequence, fresh)
             and sequence.want is None
+            and sequence.session.plan.draft_length
         ):
             self._want(sequence, 0, chunk.arrived_at)
 
     # What goes out.
 
-    def _answer(self, answers: dict[Session, drafter_pb2.DraftResponse]) -> None:
-        """Answers every session that has drafts or failures to hear of, or whose frame waits for no draft."""
+    def _may_follow(self, owed: Sequence[DraftSequence]) -> bool:
+        """Whether more sequences of a step that was heard of through its features are likely to come in."""
+        sessions = {s.session for s in owed if s.want is not None and not s.want.frame_id}
+        return any(sequence.want is None for session in sessions for sequence in session.sequences.values())
+
+    def _answer(self, answers: dict[Session, drafter_pb2.DraftResponse], asked: set[Session]) -> None:
+        """Answers every session that has drafts or failures to hear of, or whose frame waits for no draft.
+
+        Args:
+            answers: made in this turn.
+            asked: sessions one of whose frames asked for a draft in them.
+        """
         waiting = {
             sequence.session
             for sequence in self._sequences.values()
@@ -240,7 +253,8 @@ class DraftLoop:
         }
         for session in {*answers, *self._failures, *(set(self._open_frames) - waiting)}:
             answer = answers.get(session) or drafter_pb2.DraftResponse()
-            frame = self._open_frames.pop(session, None)
+            is_answered = session in asked or session not in waiting
+            frame = self._open_frames.pop(session, None) if is_answered else None
             if frame is not None:
                 answer.frame_id = frame.frame_id
                 waited_s = self._clock() - frame.arrived_at - answer.draft_us / 1e6

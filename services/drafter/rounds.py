@@ -67,11 +67,18 @@ class DraftRounds:
         self._num_drafted = metrics.DRAFTED_TOKENS.labels(*labels, "answer")
         self._num_ahead = metrics.DRAFTED_TOKENS.labels(*labels, "ahead")
 
-    def choose(self, owed: Sequence[DraftSequence], now: float) -> tuple[list[DraftSequence], float | None]:
+    def choose(
+        self, owed: Sequence[DraftSequence], now: float, *, may_follow: bool = False
+    ) -> tuple[list[DraftSequence], float | None]:
         """The sequences to draft for now, and when to look again where others, or all, should wait.
 
         A sequence is ready with its features in. One that has waited too long is drafted for as it is (many drafters
         can go on from states of their own); where the drafter cannot, it stays owed until features come.
+
+        Args:
+            owed: sequences that wait for a draft.
+            now: the time.
+            may_follow: others of the same step, which are not owed anything yet, are likely to come in.
         """
         ready: list[DraftSequence] = []
         expired: list[DraftSequence] = []
@@ -88,7 +95,7 @@ class DraftRounds:
                 waiting.append(sequence.want.expires_at)
         if expired:
             return ready + expired, None
-        if ready and waiting and now < first_arrival + self._limits.feature_gather_s:
+        if ready and (waiting or may_follow) and now < first_arrival + self._limits.feature_gather_s:
             return [], first_arrival + self._limits.feature_gather_s
         return ready, min(waiting, default=None)
 

@@ -20,8 +20,9 @@ class Want:
     """A draft that is owed.
 
     Attributes:
-        frame_id: the frame that asked for it; 0 where it has been answered already, without this draft.
-        arrived_at: when that frame came in.
+        frame_id: the frame that asked for it; 0 where that has been answered already, without this draft, or where
+            tokens that came with features asked for it.
+        arrived_at: when that came in.
         expires_at: when it stops waiting for features.
     """
 
@@ -62,5 +63,5 @@ class DraftSequence:
 
     @property
     def has_features(self) -> bool:
-        """Whether the features for a draft from the committed length are all in."""
-        return self.num_features >= self.length - 1
+        """Whether the features for a draft from the committed length are all in: one at least."""
+        return self.num_features >= max(1, self.length - 1)

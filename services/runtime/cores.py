@@ -4,11 +4,8 @@ Responsible for: parsing a core list, pinning the thread that computes, and tell
 imported) how many threads to start and how long a waiting one spins. Two torch threads that spin beside another
 busy process on two cores ran 10 to 20 times slower when measured.
 
-Only the computing thread and the OpenMP threads it starts are pinned. The event loop and gRPC's threads go where there
-is room: on the same core their messages would wait behind the next step.
-
-Deliberately does not know torch; paceline.target.device sets its thread count. Called by ``__main__`` of
-verifier and drafter before anything heavy is imported.
+Only the threads that load and compute, and the OpenMP threads they start, are pinned. The event loop and gRPC's
+threads go where there is room: on the same core their messages would wait behind the next step.
 """
 
 from __future__ import annotations

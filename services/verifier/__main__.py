@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 from services.runtime.cores import plan_pinning
 from services.runtime.lifecycle import Process, serve
@@ -19,7 +20,10 @@ def main() -> None:
     async def build(process: Process) -> None:
         from services.verifier.host import Host  # imports torch, after the threads are settled
 
-        host = await asyncio.to_thread(Host.load, settings, pinning.num_threads)
+        # Loading computes too, and what it packs should lie near the cores that read it.
+        with ThreadPoolExecutor(1, initializer=pinning.pin_thread) as loader:
+            load = asyncio.get_running_loop().run_in_executor
+            host = await load(loader, Host.load, settings, pinning.num_threads)
         await host.attach(process, pinning.pin_thread)
 
     serve("verifier", settings, build)

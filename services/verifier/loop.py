@@ -213,7 +213,7 @@ class StepLoop:
                     strict=True,
                 )
             )
-        commits = []
+        commits, settled = [], []
         for which, turn in enumerate(turns):
             verdict = verdicts.get(which)
             accepted = () if verdict is None else verdict.accepted_rows
@@ -229,7 +229,11 @@ class StepLoop:
             if output.features and turn.sequence.may_draft:
                 rows = output.features[which]
                 kept_rows = rows[: len(kept)] if kept[-1] == len(kept) - 1 else rows[kept]
-                self._hand_over(turn.sequence, start, kept_rows, going_on)
+                settled.append((turn.sequence, start, kept_rows, going_on))
+        for (
+            features
+        ) in settled:  # one right after the other, so that a drafter can draft for all of them together
+            self._hand_over(*features)
         return commits
 
     def _hand_over(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -82,6 +83,65 @@ async def test_tokens_that_come_with_features_are_drafted_from_before_the_commit
     answer = await on.conductor.read()
     assert (answer.frame_id, list(answer.drafts.starts)) == (frame_id, [7])
     assert len(on.drafter.batches) == 3
+
+
+async def test_sequences_of_one_step_are_drafted_for_together(bench: Bench) -> None:
+    on = await stage(bench, feature_wait_ms=5000, feature_gather_ms=100)
+    await on.conductor.send(opens=[on.opening(i, PROMPT) for i in (1, 2, 3)])
+    await eventually(lambda: on.verifier.num_streams)
+    for sequence_id in (1, 2, 3):
+        on.verifier.push(sequence_id, 0, 3)
+    await on.conductor.read_drafts()
+    drafted = len(on.drafter.batches)
+    for sequence_id in (1, 2, 3):  # one chunk each, as a verifier sends them
+        on.verifier.push(sequence_id, 3, 1, tokens=[9])
+        await asyncio.sleep(0.01)
+    answer = await on.conductor.read_drafts()
+    assert sorted(answer.drafts.sequence_ids) == [1, 2, 3]
+    assert len(on.drafter.batches) == drafted + 1
+
+
+async def test_a_draft_nobody_asked_for_does_not_answer_another_sequences_frame(bench: Bench) -> None:
+    on = await stage(bench, feature_wait_ms=5000)
+    await on.conductor.send(opens=[on.opening(1, PROMPT), on.opening(2, PROMPT)])
+    await eventually(lambda: on.verifier.num_streams)
+    for sequence_id in (1, 2):
+        on.verifier.push(sequence_id, 0, 3)
+    drafted: set[int] = set()
+    while drafted != {1, 2}:
+        drafted |= set((await on.conductor.read_drafts()).drafts.sequence_ids)
+    frame_id = await on.conductor.send(commits=commits((2, 4, [9])))  # its features are still to come
+    on.verifier.push(1, 3, 1, tokens=[9])
+    answer = await on.conductor.read_drafts()
+    assert (list(answer.drafts.sequence_ids), answer.frame_id) == ([1], 0)
+    on.verifier.push(2, 3, 1, tokens=[9])
+    answer = await on.conductor.read_drafts()
+    assert (list(answer.drafts.sequence_ids), answer.frame_id) == ([2], frame_id)
+
+
+async def test_nothing_is_answered_where_nothing_is_drafted(bench: Bench) -> None:
+    on = await stage(bench, feature_wait_ms=5000)
+    await on.conductor.send(opens=[on.opening(1, PROMPT)], plan=drafter_pb2.DraftPlan(draft_length=0))
+    await eventually(lambda: on.verifier.num_streams)
+    on.verifier.push(1, 0, 3)
+    assert not (await on.conductor.read()).drafts.sequence_ids
+    for position in range(3, 9):
+        on.verifier.push(1, position, 1, tokens=[9])
+    frame_id = await on.conductor.send(commits=commits((1, 4, [9] * 6)))
+    answer = await on.conductor.read()
+    assert answer.frame_id == frame_id
+
+
+async def test_a_text_of_one_token_waits_in_silence(bench: Bench) -> None:
+    """Its only feature comes when the target has run it; until then there is nothing to draft from."""
+    on = await stage(bench, feature_wait_ms=5000)
+    frame_id = await on.conductor.send(opens=[on.opening(1, [5])])
+    await eventually(lambda: on.verifier.num_streams)
+    await asyncio.sleep(0.05)
+    assert not on.drafter.batches
+    on.verifier.push(1, 0, 1, tokens=[6])
+    answer = await on.conductor.read()
+    assert (answer.frame_id, list(answer.drafts.starts)) == (frame_id, [2])
 
 
 async def test_tokens_past_a_gap_wait_for_the_commit(bench: Bench) -> None:

@@ -314,6 +314,25 @@ def test_slots_that_grew_are_used_again(
     assert drafted == drafted[:1] * 8
 
 
+def test_a_pass_that_fails_takes_no_features_away(load: Load, eagle3_dir: Path, target: Target) -> None:
+    drafter, fresh = load(eagle3_dir), load(eagle3_dir)
+    assert isinstance(drafter, Eagle3Drafter)
+    for sequence_id in (1, 2):
+        _start(drafter, target, sequence_id, text(9, seed=sequence_id))
+        _start(fresh, target, sequence_id, text(9, seed=sequence_id))
+    forward = drafter._layer.forward
+
+    def failing(parts: object, wanted: object) -> LayerOutput:
+        raise RuntimeError("another sequence's fault")
+
+    drafter._layer.forward = failing  # type: ignore[method-assign, assignment]
+    with pytest.raises(RuntimeError):
+        drafter.draft([DraftRequest(1, 3), DraftRequest(2, 3)])
+    drafter._layer.forward = forward  # type: ignore[method-assign]
+    for sequence_id in (1, 2):
+        assert _draft(drafter, sequence_id, 3) == _draft(fresh, sequence_id, 3)
+
+
 def test_more_children_are_proposed_than_nodes_expanded(load: Load, eagle3_dir: Path, target: Target) -> None:
     """Two nodes are expanded at each depth, but a third child of the root may be kept all the same."""
     drafter, most = load(eagle3_dir), 0

@@ -172,9 +172,32 @@ def test_the_kernels_are_never_sent_out_of_range() -> None:
             program.run([], positions, out, tokens=tokens)
     with pytest.raises(IndexError, match="selected"):
         program.run([], positions, out, tokens=[0, 4], selected=[2])
+    with pytest.raises(ValueError, match="dense rows of 32"):
+        program.run([], positions, {hidden: torch.empty(2, 16, dtype=torch.bfloat16)}, tokens=[0, 4])
+    with pytest.raises(KeyError):
+        program.run([], positions, {}, tokens=[0, 4])
     storage = torch.zeros(1, 2, 4, 32, dtype=torch.bfloat16)
     with pytest.raises(IndexError, match="slot"):
         program.run([RowSegment(storage, 2, 3)], positions, out, tokens=[0, 4])
+
+
+def test_a_row_may_be_asked_for_more_than_once(engines: dict[str, TargetEngine]) -> None:
+    engine = engines["llama"]
+    slot = engine.open()
+    many = engine.step([SequenceRows(slot, TEXT[:2], num_logits=[1, 0] * 200)]).logits[0]
+    whole, _ = run(engine, [TEXT[:2]])
+    engine.close(slot)
+    assert torch.equal(many, whole[[1, 0] * 200])
+
+
+def test_scratch_is_for_products_alone() -> None:
+    """A wide vocabulary that is only ranked must not make a long prompt's scratch as wide."""
+    program = Program()
+    logits, out = program.buffer(5000, bound=True), program.buffer(2, bound=True)
+    program.top(logits, out, 1)
+    ranked = torch.empty(1, 2, dtype=torch.int32)
+    program.run([], [0], {logits: torch.randn(1, 5000), out: ranked}, selected=[0])
+    assert program._scratch.numel() == 0
 
 
 @pytest.mark.parametrize("width", [16, 97, 7680])

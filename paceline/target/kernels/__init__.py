@@ -21,6 +21,7 @@ import torch  # noqa: F401  its OpenMP runtime must be in the process before the
 log = structlog.get_logger()
 
 LIBRARY_STEM = "_rows"
+PROGRAM_VERSION = 1  # of `program.h`
 
 
 class Op(ctypes.Structure):
@@ -65,7 +66,7 @@ def load() -> ctypes.CDLL | None:
     """The library, or None where it was not built or this processor cannot run it.
 
     Raises:
-        RuntimeError: the library was built from other sources than these.
+        RuntimeError: the library was built for another version of this package.
     """
     path = library_path()
     if path is None:
@@ -76,15 +77,17 @@ def load() -> ctypes.CDLL | None:
         log.warning("cpu_kernels_not_loaded", error=str(error))
         return None
     library.pl_is_supported.restype = c_int32
-    library.pl_struct_bytes.argtypes, library.pl_struct_bytes.restype = (c_int32,), c_int64
+    library.pl_built_as.argtypes, library.pl_built_as.restype = (c_int32,), c_int64
     library.pl_pack.argtypes = (c_void_p, c_int64, c_int64, c_int32, c_void_p)
     library.pl_pack.restype = None
     library.pl_run.argtypes, library.pl_run.restype = (POINTER(Op), c_int64, POINTER(Step)), None
     if not library.pl_is_supported():
         return None
-    for which, structure in enumerate((Op, Segment, Step)):
-        if library.pl_struct_bytes(which) != ctypes.sizeof(structure):
-            raise RuntimeError(f"{path.name} was built from other sources: reinstall paceline")
+    facts = [PROGRAM_VERSION, *(ctypes.sizeof(structure) for structure in (Op, Segment, Step))]
+    if [library.pl_built_as(which) for which in range(len(facts))] != facts:
+        raise RuntimeError(f"{path.name} was built for another version of paceline: install it again")
+    if any(source.stat().st_mtime > path.stat().st_mtime for source in path.parent.glob("*.[ch]")):
+        log.warning("cpu_kernels_older_than_their_sources", fix="pip install --no-deps -e .")
     return library
 
 

@@ -29,7 +29,7 @@ typedef void tile_fn(const bf16 *rows, int64_t stride, const bf16 *panel, int64_
                 _mm_prefetch((const char *)(panel + PREFETCH_AHEAD + PANEL), _MM_HINT_T1);                           \
             }                                                                                                        \
             _Pragma("GCC unroll 12") for (int r = 0; r < R; ++r) {                                                   \
-                __m512bh pair = (__m512bh)_mm512_set1_epi32(((const int32_t *)(rows + r * stride))[k]);              \
+                __m512bh pair = (__m512bh)_mm512_set1_epi32(((const bf16_pair *)(rows + r * stride))[k]);              \
                 sums[r][0] = _mm512_dpbf16_ps(sums[r][0], left, pair);                                               \
                 sums[r][1] = _mm512_dpbf16_ps(sums[r][1], right, pair);                                              \
             }                                                                                                        \

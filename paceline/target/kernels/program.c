@@ -10,9 +10,10 @@ int32_t pl_is_supported(void) {
            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
 }
 
-/* Sizes of the structures as compiled, for `program.py` to check its own against. */
-int64_t pl_struct_bytes(int32_t which) {
-    return which == 0 ? sizeof(struct op) : which == 1 ? sizeof(struct segment) : sizeof(struct step);
+/* What this library was built as, for Python to check its own against: version, then sizes of the structures. */
+int64_t pl_built_as(int32_t which) {
+    int64_t facts[] = {PROGRAM_VERSION, sizeof(struct op), sizeof(struct segment), sizeof(struct step)};
+    return facts[which];
 }
 
 static void embed(const struct op *op, const struct step *step) {
@@ -53,7 +54,7 @@ void pl_run(const struct op *ops, int64_t num_ops, const struct step *step) {
         case OP_GATHER: gather(op, step); break;
         case OP_COPY: copy(op, step); break;
         case OP_TOP: pl_top(op, step); break;
-        default: break;
+        default: __builtin_trap();
         }
     }
 }

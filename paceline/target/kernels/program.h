@@ -9,6 +9,9 @@
 enum { OP_EMBED, OP_NORM, OP_LINEAR, OP_ATTEND, OP_GATHER, OP_COPY, OP_TOP };
 enum { STORE, ADD, GATE_SILU, GATE_GELU, STORE_FLOAT };
 
+/* Raised with every change to the structures, the enumerations or what an operation means. */
+enum { PROGRAM_VERSION = 1 };
+
 /* Columns of a weight panel. */
 enum { PANEL = 32 };
 
