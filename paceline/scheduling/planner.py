@@ -9,10 +9,10 @@ Called by: `state.PolicyState`, the scheduler service, the simulator.
 With n sequences, E(k) = 1 + sum of the first k survivals, T(rows) the step time and D(k) the draft time:
     co-located          n E(k) / (T(n (1 + k)) + D(k))
     separate, holding   n E(k) / (T(n (1 + k)) + wait),  wait = max(0, D(k) + RTT + queue - overlap)
-    separate, running   the verifier takes m = ceil(wait / T(n)) plain steps while the draft travels; the
-    first m
-                        drafted tokens are then committed already, and with probability survival(m) they were
-                        right: n (m + 1 + sum of survivals m+1..k) / (m T(n) + T(n (1 + k - m)))
+    separate, running   the verifier takes m = ceil(wait / T(n)) plain steps while the draft travels; the first m
+                        drafted tokens are then committed already, and with probability survival(m) they were right:
+                        n (m + 1 + sum of survivals m+1..k) / ((1 + s) (m T(n) + T(n (1 + k - m)))),
+                        s by how much a drafter at work beside it slows a step down
 A longer round trip makes the best length of the first two longer, more load makes it shorter.
 """
 
@@ -31,7 +31,8 @@ from paceline.scheduling.policy import Policy
 # longer.
 _TREE_STEP = 1.12
 NODES_PER_LEVEL = 3
-# What is drafted ahead is used where all of the draft was accepted. Below this chance it only costs messages.
+# What is drafted ahead is used where all of the draft was accepted. Below this chance it only costs messages, and below
+# the share by which a drafter at work slows the target down it costs more than it brings.
 _MIN_AHEAD_SURVIVAL = 0.2
 
 
@@ -56,6 +57,8 @@ class PlanInputs:
         queue_s: mean wait at the drafter.
         overlap_s: how much of draft and round trip is hidden behind the target's step, because drafters draft
             ahead.
+        concurrent_slowdown: how much longer, as a fraction, a step takes while the drafter works: 0 on machines of
+            their own, more where the two share a memory bus.
         num_sequences: sequences that decode together.
         max_draft_length: the longest draft allowed.
         max_nodes: most draft nodes per sequence and step.
@@ -71,6 +74,7 @@ class PlanInputs:
     rtt_p95_s: float | None = None
     queue_s: float = 0.0
     overlap_s: float = 0.0
+    concurrent_slowdown: float = 0.0
     num_sequences: int = 1
     max_draft_length: int = 8
     max_nodes: int = 32
@@ -80,7 +84,7 @@ class PlanInputs:
     def __post_init__(self) -> None:
         if not all(0 <= rate <= 1 for rate in self.acceptance):
             raise ValueError(f"acceptance rates must lie between 0 and 1: {self.acceptance}")
-        for field in ("rtt_s", "queue_s", "overlap_s", "max_hold_s", "margin"):
+        for field in ("rtt_s", "queue_s", "overlap_s", "concurrent_slowdown", "max_hold_s", "margin"):
             value = getattr(self, field)
             if not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"{field} must be finite and not negative, got {value!r}")
@@ -140,6 +144,7 @@ def evaluate_length(inputs: PlanInputs, length: int, is_holding: bool) -> Evalua
                 left = max(0, length - missed)
                 tokens += missed + math.fsum(survivals[missed:])
                 cycle_s = missed * plain_s + inputs.step_time(load * (1 + left))
+                cycle_s *= 1 + inputs.concurrent_slowdown
     rate = load * tokens / cycle_s
     return Evaluation(length, is_holding, hold_s, rate, tokens * (plain_s / cycle_s))
 
@@ -173,7 +178,8 @@ def policy_of(inputs: PlanInputs, evaluation: Evaluation, version: int, reason: 
     while budget < most and inputs.step_time(load * (2 + budget)) <= limit_s:
         budget += 1
     ahead = 0
-    if inputs.placement is Placement.SEPARATE and inputs.survivals(length)[-1] >= _MIN_AHEAD_SURVIVAL:
+    needed = max(_MIN_AHEAD_SURVIVAL, inputs.concurrent_slowdown)
+    if inputs.placement is Placement.SEPARATE and inputs.survivals(length)[-1] >= needed:
         # As many tokens as can be drafted while the target verifies, but no more than one further draft.
         per_token_s = inputs.draft_time(length) / length
         step_s = inputs.step_time(load * (1 + length))

@@ -85,6 +85,7 @@ def _limits(settings: SchedulerSettings) -> PlanningLimits:
         max_nodes_per_step=settings.max_nodes_per_step,
         max_hold_s=settings.max_hold_ms / 1000,
         margin=settings.margin,
+        concurrent_slowdown=settings.concurrent_slowdown,
         cold_draft_length=settings.cold_draft_length,
         probe_interval_s=settings.probe_interval_s,
         probe_duration_s=settings.probe_duration_s,

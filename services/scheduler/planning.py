@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from paceline.scheduling import Placement, PlanInputs, Policy, PolicyState, evaluate_length
-from paceline.scheduling.planner import NODES_PER_LEVEL
 from services.scheduler.measurements import Measurements
 from services.scheduler.subject import Subject
 
@@ -20,6 +19,7 @@ _MIN_PASSES = 32
 _MIN_DRAFTS = 8
 _MIN_ROUND_TRIPS = 4
 _MIN_BUCKETS = 2  # a single point of the curve tells no slope
+_COLD_EXTRA_NODES = 2  # beyond a chain, before anything is known
 
 ONE_PASS_METHODS = frozenset({"medusa", "p_eagle", "pard", "dflash", "dspark"})
 """Drafters that make all tokens of a draft in one pass: their time does not grow with its length."""
@@ -34,6 +34,7 @@ class PlanningLimits:
     max_nodes_per_step: int
     max_hold_s: float
     margin: float
+    concurrent_slowdown: float
     cold_draft_length: int
     probe_interval_s: float
     probe_duration_s: float
@@ -105,8 +106,12 @@ class Planner:
             return Policy.off(0, reason)
         is_separate = self._subject.placement == "separate"
         hold_us = int(self._limits.max_hold_s * 1e6) if is_separate else 0
-        budget = min(NODES_PER_LEVEL * length, self._limits.max_nodes_per_sequence)
-        return Policy(0, length, budget, hold_us, length if is_separate else 0, reason)
+        # A narrow tree: step times are flat over a few rows and then rise, and a curve that knows the steep part alone
+        # makes the flat part look dear.
+        budget = min(length + _COLD_EXTRA_NODES, self._limits.max_nodes_per_sequence)
+        # Drafting ahead on a shared memory bus would make every step look slow.
+        ahead = length if is_separate and not self._limits.concurrent_slowdown else 0
+        return Policy(0, length, budget, hold_us, ahead, reason)
 
     def _inputs(self, measurements: Measurements, num_sequences: int) -> PlanInputs:
         limits = self._limits
@@ -129,6 +134,7 @@ class Planner:
             draft_time=draft_time,
             rtt_s=round_trip.mean_s,
             rtt_p95_s=round_trip.p95_s,
+            concurrent_slowdown=limits.concurrent_slowdown,
             num_sequences=num_sequences,
             max_draft_length=max(1, min(max_length, limits.max_nodes_per_step // num_sequences)),
             max_nodes=limits.max_nodes_per_sequence,

@@ -47,6 +47,12 @@ class SchedulerSettings(ServerSettings):
     margin: float = Field(
         0.05, ge=0, le=1, description="speculation must beat plain decoding by this fraction"
     )
+    concurrent_slowdown: float = Field(
+        0.0,
+        ge=0,
+        le=10,
+        description="how much longer, as a fraction, a step takes while a drafter works on the same machine",
+    )
     cold_draft_length: int = Field(4, ge=0, le=64, description="draft length until enough is measured")
     probe_interval_s: float = Field(
         10.0, gt=0, description="pause before speculation that did not pay is tried again"

@@ -114,6 +114,8 @@ def test_flags_of_each_role() -> None:
     assert "drafter" not in flags("verifier", Placement.PLAIN)
     assert "--threads 1 --cores 3" in flags("drafter", Placement.SEPARATE)
     assert "--redis-url redis://r" in flags("scheduler", Placement.SEPARATE)
+    assert "--concurrent-slowdown" in flags("scheduler", Placement.SEPARATE)
+    assert "--concurrent-slowdown" not in flags("scheduler", Placement.COLOCATED)
     assert "--orchestrator 127.0.0.1:50054" in flags("gateway", Placement.SEPARATE)
     orchestrator = flags("orchestrator", Placement.SEPARATE, draft_length=0, hold_us=10)
     assert "--placement separate --drafters 127.0.0.1:50052 --draft-length 0 --hold-us 10" in orchestrator

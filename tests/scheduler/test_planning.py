@@ -23,6 +23,7 @@ LIMITS = PlanningLimits(
     max_nodes_per_step=256,
     max_hold_s=0.05,
     margin=0.05,
+    concurrent_slowdown=0.0,
     cold_draft_length=4,
     probe_interval_s=10.0,
     probe_duration_s=1.0,
@@ -122,8 +123,16 @@ def test_the_step_budget_changes_only_with_powers_of_two() -> None:
     budgets = {
         Planner(subject(), LIMITS, Clock()).decide(Measurements(), n).max_nodes_per_step for n in range(9)
     }
-    assert budgets == {96}
-    assert Planner(subject(), LIMITS, Clock()).decide(Measurements(), 9).max_nodes_per_step == 192
+    assert budgets == {48}
+    assert Planner(subject(), LIMITS, Clock()).decide(Measurements(), 9).max_nodes_per_step == 96
+
+
+def test_nothing_is_drafted_ahead_in_a_cold_start_on_shared_memory() -> None:
+    """The steps measured then would be those of a target that is slowed down."""
+    shared = dataclasses.replace(LIMITS, concurrent_slowdown=0.3)
+    for limits, ahead in ((LIMITS, 4), (shared, 0)):
+        policy = Planner(subject(), limits, Clock()).decide(Measurements(), 1).policy
+        assert (policy.draft_length, policy.draft_ahead) == (4, ahead)
 
 
 POLICY = PublishedPolicy(

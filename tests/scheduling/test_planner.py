@@ -232,6 +232,17 @@ def test_a_separate_drafter_drafts_ahead_while_the_target_verifies() -> None:
     assert plan(inputs(0.8, 0.3)).draft_ahead == 0
 
 
+def test_a_drafter_that_slows_the_target_down_is_waited_for() -> None:
+    """Steps that go on while it drafts take longer; steps that are held do not."""
+    shared = inputs(0.7, 0.2, Placement.SEPARATE, rtt_s=0.3, concurrent_slowdown=0.5)
+    alone = dataclasses.replace(shared, concurrent_slowdown=0.0)
+    for length in (1, 3, 5):
+        assert evaluate_length(shared, length, True) == evaluate_length(alone, length, True)
+        slower, faster = (evaluate_length(case, length, False).tokens_per_s for case in (shared, alone))
+        assert slower == pytest.approx(faster / 1.5)
+    assert plan(shared).hold_us > 0
+
+
 def test_nothing_is_drafted_ahead_that_would_hardly_be_used() -> None:
     likely, unlikely = inputs(0.9, 0.1, Placement.SEPARATE), inputs(0.5, 0.01, Placement.SEPARATE)
     for case, is_worth_it in ((likely, True), (unlikely, False)):
