@@ -16,22 +16,19 @@ from torch import Tensor
 
 from paceline.drafters.eagle3_layer import MAX_BEST, LayerOutput, LayerWeights, Rows, join_rows
 from paceline.target import Device
-from paceline.target.program import Epilogue, PackedWeight, Program, RowSegment, takes_heads
+from paceline.target.decoder_weights import group_major
+from paceline.target.program import Epilogue, PackedWeight, Program, RowSegment, runs_on_kernels
 
 
 def runs_natively(weights: LayerWeights, device: Device) -> bool:
     """Whether the kernels are here and take this layer."""
-    widths = (
-        weights.hidden,
-        weights.target_hidden,
-        weights.intermediate,
-        weights.num_heads * weights.head_dim,
-    )
-    return (
-        device.kind == "cpu"
-        and weights.dtype == torch.bfloat16
-        and takes_heads(weights.num_heads, weights.num_kv_heads, weights.head_dim)
-        and all(width % 16 == 0 for width in widths)
+    return runs_on_kernels(
+        device,
+        weights.dtype,
+        num_heads=weights.num_heads,
+        num_kv_heads=weights.num_kv_heads,
+        head_dim=weights.head_dim,
+        widths=(weights.hidden, weights.target_hidden, weights.intermediate),
     )
 
 
@@ -63,15 +60,10 @@ class NativeEagle3Layer:
         self._draft_vocab = weights.draft_vocab
         weights.rope.cover(weights.max_positions)
         heads, kv_heads, dim = weights.num_heads, weights.num_kv_heads, weights.head_dim
-        group, eps = heads // kv_heads, weights.eps
-
-        def group_major(rows: Tensor) -> Tensor:
-            by_head = rows.view(kv_heads, group, dim, -1)
-            return by_head.transpose(0, 1).reshape(rows.shape)
-
+        eps = weights.eps
         qkv, out = weights.qkv, weights.get("midlayer.self_attn.o_proj")
-        qkv[: heads * dim] = group_major(qkv[: heads * dim].clone())
-        out = group_major(out.t().contiguous()).t()
+        qkv[: heads * dim] = group_major(qkv[: heads * dim], kv_heads, dim)
+        out = group_major(out.t().contiguous(), kv_heads, dim).t()
         program = self._program = Program()
         self._states = program.buffer(weights.hidden, bound=True)
         self._out = program.buffer(weights.hidden, bound=True)

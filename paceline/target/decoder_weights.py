@@ -99,10 +99,7 @@ class DecoderWeights:
         return self._weights.get(f"{name}.weight", torch.float32) + self._arch.norm_offset
 
     def _group_major(self, rows: Tensor) -> Tensor:
-        """Reorder query heads from key-head-major to group-major."""
-        arch = self._arch
-        by_head = rows.view(arch.num_kv_heads, arch.group, arch.head_dim, *rows.shape[1:])
-        return by_head.transpose(0, 1).reshape(rows.shape)
+        return group_major(rows, self._arch.num_kv_heads, self._arch.head_dim)
 
     def _projection(self, names: list[str], *, reorder_first: bool = False) -> Projection:
         weights = [self._weights.get(f"{name}.weight", self._dtype) for name in names]
@@ -116,3 +113,9 @@ class DecoderWeights:
             if biases:
                 biases[0] = self._group_major(biases[0])
         return Projection(torch.cat(weights), torch.cat(biases) if biases else None)
+
+
+def group_major(rows: Tensor, num_kv_heads: int, head_dim: int) -> Tensor:
+    """Query heads `[num_heads * head_dim, ...]`, reordered from key-head-major to group-major."""
+    by_head = rows.view(num_kv_heads, -1, head_dim, *rows.shape[1:])
+    return by_head.transpose(0, 1).reshape(rows.shape)

@@ -19,21 +19,24 @@ from paceline.target.attention import Segment, StepPlan
 from paceline.target.decoder_weights import DecoderWeights, LayerWeights, Projection
 from paceline.target.device import Device
 from paceline.target.executor import FINAL_NORM, ExecutorOutput, ModelShape
-from paceline.target.program import GATES, Epilogue, PackedWeight, Program, RowSegment, takes_heads
+from paceline.target.program import GATES, Epilogue, PackedWeight, Program, RowSegment, runs_on_kernels
 from paceline.target.rope import RopeTable
 from paceline.target.weights import SafetensorsDir
 
 
 def runs_natively(arch: Architecture, device: Device, dtype: torch.dtype) -> bool:
     """Whether the kernels are here and take this model."""
-    widths = (arch.hidden_size, arch.num_heads * arch.head_dim, arch.intermediate_size)
     return (
-        device.kind == "cpu"
-        and dtype == torch.bfloat16
-        and takes_heads(arch.num_heads, arch.num_kv_heads, arch.head_dim)
-        and arch.attention_softcap is None
+        arch.attention_softcap is None
         and arch.activation in GATES
-        and all(width % 16 == 0 for width in widths)
+        and runs_on_kernels(
+            device,
+            dtype,
+            num_heads=arch.num_heads,
+            num_kv_heads=arch.num_kv_heads,
+            head_dim=arch.head_dim,
+            widths=(arch.hidden_size, arch.intermediate_size),
+        )
     )
 
 
@@ -64,9 +67,9 @@ class NativeExecutor:
         self.num_bytes = self._embedding.nbytes + sum(weight.panels.nbytes for weight in packed)
         self._plans: dict[frozenset[int], _ModelProgram] = {}
         self._head_program = Program()
-        source = self._head_program.buffer(arch.hidden_size, bound=True)
-        out = self._head_program.buffer(arch.vocab_size, bound=True)
-        self._head_program.linear(source, out, self._head, Epilogue.STORE_FLOAT)
+        self._head_in = self._head_program.buffer(arch.hidden_size, bound=True)
+        self._head_out = self._head_program.buffer(arch.vocab_size, bound=True)
+        self._head_program.linear(self._head_in, self._head_out, self._head, Epilogue.STORE_FLOAT)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Input embeddings of `tokens` `[n]`: `[n, hidden]`."""
@@ -77,7 +80,7 @@ class NativeExecutor:
         """Logits of normed states: `[n, hidden] -> [n, vocab]` float32."""
         rows = hidden.reshape(-1, self.architecture.hidden_size).contiguous()
         logits = torch.empty(rows.shape[0], self.architecture.vocab_size)
-        self._head_program.run([], [0] * rows.shape[0], {0: rows, 1: logits})
+        self._head_program.run([], [0] * rows.shape[0], {self._head_in: rows, self._head_out: logits})
         return self._capped(logits)
 
     def _capped(self, logits: Tensor) -> Tensor:

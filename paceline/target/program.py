@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from paceline.target import kernels
+from paceline.target.device import Device
 
 PANEL_COLUMNS = 32
 SPARE_ROWS = 8  # a product may read so many rows behind the last
@@ -53,13 +54,24 @@ class Epilogue(IntEnum):
 GATES = {"silu": Epilogue.GATE_SILU, "gelu_pytorch_tanh": Epilogue.GATE_GELU}
 
 
-def takes_heads(num_heads: int, num_kv_heads: int, head_dim: int) -> bool:
-    """Whether the kernels are here and attend with these heads."""
+def runs_on_kernels(
+    device: Device,
+    dtype: torch.dtype,
+    *,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    widths: Sequence[int],
+) -> bool:
+    """Whether the kernels are here and take layers with these heads, and rows of these widths."""
     return (
-        kernels.load() is not None
+        device.kind == "cpu"
+        and dtype == torch.bfloat16
+        and kernels.load() is not None
         and head_dim % 32 == 0
         and head_dim <= MAX_HEAD_DIM
         and num_heads // num_kv_heads <= MAX_GROUP
+        and all(width % 16 == 0 for width in (*widths, num_heads * head_dim))
     )
 
 

@@ -46,6 +46,17 @@ async def stage(bench: Bench, verifier_info: dict[str, Any] | None = None, **set
     return Stage(drafter, verifier, conductor)
 
 
+async def assert_the_first_is_lost_and_the_second_drafted(on: Stage) -> None:
+    failures: list[peer_pb2.SequenceFailure] = []
+    drafted: list[int] = []
+    while not (failures and drafted):
+        answer = await on.conductor.read()
+        failures.extend(answer.failures)
+        drafted.extend(answer.drafts.sequence_ids)
+    assert [(f.sequence_id, f.reason) for f in failures] == [(1, "FEATURES_LOST")]
+    assert drafted == [2]
+
+
 async def test_draft_waits_for_its_features(bench: Bench) -> None:
     on = await stage(bench, feature_wait_ms=5000)
     frame_id = await on.conductor.send(opens=[on.opening(1, PROMPT)])
@@ -166,14 +177,7 @@ async def test_malformed_tokens_beside_features_cost_only_their_sequence(
     await eventually(lambda: on.verifier.num_streams)
     on.verifier.push(1, 0, 2, tokens=tokens)
     on.verifier.push(2, 0, 3)
-    failures: list[peer_pb2.SequenceFailure] = []
-    drafted: list[int] = []
-    while not (failures and drafted):
-        answer = await on.conductor.read()
-        failures.extend(answer.failures)
-        drafted.extend(answer.drafts.sequence_ids)
-    assert [(f.sequence_id, f.reason) for f in failures] == [(1, "FEATURES_LOST")]
-    assert drafted == [2]
+    await assert_the_first_is_lost_and_the_second_drafted(on)
 
 
 async def test_late_features_cost_an_empty_answer_and_draft_later(bench: Bench) -> None:
@@ -291,14 +295,7 @@ async def test_malformed_features_cost_only_their_sequence(bench: Bench, rows: t
     await eventually(lambda: on.verifier.num_streams)
     on.verifier.push(1, 0, 0, rows)
     on.verifier.push(2, 0, 3)
-    failures: list[peer_pb2.SequenceFailure] = []
-    drafted: list[int] = []
-    while not (failures and drafted):
-        answer = await on.conductor.read()
-        failures.extend(answer.failures)
-        drafted.extend(answer.drafts.sequence_ids)
-    assert [(f.sequence_id, f.reason) for f in failures] == [(1, "FEATURES_LOST")]
-    assert drafted == [2]
+    await assert_the_first_is_lost_and_the_second_drafted(on)
 
 
 async def test_old_verifier_epoch_is_dropped(bench: Bench) -> None:
