@@ -12,7 +12,13 @@ if TYPE_CHECKING:
     from paceline.sampling.batch import verify_step
     from paceline.sampling.choices import target_choices
     from paceline.sampling.noise import NoiseRole, gumbel, gumbel_at, seed_tensor, uniform, uniform_scalar
-    from paceline.sampling.params import ParameterError, SamplingParams, VerifyMode
+    from paceline.sampling.params import (
+        Constraint,
+        ConstraintKind,
+        ParameterError,
+        SamplingParams,
+        VerifyMode,
+    )
     from paceline.sampling.processors import RowParams, process_logits, target_probs
     from paceline.sampling.rejection import (
         DraftDistribution,
@@ -20,11 +26,15 @@ if TYPE_CHECKING:
         sample_draft,
         verify_chain_rejection,
     )
+    from paceline.sampling.rules import LogitRule
     from paceline.sampling.verify import FinalKind, TreeWalk, Verdict, walk
 
 _HOMES = {
+    "Constraint": "params",
+    "ConstraintKind": "params",
     "DraftDistribution": "rejection",
     "FinalKind": "verify",
+    "LogitRule": "rules",
     "NoiseRole": "noise",
     "ParameterError": "params",
     "RowParams": "processors",
@@ -48,8 +58,11 @@ _HOMES = {
 }
 
 __all__ = [
+    "Constraint",
+    "ConstraintKind",
     "DraftDistribution",
     "FinalKind",
+    "LogitRule",
     "NoiseRole",
     "ParameterError",
     "RowParams",

@@ -16,17 +16,71 @@ from enum import StrEnum
 
 MAX_SEED = 2**64 - 1
 MAX_TOP_K = 2**31 - 1
+MAX_TOKEN_ID = 2**31 - 1
+MAX_PENALTY = 2.0
+MAX_REPETITION_PENALTY = 10.0
+MAX_BIAS = 100.0
+MAX_BIASES = 1024
+MAX_BAD_RUNS = 256
+MAX_BAD_RUN_TOKENS = 32
+MAX_CONSTRAINT_BYTES = 1 << 16
+MAX_CHOICES = 1024
 
 
 class VerifyMode(StrEnum):
-    """How drafted tokens are held against the target. All of these are exact."""
+    """How drafted tokens are held against the target. All but typical are exact."""
 
     GREEDY = "greedy"
     """The target's most likely token, always."""
     COUPLED = "coupled"
     """Gumbel-max with noise shared by drafter and target: the text depends on seed and target alone."""
     REJECTION = "rejection"
-    """Chain rejection sampling: exact in distribution, needs the distribution each token was drawn from."""
+    """Rejection sampling on chains and trees: exact in distribution, needs what each token was drawn from."""
+    BLOCK = "block"
+    """Block verification of chains: exact in distribution, needs the whole distribution at every position."""
+    TYPICAL = "typical"
+    """Typical acceptance: not exact. Only where a request names it."""
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the text has the target's distribution."""
+        return self is not VerifyMode.TYPICAL
+
+
+class ConstraintKind(StrEnum):
+    """What describes the language that a completion must belong to."""
+
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    GRAMMAR = "grammar"
+    CHOICE = "choice"
+    JSON_OBJECT = "json_object"
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """A formal language for a whole completion.
+
+    Attributes:
+        kind: how it is described.
+        text: the schema, expression or grammar; empty for choices and for any JSON object.
+        choices: the texts to choose from; empty but for choices.
+    """
+
+    kind: ConstraintKind
+    text: str = ""
+    choices: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        field = f"constraint.{self.kind}"
+        if self.kind is ConstraintKind.CHOICE:
+            if not 1 <= len(self.choices) <= MAX_CHOICES or not all(self.choices):
+                raise ParameterError(field, f"must have 1 to {MAX_CHOICES} texts, none of them empty")
+        elif self.kind is not ConstraintKind.JSON_OBJECT and not self.text:
+            raise ParameterError(field, "must not be empty")
+        num_bytes = len(self.text.encode()) + sum(len(choice.encode()) for choice in self.choices)
+        if num_bytes > MAX_CONSTRAINT_BYTES:
+            raise ParameterError(field, f"has {num_bytes} bytes, at most {MAX_CONSTRAINT_BYTES} are possible")
 
 
 class ParameterError(ValueError):
@@ -50,6 +104,16 @@ class SamplingParams:
         seed: keys all noise, an unsigned 64-bit number. Two requests with one seed and one prompt get one
             text.
         mode: None picks greedy at temperature 0 and coupled above.
+        repetition_penalty: divides positive and multiplies negative logits of tokens that stand in prompt or
+            completion; 1 changes nothing.
+        presence_penalty: taken from the logit of each token that the completion has.
+        frequency_penalty: taken from a token's logit once for each time that the completion has it.
+        logit_bias: (token id, number added to its logit); each id once.
+        bad_runs: runs of tokens that never stand in the completion.
+        min_tokens: no stop token before so many tokens.
+        typical_epsilon: typical mode accepts above min(typical_epsilon, typical_delta * exp(-entropy)).
+        typical_delta: see there.
+        constraint: what the completion must look like; None leaves it free.
     """
 
     temperature: float = 1.0
@@ -58,6 +122,15 @@ class SamplingParams:
     min_p: float = 0.0
     seed: int = 0
     mode: VerifyMode | None = None
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    bad_runs: tuple[tuple[int, ...], ...] = ()
+    min_tokens: int = 0
+    typical_epsilon: float = 0.09
+    typical_delta: float = 0.3
+    constraint: Constraint | None = None
 
     def __post_init__(self) -> None:
         _check_number("temperature", self.temperature)
@@ -79,6 +152,61 @@ class SamplingParams:
             raise ParameterError(
                 "mode", f"greedy contradicts temperature {self.temperature!r}; send temperature 0"
             )
+        self._check_rules()
+        for field in ("typical_epsilon", "typical_delta"):
+            value = getattr(self, field)
+            _check_number(field, value)
+            if not 0 < value <= 1:
+                raise ParameterError(field, f"must be above 0 and at most 1, got {value!r}")
+
+    def _check_rules(self) -> None:
+        _check_number("repetition_penalty", self.repetition_penalty)
+        if not 0 < self.repetition_penalty <= MAX_REPETITION_PENALTY:
+            raise ParameterError(
+                "repetition_penalty",
+                f"must be above 0 and at most {MAX_REPETITION_PENALTY}, got {self.repetition_penalty!r}",
+            )
+        for field in ("presence_penalty", "frequency_penalty"):
+            value = getattr(self, field)
+            _check_number(field, value)
+            if not -MAX_PENALTY <= value <= MAX_PENALTY:
+                raise ParameterError(
+                    field, f"must be between {-MAX_PENALTY} and {MAX_PENALTY}, got {value!r}"
+                )
+        if len(self.logit_bias) > MAX_BIASES or len({token for token, _ in self.logit_bias}) < len(
+            self.logit_bias
+        ):
+            raise ParameterError("logit_bias", f"must have at most {MAX_BIASES} token ids, each once")
+        for token, bias in self.logit_bias:
+            _check_integer("logit_bias", token, MAX_TOKEN_ID)
+            _check_number("logit_bias", bias)
+            if not -MAX_BIAS <= bias <= MAX_BIAS:
+                raise ParameterError(
+                    "logit_bias", f"must be between {-MAX_BIAS} and {MAX_BIAS}, got {bias!r} for {token}"
+                )
+        if len(self.bad_runs) > MAX_BAD_RUNS or any(
+            not 1 <= len(run) <= MAX_BAD_RUN_TOKENS for run in self.bad_runs
+        ):
+            raise ParameterError(
+                "bad_runs", f"must be at most {MAX_BAD_RUNS} runs of 1 to {MAX_BAD_RUN_TOKENS} tokens"
+            )
+        for run in self.bad_runs:
+            for token in run:
+                _check_integer("bad_runs", token, MAX_TOKEN_ID)
+        _check_integer("min_tokens", self.min_tokens, MAX_TOKEN_ID)
+
+    @property
+    def has_rules(self) -> bool:
+        """Whether logits are changed before temperature and filters, depending on the text before them."""
+        return bool(
+            self.repetition_penalty != 1
+            or self.presence_penalty
+            or self.frequency_penalty
+            or self.logit_bias
+            or self.bad_runs
+            or self.min_tokens
+            or self.constraint
+        )
 
     @property
     def is_greedy(self) -> bool:

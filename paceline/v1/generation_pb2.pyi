@@ -28,7 +28,7 @@ class TokenPrompt(_message.Message):
     def __init__(self, token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("model", "text", "chat", "tokens", "sampling", "max_tokens", "stop", "ignore_eos", "speculation")
+    __slots__ = ("model", "text", "chat", "tokens", "sampling", "max_tokens", "stop", "ignore_eos", "speculation", "n", "bad_words", "log_probs")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     CHAT_FIELD_NUMBER: _ClassVar[int]
@@ -38,6 +38,9 @@ class GenerateRequest(_message.Message):
     STOP_FIELD_NUMBER: _ClassVar[int]
     IGNORE_EOS_FIELD_NUMBER: _ClassVar[int]
     SPECULATION_FIELD_NUMBER: _ClassVar[int]
+    N_FIELD_NUMBER: _ClassVar[int]
+    BAD_WORDS_FIELD_NUMBER: _ClassVar[int]
+    LOG_PROBS_FIELD_NUMBER: _ClassVar[int]
     model: str
     text: str
     chat: ChatPrompt
@@ -47,39 +50,58 @@ class GenerateRequest(_message.Message):
     stop: _containers.RepeatedCompositeFieldContainer[_sampling_pb2.StopCondition]
     ignore_eos: bool
     speculation: _sampling_pb2.SpeculationOptions
-    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., chat: _Optional[_Union[ChatPrompt, _Mapping]] = ..., tokens: _Optional[_Union[TokenPrompt, _Mapping]] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[_Union[_sampling_pb2.StopCondition, _Mapping]]] = ..., ignore_eos: _Optional[bool] = ..., speculation: _Optional[_Union[_sampling_pb2.SpeculationOptions, _Mapping]] = ...) -> None: ...
+    n: int
+    bad_words: _containers.RepeatedScalarFieldContainer[str]
+    log_probs: _sampling_pb2.LogProbOptions
+    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., chat: _Optional[_Union[ChatPrompt, _Mapping]] = ..., tokens: _Optional[_Union[TokenPrompt, _Mapping]] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[_Union[_sampling_pb2.StopCondition, _Mapping]]] = ..., ignore_eos: _Optional[bool] = ..., speculation: _Optional[_Union[_sampling_pb2.SpeculationOptions, _Mapping]] = ..., n: _Optional[int] = ..., bad_words: _Optional[_Iterable[str]] = ..., log_probs: _Optional[_Union[_sampling_pb2.LogProbOptions, _Mapping]] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
-    __slots__ = ("started", "chunk", "finished")
+    __slots__ = ("started", "chunk", "finished", "prompt_log_probs", "index")
     STARTED_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOG_PROBS_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
     started: GenerationStarted
     chunk: GenerationChunk
     finished: GenerationFinished
-    def __init__(self, started: _Optional[_Union[GenerationStarted, _Mapping]] = ..., chunk: _Optional[_Union[GenerationChunk, _Mapping]] = ..., finished: _Optional[_Union[GenerationFinished, _Mapping]] = ...) -> None: ...
+    prompt_log_probs: PromptLogProbs
+    index: int
+    def __init__(self, started: _Optional[_Union[GenerationStarted, _Mapping]] = ..., chunk: _Optional[_Union[GenerationChunk, _Mapping]] = ..., finished: _Optional[_Union[GenerationFinished, _Mapping]] = ..., prompt_log_probs: _Optional[_Union[PromptLogProbs, _Mapping]] = ..., index: _Optional[int] = ...) -> None: ...
+
+class PromptLogProbs(_message.Message):
+    __slots__ = ("token_ids", "log_probs")
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    LOG_PROBS_FIELD_NUMBER: _ClassVar[int]
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    log_probs: _sampling_pb2.LogProbs
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., log_probs: _Optional[_Union[_sampling_pb2.LogProbs, _Mapping]] = ...) -> None: ...
 
 class GenerationStarted(_message.Message):
-    __slots__ = ("request_id", "model", "num_prompt_tokens", "seed", "mode")
+    __slots__ = ("request_id", "model", "num_prompt_tokens", "seed", "mode", "is_exact")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     MODE_FIELD_NUMBER: _ClassVar[int]
+    IS_EXACT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     num_prompt_tokens: int
     seed: int
     mode: _sampling_pb2.VerifyMode
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., num_prompt_tokens: _Optional[int] = ..., seed: _Optional[int] = ..., mode: _Optional[_Union[_sampling_pb2.VerifyMode, str]] = ...) -> None: ...
+    is_exact: bool
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., num_prompt_tokens: _Optional[int] = ..., seed: _Optional[int] = ..., mode: _Optional[_Union[_sampling_pb2.VerifyMode, str]] = ..., is_exact: _Optional[bool] = ...) -> None: ...
 
 class GenerationChunk(_message.Message):
-    __slots__ = ("text", "token_ids")
+    __slots__ = ("text", "token_ids", "log_probs")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    LOG_PROBS_FIELD_NUMBER: _ClassVar[int]
     text: str
     token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    log_probs: _sampling_pb2.LogProbs
+    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., log_probs: _Optional[_Union[_sampling_pb2.LogProbs, _Mapping]] = ...) -> None: ...
 
 class GenerationFinished(_message.Message):
     __slots__ = ("reason", "stats")

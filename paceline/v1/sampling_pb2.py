@@ -24,23 +24,37 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1apaceline/v1/sampling.proto\x12\x0bpaceline.v1\"\xd7\x01\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x11\n\x04seed\x18\x05 \x01(\x04H\x04\x88\x01\x01\x12%\n\x04mode\x18\x06 \x01(\x0e\x32\x17.paceline.v1.VerifyModeB\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x07\n\x05_seed\"T\n\rStopCondition\x12#\n\x04type\x18\x01 \x01(\x0e\x32\x15.paceline.v1.StopType\x12\x10\n\x08token_id\x18\x02 \x01(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\"Z\n\x12SpeculationOptions\x12\x10\n\x08\x64isabled\x18\x01 \x01(\x08\x12\x1d\n\x10max_draft_tokens\x18\x02 \x01(\rH\x00\x88\x01\x01\x42\x13\n\x11_max_draft_tokens*u\n\nVerifyMode\x12\x1b\n\x17VERIFY_MODE_UNSPECIFIED\x10\x00\x12\x16\n\x12VERIFY_MODE_GREEDY\x10\x01\x12\x17\n\x13VERIFY_MODE_COUPLED\x10\x02\x12\x19\n\x15VERIFY_MODE_REJECTION\x10\x03*N\n\x08StopType\x12\x19\n\x15STOP_TYPE_UNSPECIFIED\x10\x00\x12\x13\n\x0fSTOP_TYPE_TOKEN\x10\x01\x12\x12\n\x0eSTOP_TYPE_TEXT\x10\x02*\x95\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1apaceline/v1/sampling.proto\x12\x0bpaceline.v1\"\x80\x05\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x11\n\x04seed\x18\x05 \x01(\x04H\x04\x88\x01\x01\x12%\n\x04mode\x18\x06 \x01(\x0e\x32\x17.paceline.v1.VerifyMode\x12\x1f\n\x12repetition_penalty\x18\x07 \x01(\x01H\x05\x88\x01\x01\x12\x18\n\x10presence_penalty\x18\x08 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\t \x01(\x01\x12>\n\nlogit_bias\x18\n \x03(\x0b\x32*.paceline.v1.SamplingParams.LogitBiasEntry\x12\'\n\x08\x62\x61\x64_runs\x18\x0b \x03(\x0b\x32\x15.paceline.v1.TokenRun\x12\x12\n\nmin_tokens\x18\x0c \x01(\r\x12\x1c\n\x0ftypical_epsilon\x18\r \x01(\x01H\x06\x88\x01\x01\x12\x1a\n\rtypical_delta\x18\x0e \x01(\x01H\x07\x88\x01\x01\x12+\n\nconstraint\x18\x0f \x01(\x0b\x32\x17.paceline.v1.Constraint\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x07\n\x05_seedB\x15\n\x13_repetition_penaltyB\x12\n\x10_typical_epsilonB\x10\n\x0e_typical_delta\"\x1d\n\x08TokenRun\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"\x91\x01\n\nConstraint\x12\x15\n\x0bjson_schema\x18\x01 \x01(\tH\x00\x12\x0f\n\x05regex\x18\x02 \x01(\tH\x00\x12\x11\n\x07grammar\x18\x03 \x01(\tH\x00\x12)\n\x06\x63hoice\x18\x04 \x01(\x0b\x32\x17.paceline.v1.ChoiceListH\x00\x12\x15\n\x0bjson_object\x18\x05 \x01(\x08H\x00\x42\x06\n\x04\x66orm\"\x1b\n\nChoiceList\x12\r\n\x05texts\x18\x01 \x03(\t\"b\n\x0eLogProbOptions\x12\x14\n\x07num_top\x18\x01 \x01(\rH\x00\x88\x01\x01\x12\x1b\n\x0enum_prompt_top\x18\x02 \x01(\rH\x01\x88\x01\x01\x42\n\n\x08_num_topB\x11\n\x0f_num_prompt_top\"k\n\x08LogProbs\x12\x11\n\tlog_probs\x18\x01 \x03(\x02\x12\r\n\x05ranks\x18\x02 \x03(\r\x12\x0f\n\x07num_top\x18\x03 \x01(\r\x12\x15\n\rtop_token_ids\x18\x04 \x03(\r\x12\x15\n\rtop_log_probs\x18\x05 \x03(\x02\"T\n\rStopCondition\x12#\n\x04type\x18\x01 \x01(\x0e\x32\x15.paceline.v1.StopType\x12\x10\n\x08token_id\x18\x02 \x01(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\"Z\n\x12SpeculationOptions\x12\x10\n\x08\x64isabled\x18\x01 \x01(\x08\x12\x1d\n\x10max_draft_tokens\x18\x02 \x01(\rH\x00\x88\x01\x01\x42\x13\n\x11_max_draft_tokens*\xa5\x01\n\nVerifyMode\x12\x1b\n\x17VERIFY_MODE_UNSPECIFIED\x10\x00\x12\x16\n\x12VERIFY_MODE_GREEDY\x10\x01\x12\x17\n\x13VERIFY_MODE_COUPLED\x10\x02\x12\x19\n\x15VERIFY_MODE_REJECTION\x10\x03\x12\x15\n\x11VERIFY_MODE_BLOCK\x10\x04\x12\x17\n\x13VERIFY_MODE_TYPICAL\x10\x05*N\n\x08StopType\x12\x19\n\x15STOP_TYPE_UNSPECIFIED\x10\x00\x12\x13\n\x0fSTOP_TYPE_TOKEN\x10\x01\x12\x12\n\x0eSTOP_TYPE_TEXT\x10\x02*\x95\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'paceline.v1.sampling_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_VERIFYMODE']._serialized_start=439
-  _globals['_VERIFYMODE']._serialized_end=556
-  _globals['_STOPTYPE']._serialized_start=558
-  _globals['_STOPTYPE']._serialized_end=636
-  _globals['_FINISHREASON']._serialized_start=639
-  _globals['_FINISHREASON']._serialized_end=788
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._loaded_options = None
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
+  _globals['_VERIFYMODE']._serialized_start=1282
+  _globals['_VERIFYMODE']._serialized_end=1447
+  _globals['_STOPTYPE']._serialized_start=1449
+  _globals['_STOPTYPE']._serialized_end=1527
+  _globals['_FINISHREASON']._serialized_start=1530
+  _globals['_FINISHREASON']._serialized_end=1679
   _globals['_SAMPLINGPARAMS']._serialized_start=44
-  _globals['_SAMPLINGPARAMS']._serialized_end=259
-  _globals['_STOPCONDITION']._serialized_start=261
-  _globals['_STOPCONDITION']._serialized_end=345
-  _globals['_SPECULATIONOPTIONS']._serialized_start=347
-  _globals['_SPECULATIONOPTIONS']._serialized_end=437
+  _globals['_SAMPLINGPARAMS']._serialized_end=684
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=520
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=568
+  _globals['_TOKENRUN']._serialized_start=686
+  _globals['_TOKENRUN']._serialized_end=715
+  _globals['_CONSTRAINT']._serialized_start=718
+  _globals['_CONSTRAINT']._serialized_end=863
+  _globals['_CHOICELIST']._serialized_start=865
+  _globals['_CHOICELIST']._serialized_end=892
+  _globals['_LOGPROBOPTIONS']._serialized_start=894
+  _globals['_LOGPROBOPTIONS']._serialized_end=992
+  _globals['_LOGPROBS']._serialized_start=994
+  _globals['_LOGPROBS']._serialized_end=1101
+  _globals['_STOPCONDITION']._serialized_start=1103
+  _globals['_STOPCONDITION']._serialized_end=1187
+  _globals['_SPECULATIONOPTIONS']._serialized_start=1189
+  _globals['_SPECULATIONOPTIONS']._serialized_end=1279
 # @@protoc_insertion_point(module_scope)

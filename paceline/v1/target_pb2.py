@@ -27,7 +27,7 @@ from paceline.v1 import sampling_pb2 as paceline_dot_v1_dot_sampling__pb2
 from paceline.v1 import tensor_pb2 as paceline_dot_v1_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18paceline/v1/target.proto\x12\x0bpaceline.v1\x1a\x16paceline/v1/peer.proto\x1a\x1apaceline/v1/sampling.proto\x1a\x18paceline/v1/tensor.proto\"\x1e\n\x1cTargetServiceDescribeRequest\"D\n\x1dTargetServiceDescribeResponse\x12#\n\x04info\x18\x01 \x01(\x0b\x32\x15.paceline.v1.PeerInfo\"\xf5\x01\n\rVerifyRequest\x12\'\n\x05hello\x18\x01 \x01(\x0b\x32\x18.paceline.v1.StreamHello\x12(\n\x05opens\x18\x02 \x03(\x0b\x32\x19.paceline.v1.OpenSequence\x12\x0e\n\x06\x63loses\x18\x03 \x03(\x04\x12-\n\x08\x61ttaches\x18\x04 \x03(\x0b\x32\x1b.paceline.v1.AttachFeatures\x12\'\n\x06\x64rafts\x18\x05 \x01(\x0b\x32\x17.paceline.v1.DraftBatch\x12)\n\x06policy\x18\x06 \x01(\x0b\x32\x19.paceline.v1.VerifyPolicy\"\xd8\x01\n\x0cOpenSequence\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\x18\n\x10prompt_token_ids\x18\x02 \x03(\r\x12-\n\x08sampling\x18\x03 \x01(\x0b\x32\x1b.paceline.v1.SamplingParams\x12\x16\n\x0emax_new_tokens\x18\x04 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x05 \x03(\r\x12\x17\n\x0fmax_draft_nodes\x18\x06 \x01(\r\x12\r\n\x05\x65poch\x18\x07 \x01(\r\x12\x1a\n\x12num_resumed_tokens\x18\x08 \x01(\r\"K\n\x0e\x41ttachFeatures\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\x15\n\rsubscriber_id\x18\x02 \x01(\t\x12\r\n\x05start\x18\x03 \x01(\r\"\xb1\x01\n\x0cVerifyPolicy\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x1a\n\x12max_nodes_per_step\x18\x02 \x01(\r\x12\x1e\n\x16max_nodes_per_sequence\x18\x03 \x01(\r\x12\x0f\n\x07hold_us\x18\x04 \x01(\r\x12#\n\x1bmax_prefill_tokens_per_step\x18\x05 \x01(\r\x12\x1e\n\x16\x63olocated_draft_length\x18\x06 \x01(\r\"\xba\x01\n\x0eVerifyResponse\x12$\n\x05hello\x18\x01 \x01(\x0b\x32\x15.paceline.v1.PeerInfo\x12+\n\x06opened\x18\x02 \x03(\x0b\x32\x1b.paceline.v1.SequenceOpened\x12%\n\x04step\x18\x03 \x01(\x0b\x32\x17.paceline.v1.StepReport\x12.\n\x08\x66\x61ilures\x18\x04 \x03(\x0b\x32\x1c.paceline.v1.SequenceFailure\"A\n\x0eSequenceOpened\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\x13\n\x0bsequence_id\x18\x02 \x01(\x04\x12\r\n\x05\x65poch\x18\x03 \x01(\r\"\xd5\x03\n\nStepReport\x12\x12\n\nstep_index\x18\x01 \x01(\x04\x12\x10\n\x08num_rows\x18\x02 \x01(\r\x12\x15\n\rnum_sequences\x18\x03 \x01(\r\x12\x1a\n\x12num_context_tokens\x18\x04 \x01(\x04\x12\x18\n\x10num_prefill_rows\x18\x05 \x01(\r\x12\x12\n\nforward_us\x18\x06 \x01(\r\x12\x0f\n\x07step_us\x18\x07 \x01(\r\x12\x0f\n\x07held_us\x18\x08 \x01(\r\x12\x1a\n\x12\x63olocated_draft_us\x18\t \x01(\r\x12\x16\n\x0epolicy_version\x18\n \x01(\x04\x12)\n\x07\x63ommits\x18\x0b \x01(\x0b\x32\x18.paceline.v1.CommitBatch\x12\x18\n\x10num_draft_tokens\x18\x0c \x03(\r\x12\x14\n\x0c\x64raft_depths\x18\r \x03(\r\x12\x1b\n\x13num_accepted_tokens\x18\x0e \x03(\r\x12\x31\n\x0e\x66inish_reasons\x18\x0f \x03(\x0e\x32\x19.paceline.v1.FinishReason\x12+\n\x07\x64ropped\x18\x10 \x01(\x0b\x32\x1a.paceline.v1.DroppedDrafts\x12\x12\n\ndraft_hits\x18\x11 \x03(\r\"S\n\rDroppedDrafts\x12\r\n\x05stale\x18\x01 \x01(\r\x12\x11\n\told_epoch\x18\x02 \x01(\r\x12\x11\n\tmalformed\x18\x03 \x01(\r\x12\r\n\x05\x61head\x18\x04 \x01(\r\"T\n\x15StreamFeaturesRequest\x12\x15\n\rsubscriber_id\x18\x01 \x01(\t\x12$\n\x03tap\x18\x02 \x01(\x0b\x32\x17.paceline.v1.FeatureTap\"\x82\x01\n\x16StreamFeaturesResponse\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\r\n\x05start\x18\x03 \x01(\r\x12%\n\x08\x66\x65\x61tures\x18\x04 \x01(\x0b\x32\x13.paceline.v1.Tensor\x12\x0e\n\x06tokens\x18\x05 \x03(\r2\x96\x02\n\rTargetService\x12\x61\n\x08\x44\x65scribe\x12).paceline.v1.TargetServiceDescribeRequest\x1a*.paceline.v1.TargetServiceDescribeResponse\x12\x45\n\x06Verify\x12\x1a.paceline.v1.VerifyRequest\x1a\x1b.paceline.v1.VerifyResponse(\x01\x30\x01\x12[\n\x0eStreamFeatures\x12\".paceline.v1.StreamFeaturesRequest\x1a#.paceline.v1.StreamFeaturesResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18paceline/v1/target.proto\x12\x0bpaceline.v1\x1a\x16paceline/v1/peer.proto\x1a\x1apaceline/v1/sampling.proto\x1a\x18paceline/v1/tensor.proto\"\x1e\n\x1cTargetServiceDescribeRequest\"D\n\x1dTargetServiceDescribeResponse\x12#\n\x04info\x18\x01 \x01(\x0b\x32\x15.paceline.v1.PeerInfo\"\xf5\x01\n\rVerifyRequest\x12\'\n\x05hello\x18\x01 \x01(\x0b\x32\x18.paceline.v1.StreamHello\x12(\n\x05opens\x18\x02 \x03(\x0b\x32\x19.paceline.v1.OpenSequence\x12\x0e\n\x06\x63loses\x18\x03 \x03(\x04\x12-\n\x08\x61ttaches\x18\x04 \x03(\x0b\x32\x1b.paceline.v1.AttachFeatures\x12\'\n\x06\x64rafts\x18\x05 \x01(\x0b\x32\x17.paceline.v1.DraftBatch\x12)\n\x06policy\x18\x06 \x01(\x0b\x32\x19.paceline.v1.VerifyPolicy\"\x88\x02\n\x0cOpenSequence\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\x18\n\x10prompt_token_ids\x18\x02 \x03(\r\x12-\n\x08sampling\x18\x03 \x01(\x0b\x32\x1b.paceline.v1.SamplingParams\x12\x16\n\x0emax_new_tokens\x18\x04 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x05 \x03(\r\x12\x17\n\x0fmax_draft_nodes\x18\x06 \x01(\r\x12\r\n\x05\x65poch\x18\x07 \x01(\r\x12\x1a\n\x12num_resumed_tokens\x18\x08 \x01(\r\x12.\n\tlog_probs\x18\t \x01(\x0b\x32\x1b.paceline.v1.LogProbOptions\"K\n\x0e\x41ttachFeatures\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\x15\n\rsubscriber_id\x18\x02 \x01(\t\x12\r\n\x05start\x18\x03 \x01(\r\"\xb1\x01\n\x0cVerifyPolicy\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x1a\n\x12max_nodes_per_step\x18\x02 \x01(\r\x12\x1e\n\x16max_nodes_per_sequence\x18\x03 \x01(\r\x12\x0f\n\x07hold_us\x18\x04 \x01(\r\x12#\n\x1bmax_prefill_tokens_per_step\x18\x05 \x01(\r\x12\x1e\n\x16\x63olocated_draft_length\x18\x06 \x01(\r\"\xba\x01\n\x0eVerifyResponse\x12$\n\x05hello\x18\x01 \x01(\x0b\x32\x15.paceline.v1.PeerInfo\x12+\n\x06opened\x18\x02 \x03(\x0b\x32\x1b.paceline.v1.SequenceOpened\x12%\n\x04step\x18\x03 \x01(\x0b\x32\x17.paceline.v1.StepReport\x12.\n\x08\x66\x61ilures\x18\x04 \x03(\x0b\x32\x1c.paceline.v1.SequenceFailure\"A\n\x0eSequenceOpened\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\x13\n\x0bsequence_id\x18\x02 \x01(\x04\x12\r\n\x05\x65poch\x18\x03 \x01(\r\"\x87\x04\n\nStepReport\x12\x12\n\nstep_index\x18\x01 \x01(\x04\x12\x10\n\x08num_rows\x18\x02 \x01(\r\x12\x15\n\rnum_sequences\x18\x03 \x01(\r\x12\x1a\n\x12num_context_tokens\x18\x04 \x01(\x04\x12\x18\n\x10num_prefill_rows\x18\x05 \x01(\r\x12\x12\n\nforward_us\x18\x06 \x01(\r\x12\x0f\n\x07step_us\x18\x07 \x01(\r\x12\x0f\n\x07held_us\x18\x08 \x01(\r\x12\x1a\n\x12\x63olocated_draft_us\x18\t \x01(\r\x12\x16\n\x0epolicy_version\x18\n \x01(\x04\x12)\n\x07\x63ommits\x18\x0b \x01(\x0b\x32\x18.paceline.v1.CommitBatch\x12\x18\n\x10num_draft_tokens\x18\x0c \x03(\r\x12\x14\n\x0c\x64raft_depths\x18\r \x03(\r\x12\x1b\n\x13num_accepted_tokens\x18\x0e \x03(\r\x12\x31\n\x0e\x66inish_reasons\x18\x0f \x03(\x0e\x32\x19.paceline.v1.FinishReason\x12+\n\x07\x64ropped\x18\x10 \x01(\x0b\x32\x1a.paceline.v1.DroppedDrafts\x12\x12\n\ndraft_hits\x18\x11 \x03(\r\x12\x30\n\tlog_probs\x18\x12 \x03(\x0b\x32\x1d.paceline.v1.SequenceLogProbs\"\x8e\x01\n\x10SequenceLogProbs\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12(\n\tcommitted\x18\x02 \x01(\x0b\x32\x15.paceline.v1.LogProbs\x12%\n\x06prompt\x18\x03 \x01(\x0b\x32\x15.paceline.v1.LogProbs\x12\x14\n\x0cprompt_start\x18\x04 \x01(\r\"S\n\rDroppedDrafts\x12\r\n\x05stale\x18\x01 \x01(\r\x12\x11\n\told_epoch\x18\x02 \x01(\r\x12\x11\n\tmalformed\x18\x03 \x01(\r\x12\r\n\x05\x61head\x18\x04 \x01(\r\"T\n\x15StreamFeaturesRequest\x12\x15\n\rsubscriber_id\x18\x01 \x01(\t\x12$\n\x03tap\x18\x02 \x01(\x0b\x32\x17.paceline.v1.FeatureTap\"\x82\x01\n\x16StreamFeaturesResponse\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\r\n\x05start\x18\x03 \x01(\r\x12%\n\x08\x66\x65\x61tures\x18\x04 \x01(\x0b\x32\x13.paceline.v1.Tensor\x12\x0e\n\x06tokens\x18\x05 \x03(\r2\x96\x02\n\rTargetService\x12\x61\n\x08\x44\x65scribe\x12).paceline.v1.TargetServiceDescribeRequest\x1a*.paceline.v1.TargetServiceDescribeResponse\x12\x45\n\x06Verify\x12\x1a.paceline.v1.VerifyRequest\x1a\x1b.paceline.v1.VerifyResponse(\x01\x30\x01\x12[\n\x0eStreamFeatures\x12\".paceline.v1.StreamFeaturesRequest\x1a#.paceline.v1.StreamFeaturesResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,23 +41,25 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_VERIFYREQUEST']._serialized_start=222
   _globals['_VERIFYREQUEST']._serialized_end=467
   _globals['_OPENSEQUENCE']._serialized_start=470
-  _globals['_OPENSEQUENCE']._serialized_end=686
-  _globals['_ATTACHFEATURES']._serialized_start=688
-  _globals['_ATTACHFEATURES']._serialized_end=763
-  _globals['_VERIFYPOLICY']._serialized_start=766
-  _globals['_VERIFYPOLICY']._serialized_end=943
-  _globals['_VERIFYRESPONSE']._serialized_start=946
-  _globals['_VERIFYRESPONSE']._serialized_end=1132
-  _globals['_SEQUENCEOPENED']._serialized_start=1134
-  _globals['_SEQUENCEOPENED']._serialized_end=1199
-  _globals['_STEPREPORT']._serialized_start=1202
-  _globals['_STEPREPORT']._serialized_end=1671
-  _globals['_DROPPEDDRAFTS']._serialized_start=1673
-  _globals['_DROPPEDDRAFTS']._serialized_end=1756
-  _globals['_STREAMFEATURESREQUEST']._serialized_start=1758
-  _globals['_STREAMFEATURESREQUEST']._serialized_end=1842
-  _globals['_STREAMFEATURESRESPONSE']._serialized_start=1845
-  _globals['_STREAMFEATURESRESPONSE']._serialized_end=1975
-  _globals['_TARGETSERVICE']._serialized_start=1978
-  _globals['_TARGETSERVICE']._serialized_end=2256
+  _globals['_OPENSEQUENCE']._serialized_end=734
+  _globals['_ATTACHFEATURES']._serialized_start=736
+  _globals['_ATTACHFEATURES']._serialized_end=811
+  _globals['_VERIFYPOLICY']._serialized_start=814
+  _globals['_VERIFYPOLICY']._serialized_end=991
+  _globals['_VERIFYRESPONSE']._serialized_start=994
+  _globals['_VERIFYRESPONSE']._serialized_end=1180
+  _globals['_SEQUENCEOPENED']._serialized_start=1182
+  _globals['_SEQUENCEOPENED']._serialized_end=1247
+  _globals['_STEPREPORT']._serialized_start=1250
+  _globals['_STEPREPORT']._serialized_end=1769
+  _globals['_SEQUENCELOGPROBS']._serialized_start=1772
+  _globals['_SEQUENCELOGPROBS']._serialized_end=1914
+  _globals['_DROPPEDDRAFTS']._serialized_start=1916
+  _globals['_DROPPEDDRAFTS']._serialized_end=1999
+  _globals['_STREAMFEATURESREQUEST']._serialized_start=2001
+  _globals['_STREAMFEATURESREQUEST']._serialized_end=2085
+  _globals['_STREAMFEATURESRESPONSE']._serialized_start=2088
+  _globals['_STREAMFEATURESRESPONSE']._serialized_end=2218
+  _globals['_TARGETSERVICE']._serialized_start=2221
+  _globals['_TARGETSERVICE']._serialized_end=2499
 # @@protoc_insertion_point(module_scope)

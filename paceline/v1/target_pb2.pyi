@@ -36,7 +36,7 @@ class VerifyRequest(_message.Message):
     def __init__(self, hello: _Optional[_Union[_peer_pb2.StreamHello, _Mapping]] = ..., opens: _Optional[_Iterable[_Union[OpenSequence, _Mapping]]] = ..., closes: _Optional[_Iterable[int]] = ..., attaches: _Optional[_Iterable[_Union[AttachFeatures, _Mapping]]] = ..., drafts: _Optional[_Union[_peer_pb2.DraftBatch, _Mapping]] = ..., policy: _Optional[_Union[VerifyPolicy, _Mapping]] = ...) -> None: ...
 
 class OpenSequence(_message.Message):
-    __slots__ = ("key", "prompt_token_ids", "sampling", "max_new_tokens", "stop_token_ids", "max_draft_nodes", "epoch", "num_resumed_tokens")
+    __slots__ = ("key", "prompt_token_ids", "sampling", "max_new_tokens", "stop_token_ids", "max_draft_nodes", "epoch", "num_resumed_tokens", "log_probs")
     KEY_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -45,6 +45,7 @@ class OpenSequence(_message.Message):
     MAX_DRAFT_NODES_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     NUM_RESUMED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LOG_PROBS_FIELD_NUMBER: _ClassVar[int]
     key: int
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
     sampling: _sampling_pb2.SamplingParams
@@ -53,7 +54,8 @@ class OpenSequence(_message.Message):
     max_draft_nodes: int
     epoch: int
     num_resumed_tokens: int
-    def __init__(self, key: _Optional[int] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., max_draft_nodes: _Optional[int] = ..., epoch: _Optional[int] = ..., num_resumed_tokens: _Optional[int] = ...) -> None: ...
+    log_probs: _sampling_pb2.LogProbOptions
+    def __init__(self, key: _Optional[int] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., max_draft_nodes: _Optional[int] = ..., epoch: _Optional[int] = ..., num_resumed_tokens: _Optional[int] = ..., log_probs: _Optional[_Union[_sampling_pb2.LogProbOptions, _Mapping]] = ...) -> None: ...
 
 class AttachFeatures(_message.Message):
     __slots__ = ("sequence_id", "subscriber_id", "start")
@@ -104,7 +106,7 @@ class SequenceOpened(_message.Message):
     def __init__(self, key: _Optional[int] = ..., sequence_id: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class StepReport(_message.Message):
-    __slots__ = ("step_index", "num_rows", "num_sequences", "num_context_tokens", "num_prefill_rows", "forward_us", "step_us", "held_us", "colocated_draft_us", "policy_version", "commits", "num_draft_tokens", "draft_depths", "num_accepted_tokens", "finish_reasons", "dropped", "draft_hits")
+    __slots__ = ("step_index", "num_rows", "num_sequences", "num_context_tokens", "num_prefill_rows", "forward_us", "step_us", "held_us", "colocated_draft_us", "policy_version", "commits", "num_draft_tokens", "draft_depths", "num_accepted_tokens", "finish_reasons", "dropped", "draft_hits", "log_probs")
     STEP_INDEX_FIELD_NUMBER: _ClassVar[int]
     NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
     NUM_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
@@ -122,6 +124,7 @@ class StepReport(_message.Message):
     FINISH_REASONS_FIELD_NUMBER: _ClassVar[int]
     DROPPED_FIELD_NUMBER: _ClassVar[int]
     DRAFT_HITS_FIELD_NUMBER: _ClassVar[int]
+    LOG_PROBS_FIELD_NUMBER: _ClassVar[int]
     step_index: int
     num_rows: int
     num_sequences: int
@@ -139,7 +142,20 @@ class StepReport(_message.Message):
     finish_reasons: _containers.RepeatedScalarFieldContainer[_sampling_pb2.FinishReason]
     dropped: DroppedDrafts
     draft_hits: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, step_index: _Optional[int] = ..., num_rows: _Optional[int] = ..., num_sequences: _Optional[int] = ..., num_context_tokens: _Optional[int] = ..., num_prefill_rows: _Optional[int] = ..., forward_us: _Optional[int] = ..., step_us: _Optional[int] = ..., held_us: _Optional[int] = ..., colocated_draft_us: _Optional[int] = ..., policy_version: _Optional[int] = ..., commits: _Optional[_Union[_peer_pb2.CommitBatch, _Mapping]] = ..., num_draft_tokens: _Optional[_Iterable[int]] = ..., draft_depths: _Optional[_Iterable[int]] = ..., num_accepted_tokens: _Optional[_Iterable[int]] = ..., finish_reasons: _Optional[_Iterable[_Union[_sampling_pb2.FinishReason, str]]] = ..., dropped: _Optional[_Union[DroppedDrafts, _Mapping]] = ..., draft_hits: _Optional[_Iterable[int]] = ...) -> None: ...
+    log_probs: _containers.RepeatedCompositeFieldContainer[SequenceLogProbs]
+    def __init__(self, step_index: _Optional[int] = ..., num_rows: _Optional[int] = ..., num_sequences: _Optional[int] = ..., num_context_tokens: _Optional[int] = ..., num_prefill_rows: _Optional[int] = ..., forward_us: _Optional[int] = ..., step_us: _Optional[int] = ..., held_us: _Optional[int] = ..., colocated_draft_us: _Optional[int] = ..., policy_version: _Optional[int] = ..., commits: _Optional[_Union[_peer_pb2.CommitBatch, _Mapping]] = ..., num_draft_tokens: _Optional[_Iterable[int]] = ..., draft_depths: _Optional[_Iterable[int]] = ..., num_accepted_tokens: _Optional[_Iterable[int]] = ..., finish_reasons: _Optional[_Iterable[_Union[_sampling_pb2.FinishReason, str]]] = ..., dropped: _Optional[_Union[DroppedDrafts, _Mapping]] = ..., draft_hits: _Optional[_Iterable[int]] = ..., log_probs: _Optional[_Iterable[_Union[SequenceLogProbs, _Mapping]]] = ...) -> None: ...
+
+class SequenceLogProbs(_message.Message):
+    __slots__ = ("sequence_id", "committed", "prompt", "prompt_start")
+    SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_START_FIELD_NUMBER: _ClassVar[int]
+    sequence_id: int
+    committed: _sampling_pb2.LogProbs
+    prompt: _sampling_pb2.LogProbs
+    prompt_start: int
+    def __init__(self, sequence_id: _Optional[int] = ..., committed: _Optional[_Union[_sampling_pb2.LogProbs, _Mapping]] = ..., prompt: _Optional[_Union[_sampling_pb2.LogProbs, _Mapping]] = ..., prompt_start: _Optional[int] = ...) -> None: ...
 
 class DroppedDrafts(_message.Message):
     __slots__ = ("stale", "old_epoch", "malformed", "ahead")

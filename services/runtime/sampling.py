@@ -6,7 +6,7 @@ Called by: verifier and drafter, which must choose alike.
 from __future__ import annotations
 
 from paceline.errors import InvalidRequestError
-from paceline.sampling import ParameterError, SamplingParams, VerifyMode
+from paceline.sampling import Constraint, ConstraintKind, ParameterError, SamplingParams, VerifyMode
 from paceline.v1 import sampling_pb2
 
 _MODES = {
@@ -14,6 +14,8 @@ _MODES = {
     sampling_pb2.VERIFY_MODE_GREEDY: VerifyMode.GREEDY,
     sampling_pb2.VERIFY_MODE_COUPLED: VerifyMode.COUPLED,
     sampling_pb2.VERIFY_MODE_REJECTION: VerifyMode.REJECTION,
+    sampling_pb2.VERIFY_MODE_BLOCK: VerifyMode.BLOCK,
+    sampling_pb2.VERIFY_MODE_TYPICAL: VerifyMode.TYPICAL,
 }
 
 
@@ -33,6 +35,29 @@ def sampling_params(message: sampling_pb2.SamplingParams) -> SamplingParams:
             min_p=message.min_p,
             seed=message.seed,
             mode=_MODES[message.mode],
+            repetition_penalty=message.repetition_penalty if message.HasField("repetition_penalty") else 1.0,
+            presence_penalty=message.presence_penalty,
+            frequency_penalty=message.frequency_penalty,
+            logit_bias=tuple(sorted(message.logit_bias.items())),
+            bad_runs=tuple(tuple(run.token_ids) for run in message.bad_runs),
+            min_tokens=message.min_tokens,
+            typical_epsilon=message.typical_epsilon if message.HasField("typical_epsilon") else 0.09,
+            typical_delta=message.typical_delta if message.HasField("typical_delta") else 0.3,
+            constraint=_constraint(message.constraint) if message.HasField("constraint") else None,
         )
     except ParameterError as error:
         raise InvalidRequestError(f"sampling.{error.field}", error.message) from None
+
+
+def _constraint(message: sampling_pb2.Constraint) -> Constraint:
+    form = message.WhichOneof("form")
+    if form is None:
+        raise ParameterError("constraint", "must have one form")
+    kind = ConstraintKind(form)
+    if kind is ConstraintKind.CHOICE:
+        return Constraint(kind, choices=tuple(message.choice.texts))
+    if kind is ConstraintKind.JSON_OBJECT:
+        if not message.json_object:
+            raise ParameterError("constraint.json_object", "must be true where it is sent")
+        return Constraint(kind)
+    return Constraint(kind, text=getattr(message, form))

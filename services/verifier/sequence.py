@@ -10,7 +10,7 @@ from collections.abc import Sequence as TokenSequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from paceline.sampling import DraftDistribution, SamplingParams, VerifyMode
+from paceline.sampling import DraftDistribution, LogitRule, SamplingParams, VerifyMode
 from paceline.trie import EMPTY_TREE, AddOutcome, DraftEntry, DraftTree, DraftTrie
 from services.verifier.session import Session
 
@@ -55,6 +55,7 @@ class TargetSequence:
         slot: the engine's handle of its KV cache.
         has_drafter: a draft has come in for it, so that another may be due.
         num_missed_holds: steps held in vain for this sequence since a draft of use last came in.
+        rules: what the request forbids, favours or punishes.
     """
 
     sequence_id: int
@@ -68,6 +69,7 @@ class TargetSequence:
     state: SequenceState = SequenceState.RUNNING
     has_drafter: bool = False
     num_missed_holds: int = 0
+    rules: list[LogitRule] = field(default_factory=list)
     trie: DraftTrie = field(init=False)
 
     def __post_init__(self) -> None:
@@ -147,6 +149,8 @@ class TargetSequence:
                 finish = Finish.STOP
                 break
         self.committed.extend(kept)
+        for rule in self.rules:
+            rule.commit(kept)
         if finish is Finish.NOT_YET and self.num_tokens_left <= 0:
             finish = Finish.LENGTH
         if finish is not Finish.NOT_YET:

@@ -28,6 +28,9 @@ def judge(
     Returns:
         One verdict for each sequence, in order.
     """
+    for sequence, tree, rows in zip(sequences, trees, logits, strict=True):
+        for rule in sequence.rules:
+            rule.apply(rows, tree)
     return verify_step(
         logits[0] if len(logits) == 1 else torch.cat(list(logits)),
         trees,
