@@ -13,12 +13,39 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 _LOG_PROB_SLACK = 1e-3  # a float16 log-softmax may round to slightly above zero
 
 
 class DraftError(ValueError):
     """A draft entry that contradicts itself. The peer sent it; nothing of it was added."""
+
+
+class DrawRule(StrEnum):
+    """How a drafter chose the children of a node."""
+
+    TOP = "top"
+    """Not drawn: its likeliest tokens, a function of the text before them."""
+    WITH_REPLACEMENT = "with_replacement"
+    """Each drawn from the whole distribution; a token may come twice."""
+    WITHOUT_REPLACEMENT = "without_replacement"
+    """Each drawn from what the draws before it left of the distribution."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SiblingDraws:
+    """Children of one node that were drawn together; every one of them carries this object.
+
+    Attributes:
+        tokens: in the order they were drawn, repeats included.
+        rule: with or without replacement.
+        distribution: what they were drawn from; opaque here, a `paceline.sampling.DraftDistribution` to who verifies.
+    """
+
+    tokens: tuple[int, ...]
+    rule: DrawRule
+    distribution: object
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +60,8 @@ class DraftEntry:
         log_probs: the drafter's log-probability of each token given its path; empty when unknown.
         confidences: calibrated probability that a token is accepted given that its parent was; empty means
             exp(log_prob).
-        draft_dists: one opaque payload per token (the distribution it was sampled from), needed only by
-            rejection modes.
+        draft_dists: how each token was drawn, None for one that was not; used only by the modes that verify what
+            was drawn. Siblings stand in the order of their draws and share one object.
     """
 
     start: int
@@ -42,7 +69,7 @@ class DraftEntry:
     parents: tuple[int, ...]
     log_probs: tuple[float, ...] = ()
     confidences: tuple[float, ...] = ()
-    draft_dists: tuple[object, ...] | None = None
+    draft_dists: tuple[SiblingDraws | None, ...] | None = None
 
     @classmethod
     def chain(
@@ -51,7 +78,7 @@ class DraftEntry:
         tokens: Sequence[int],
         log_probs: Sequence[float] = (),
         confidences: Sequence[float] = (),
-        draft_dists: Sequence[object] | None = None,
+        draft_dists: Sequence[SiblingDraws | None] | None = None,
     ) -> DraftEntry:
         """An entry without branches: every token follows the one before it."""
         dists = None if draft_dists is None else tuple(draft_dists)
@@ -110,14 +137,15 @@ class DraftTree:
         parents: index of the parent node, -1 for children of the root.
         depths: 1 for a child of the root; the node proposes position ``committed_length + depth - 1``.
         survivals: product of confidences from the root down to the node.
-        draft_dists: the payload each node came with, None where there was none.
+        draft_dists: how each node's token was drawn, None where it was not. Drawn siblings stand in the order of
+            their draws, a repeated one with a node of its own.
     """
 
     tokens: tuple[int, ...] = ()
     parents: tuple[int, ...] = ()
     depths: tuple[int, ...] = ()
     survivals: tuple[float, ...] = ()
-    draft_dists: tuple[object | None, ...] = ()
+    draft_dists: tuple[SiblingDraws | None, ...] = ()
 
     def __len__(self) -> int:
         return len(self.tokens)

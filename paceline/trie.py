@@ -17,7 +17,7 @@ import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from paceline.drafts import EMPTY_TREE, DraftEntry, DraftError, DraftTree
+from paceline.drafts import EMPTY_TREE, DraftEntry, DraftError, DraftTree, DrawRule, SiblingDraws
 
 __all__ = [
     "DEFAULT_CONFIDENCE",
@@ -28,6 +28,8 @@ __all__ = [
     "DraftError",
     "DraftTree",
     "DraftTrie",
+    "DrawRule",
+    "SiblingDraws",
 ]
 
 DEFAULT_CONFIDENCE = 0.5
@@ -73,15 +75,20 @@ class CommitOutcome:
 class _Node:
     """One proposed token. ``confidence`` is None while no drafter has said anything about it."""
 
-    __slots__ = ("children", "confidence", "dist", "order", "parent", "token")
+    __slots__ = ("children", "confidence", "draws", "order", "parent", "token")
 
     def __init__(
-        self, token: int, parent: _Node | None, confidence: float | None, dist: object | None, order: int
+        self,
+        token: int,
+        parent: _Node | None,
+        confidence: float | None,
+        draws: SiblingDraws | None,
+        order: int,
     ) -> None:
         self.token = token
         self.parent = parent
         self.confidence = confidence
-        self.dist = dist
+        self.draws = draws
         self.order = order
         self.children: dict[int, _Node] = {}
 
@@ -90,8 +97,9 @@ class DraftTrie:
     """Proposed continuations of one sequence.
 
     Merging: a confidence that was sent beats one that was not; between two, the larger stays. The rule is
-    commutative, associative and idempotent, so duplicated or reordered messages lead to the same trie. The
-    first payload stays.
+    commutative, associative and idempotent, so duplicated or reordered messages lead to the same trie. How a
+    token was drawn stays as its first entry said. Of drawn tokens no confidence is kept: what is verified must not
+    depend on which were drawn.
 
     Args:
         committed: the committed tokens, at least one; only the last ``window`` are kept.
@@ -204,7 +212,7 @@ class DraftTrie:
         parents: list[int] = []
         depths: list[int] = []
         survivals: list[float] = []
-        dists: list[object | None] = []
+        draws: list[SiblingDraws | None] = []
         heap: list[tuple[float, int, int, int, _Node]] = []
         for child in self._root.children.values():
             heap.append((-_confidence(child), 1, child.order, -1, child))
@@ -216,29 +224,85 @@ class DraftTrie:
             parents.append(parent)
             depths.append(depth)
             survivals.append(-negative_survival)
-            dists.append(node.dist)
+            draws.append(node.draws)
             if depth < max_depth:
                 for child in node.children.values():
                     survival = negative_survival * _confidence(child)
                     heapq.heappush(heap, (survival, depth + 1, child.order, index, child))
-        return DraftTree(tuple(tokens), tuple(parents), tuple(depths), tuple(survivals), tuple(dists))
+        return DraftTree(tuple(tokens), tuple(parents), tuple(depths), tuple(survivals), tuple(draws))
+
+    def select_first(self, max_nodes: int, max_depth: int) -> DraftTree:
+        """The at most ``max_nodes`` nodes that the entry which came first proposes, none deeper than ``max_depth``.
+
+        For modes that verify what was drawn: there, whether a token is verified may depend on the tokens above it, but
+        not on its own value. So where the first entry to reach a node drew its children, they are taken in the order of
+        their draws, and a draw's place among all nodes follows from its depth and its number alone, as if each
+        had a survival of one half. Where it did not, all children that were not drawn take part, likeliest first:
+        a token that is a function of the text before it may be chosen by its value.
+        """
+        if max_nodes <= 0 or max_depth <= 0 or not self._num_nodes:
+            return EMPTY_TREE
+        picked: list[tuple[_Node, int, int, float]] = []  # node, parent's index, depth, survival
+        heap: list[tuple[float, int, int, int, int, _Node]] = []
+        tick = 0
+
+        def push(node: _Node, draw: int, depth: int, parent: int, survival: float) -> None:
+            nonlocal tick
+            tick += 1
+            heapq.heappush(heap, (-survival, depth, tick, parent, draw, node))
+
+        def push_children(node: _Node, depth: int, parent: int, survival: float) -> None:
+            if not node.children:
+                return
+            first = min(node.children.values(), key=lambda child: child.order)
+            if first.draws is not None:
+                push_draw(node, first.draws, 0, depth, parent, survival)
+                return
+            for child in node.children.values():
+                if child.draws is None:
+                    push(child, -1, depth, parent, survival * _confidence(child))
+
+        def push_draw(
+            node: _Node, draws: SiblingDraws, draw: int, depth: int, parent: int, survival: float
+        ) -> None:
+            child = node.children.get(draws.tokens[draw]) if draw < len(draws.tokens) else None
+            if child is not None and child.draws is draws:
+                push(child, draw, depth, parent, survival * DEFAULT_CONFIDENCE ** (draw + 1))
+
+        push_children(self._root, 1, -1, 1.0)
+        while heap and len(picked) < max_nodes:
+            negative_survival, depth, _, parent, draw, node = heapq.heappop(heap)
+            survival, index = -negative_survival, len(picked)
+            picked.append((node, parent, depth, survival))
+            if draw >= 0:
+                assert node.draws is not None
+                above = picked[parent][0] if parent >= 0 else self._root
+                base = picked[parent][3] if parent >= 0 else 1.0
+                push_draw(above, node.draws, draw + 1, depth, parent, base)
+            is_repeat = draw > 0 and node.draws is not None and node.token in node.draws.tokens[:draw]
+            if depth < max_depth and not is_repeat:
+                push_children(node, depth + 1, index, survival)
+        return DraftTree(
+            tuple(node.token for node, *_ in picked),
+            tuple(parent for _, parent, _, _ in picked),
+            tuple(depth for *_, depth, _ in picked),
+            tuple(survival for *_, survival in picked),
+            tuple(node.draws for node, *_ in picked),
+        )
 
     def select_chain(self, max_depth: int) -> DraftTree:
-        """The path of first-arrived nodes that carry a payload.
+        """The path of first-arrived nodes; of drawn siblings the first draw.
 
-        For rejection modes: there, which token is verified must not depend on how likely the drafted tokens
-        look, so confidences have no say. Each node's token was drawn from its payload given the path above
-        it.
+        For modes that verify chains of draws: as in `select_first`, no value of a drawn token has a say in it.
         """
         nodes: list[_Node] = []
         survivals: list[float] = []
         node, survival = self._root, 1.0
-        while len(nodes) < max_depth:
-            candidates = [child for child in node.children.values() if child.dist is not None]
-            if not candidates:
+        while len(nodes) < max_depth and node.children:
+            node = min(node.children.values(), key=lambda child: child.order)
+            if node.draws is not None and node.token != node.draws.tokens[0]:
                 break
-            node = min(candidates, key=lambda child: child.order)
-            survival *= _confidence(node)
+            survival *= DEFAULT_CONFIDENCE if node.draws is not None else _confidence(node)
             nodes.append(node)
             survivals.append(survival)
         return DraftTree(
@@ -246,14 +310,22 @@ class DraftTrie:
             tuple(range(-1, len(nodes) - 1)),
             tuple(range(1, len(nodes) + 1)),
             tuple(survivals),
-            tuple(node.dist for node in nodes),
+            tuple(node.draws for node in nodes),
         )
+
+    def clear(self) -> int:
+        """Drop every proposed token, parked ones included; returns how many live nodes there were."""
+        dropped = self._num_nodes
+        self._root = _Node(-1, None, None, None, 0)
+        self._num_nodes = 0
+        self._parked, self._num_parked = [], 0
+        return dropped
 
     def _attach(self, entry: DraftEntry) -> AddOutcome:
         """Hang an entry whose start is committed below the root."""
         root, length = self._root, self._length
         tail, offset = self._tail, self._length - len(self._tail)
-        parents, dists, confidences = entry.parents, entry.draft_dists, entry.known_confidences()
+        parents, draws, confidences = entry.parents, entry.draft_dists, entry.known_confidences()
         # Where each token of the entry ended up: a node, or (still among committed tokens) the next position,
         # or nowhere.
         places: list[_Node | int | None] = []
@@ -276,19 +348,17 @@ class DraftTrie:
                 stale += 1
                 continue
             assert isinstance(place, _Node)
-            confidence = confidences[index]
-            dist = dists[index] if dists is not None else None
+            drawn = draws[index] if draws is not None else None
+            confidence = confidences[index] if drawn is None else None
             node = place.children.get(token)
             if node is None:
-                node = _Node(token, place, confidence, dist, self._next_order)
+                node = _Node(token, place, confidence, drawn, self._next_order)
                 self._next_order += 1
                 place.children[token] = node
                 added += 1
             else:
                 if confidence is not None and (node.confidence is None or confidence > node.confidence):
                     node.confidence = confidence
-                if node.dist is None:
-                    node.dist = dist
                 merged += 1
             places.append(node)
         self._num_nodes += added

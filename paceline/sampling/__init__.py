@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from paceline.sampling.batch import verify_step
+    from paceline.sampling.block import decide_block, verify_block
     from paceline.sampling.choices import target_choices
+    from paceline.sampling.distribution import MAX_WEIGHT, DraftDistribution, inverse_cdf
+    from paceline.sampling.draws import SUPPORT_SIZE, draft_distributions, draw_children, draw_siblings
     from paceline.sampling.noise import NoiseRole, gumbel, gumbel_at, seed_tensor, uniform, uniform_scalar
     from paceline.sampling.params import (
         Constraint,
@@ -20,19 +23,18 @@ if TYPE_CHECKING:
         VerifyMode,
     )
     from paceline.sampling.processors import RowParams, process_logits, target_probs
-    from paceline.sampling.rejection import (
-        DraftDistribution,
-        decide_chain,
-        sample_draft,
-        verify_chain_rejection,
-    )
+    from paceline.sampling.rejection import decide_chain, drawn_chain, verify_chain_rejection
     from paceline.sampling.rules import LogitRule
+    from paceline.sampling.tree_rejection import decide_tree, verify_tree_rejection
+    from paceline.sampling.typical import decide_typical, verify_typical
     from paceline.sampling.verify import FinalKind, TreeWalk, Verdict, walk
 
 _HOMES = {
+    "MAX_WEIGHT": "distribution",
+    "SUPPORT_SIZE": "draws",
     "Constraint": "params",
     "ConstraintKind": "params",
-    "DraftDistribution": "rejection",
+    "DraftDistribution": "distribution",
     "FinalKind": "verify",
     "LogitRule": "rules",
     "NoiseRole": "noise",
@@ -42,22 +44,34 @@ _HOMES = {
     "TreeWalk": "verify",
     "Verdict": "verify",
     "VerifyMode": "params",
+    "decide_block": "block",
     "decide_chain": "rejection",
+    "decide_tree": "tree_rejection",
+    "decide_typical": "typical",
+    "draft_distributions": "draws",
+    "draw_children": "draws",
+    "draw_siblings": "draws",
+    "drawn_chain": "rejection",
     "gumbel": "noise",
     "gumbel_at": "noise",
+    "inverse_cdf": "distribution",
     "process_logits": "processors",
-    "sample_draft": "rejection",
     "seed_tensor": "noise",
     "target_choices": "choices",
     "target_probs": "processors",
     "uniform": "noise",
     "uniform_scalar": "noise",
+    "verify_block": "block",
     "verify_chain_rejection": "rejection",
     "verify_step": "batch",
+    "verify_tree_rejection": "tree_rejection",
+    "verify_typical": "typical",
     "walk": "verify",
 }
 
 __all__ = [
+    "MAX_WEIGHT",
+    "SUPPORT_SIZE",
     "Constraint",
     "ConstraintKind",
     "DraftDistribution",
@@ -70,18 +84,28 @@ __all__ = [
     "TreeWalk",
     "Verdict",
     "VerifyMode",
+    "decide_block",
     "decide_chain",
+    "decide_tree",
+    "decide_typical",
+    "draft_distributions",
+    "draw_children",
+    "draw_siblings",
+    "drawn_chain",
     "gumbel",
     "gumbel_at",
+    "inverse_cdf",
     "process_logits",
-    "sample_draft",
     "seed_tensor",
     "target_choices",
     "target_probs",
     "uniform",
     "uniform_scalar",
+    "verify_block",
     "verify_chain_rejection",
     "verify_step",
+    "verify_tree_rejection",
+    "verify_typical",
     "walk",
 ]
 

@@ -14,10 +14,12 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from paceline.drafts import DraftTree
+from paceline.sampling.block import verify_block
 from paceline.sampling.choices import target_choices
 from paceline.sampling.params import SamplingParams, VerifyMode
 from paceline.sampling.processors import RowParams, target_probs
-from paceline.sampling.rejection import DraftDistribution, verify_chain_rejection
+from paceline.sampling.tree_rejection import verify_tree_rejection
+from paceline.sampling.typical import verify_typical
 from paceline.sampling.verify import TreeWalk, Verdict, walk
 
 
@@ -32,12 +34,14 @@ def verify_step(
     Args:
         logits: [rows, vocab] float32; sequence after sequence, each with its root row and then its tree's
             nodes.
-        trees: what was drafted; empty trees mean plain decoding.
+        trees: what was drafted; empty trees mean plain decoding. In rejection mode as `DraftTrie.select_first` gives
+            them, in block mode as `DraftTrie.select_chain` does.
         committed_lengths: committed length of each sequence before the step.
         params: sampling parameters of each sequence.
 
     Returns:
-        One verdict per sequence. In greedy and coupled mode the committed tokens do not depend on the trees.
+        One verdict per sequence. In greedy and coupled mode the committed tokens do not depend on the trees, in
+        rejection and block mode their distribution does not.
     """
     if not len(trees) == len(committed_lengths) == len(params):
         raise ValueError(
@@ -59,14 +63,24 @@ def verify_step(
     coupled = [index for index, mode in enumerate(modes) if mode is VerifyMode.COUPLED]
     verdicts.update(_walk_coupled(logits, trees, committed_lengths, params, firsts, coupled))
     for index, mode in enumerate(modes):
-        if mode is VerifyMode.REJECTION:
-            tree, first = _drawn_chain(trees[index]), firsts[index]
-            rows = RowParams.build([params[index]], [len(tree) + 1], logits.device)
-            probs = target_probs(logits[first : first + len(tree) + 1], rows)
-            dists = [dist for dist in tree.draft_dists if isinstance(dist, DraftDistribution)]
-            start = committed_lengths[index]
-            verdicts[index] = verify_chain_rejection(tree.tokens, dists, probs, params[index].seed, start)
+        if index not in verdicts:
+            tree, first = trees[index], firsts[index]
+            rows = logits[first : first + len(tree) + 1]
+            verdicts[index] = _decide(mode, tree, rows, committed_lengths[index], params[index])
     return [verdicts[index] for index in range(len(trees))]
+
+
+def _decide(mode: VerifyMode, tree: DraftTree, logits: Tensor, start: int, params: SamplingParams) -> Verdict:
+    """One sequence in a mode that looks at what was drafted."""
+    probs = target_probs(logits, RowParams.build([params], [len(tree) + 1], logits.device))
+    if mode is VerifyMode.REJECTION:
+        return verify_tree_rejection(tree, probs, params.seed, start)
+    if mode is VerifyMode.BLOCK:
+        return verify_block(tree, probs, params.seed, start)
+    if mode is VerifyMode.TYPICAL:
+        epsilon, delta = params.typical_epsilon, params.typical_delta
+        return verify_typical(tree, probs, epsilon, delta, params.seed, start)
+    raise AssertionError(f"{mode} is decided before")
 
 
 def _walk_coupled(
@@ -97,15 +111,3 @@ def _walk_coupled(
                 verdicts[index] = verdict
                 del walks[index]
     return verdicts
-
-
-def _drawn_chain(tree: DraftTree) -> DraftTree:
-    """The leading part of a chain whose tokens all came with a distribution; the rest cannot be verified exactly."""
-    if any(parent != node - 1 for node, parent in enumerate(tree.parents)):
-        raise ValueError("rejection mode verifies chains; select one with DraftTrie.select_chain")
-    usable = 0
-    for dist in tree.draft_dists:
-        if not isinstance(dist, DraftDistribution):
-            break
-        usable += 1
-    return tree.head(usable)

@@ -21,6 +21,7 @@ from paceline.sampling.noise import NoiseRole, gumbel, gumbel_at
 from paceline.sampling.params import SamplingParams, VerifyMode
 from paceline.sampling.processors import RowParams, process_logits
 
+_MODES_WITH_CHOICES = frozenset({VerifyMode.GREEDY, VerifyMode.COUPLED})
 _SPARSE_FRACTION = 16  # below vocab / 16 tokens left, noise for those alone is cheaper than for all
 
 
@@ -44,8 +45,9 @@ def target_choices(logits: Tensor, positions: Sequence[int] | Tensor, rows: RowP
         raise ValueError(f"{logits.shape[0]} rows of logits but parameters for {len(rows)}")
     if rows.all_greedy:
         return largest(logits)
-    if VerifyMode.REJECTION in rows.modes:
-        raise ValueError("a row in rejection mode has no choice of its own; use the rejection functions")
+    for mode in rows.modes:
+        if mode not in _MODES_WITH_CHOICES:
+            raise ValueError(f"a row in {mode} mode has no choice of its own; `verify_step` decides it")
     position = torch.as_tensor(positions, dtype=torch.int64, device=logits.device)
     choices = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
     # Three groups by each row's own parameters, so that a row never takes another path because of its

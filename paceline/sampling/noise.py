@@ -37,11 +37,11 @@ class NoiseRole(IntEnum):
     TARGET = 0
     """The choice of a token in coupled mode. Drafters use the same role: that is the coupling."""
     ACCEPT = 1
-    """Whether a drafted token is accepted in rejection mode."""
+    """Whether a drafted token is accepted, in rejection and block mode."""
     FINAL = 2
-    """The recovered or bonus token in rejection mode."""
+    """The recovered or bonus token in rejection, block and typical mode."""
     DRAFT = 3
-    """A drafter's own draw in rejection mode, independent of all the target's."""
+    """A drafter's own draw in rejection and block mode, independent of all the target's."""
 
 
 def philox4x32(counter: Sequence[Tensor], key: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -105,12 +105,12 @@ def uniform(
     return ((integers.to(torch.float64) + 0.5) * 2.0**-52).flatten(1)[:, :n]
 
 
-def uniform_scalar(seed: int, position: int, role: NoiseRole) -> float:
-    """The number `uniform` gives for one row and n = 1, in Python integers.
+def uniform_scalar(seed: int, position: int, role: NoiseRole, index: int = 0) -> float:
+    """Number ``index`` of those that `uniform` gives for one row, in Python integers.
 
     A tensor operation costs microseconds however small it is, and a generator takes over a hundred of them.
     """
-    words = [0, int(role), position & _MASK, (position >> 32) & _MASK]
+    words = [index >> 1, int(role), position & _MASK, (position >> 32) & _MASK]
     key_0, key_1 = seed & _MASK, (seed >> 32) & _MASK
     for _ in range(_ROUNDS):
         product_0, product_1 = words[0] * _MULTIPLIER_0, words[2] * _MULTIPLIER_1
@@ -121,7 +121,8 @@ def uniform_scalar(seed: int, position: int, role: NoiseRole) -> float:
             product_0 & _MASK,
         ]
         key_0, key_1 = (key_0 + _WEYL_0) & _MASK, (key_1 + _WEYL_1) & _MASK
-    return ((words[0] << 20 | words[1] >> 12) + 0.5) * 2.0**-52
+    high, low = words[2:] if index & 1 else words[:2]
+    return ((high << 20 | low >> 12) + 0.5) * 2.0**-52
 
 
 def gumbel(

@@ -46,6 +46,20 @@ class VerifyMode(StrEnum):
         """Whether the text has the target's distribution."""
         return self is not VerifyMode.TYPICAL
 
+    @property
+    def verifies_draws(self) -> bool:
+        """Whether it matters what a drafted token was drawn from."""
+        return self in (VerifyMode.REJECTION, VerifyMode.BLOCK)
+
+    @property
+    def needs(self) -> str:
+        """What a drafter sends, for people."""
+        if self is VerifyMode.REJECTION:
+            return "token ids; for drawn ones the distribution that siblings were drawn from"
+        if self is VerifyMode.BLOCK:
+            return "token ids; for drawn ones the distribution at every position"
+        return "token ids"
+
 
 class ConstraintKind(StrEnum):
     """What describes the language that a completion must belong to."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import structlog
 import torch
 
-from paceline.sampling import Verdict
+from paceline.sampling import FinalKind, Verdict
 from paceline.target import KVCacheFullError, SequenceRows, StepOutput, TargetEngine
 from paceline.trie import EMPTY_TREE, DraftTree
 from paceline.v1 import target_pb2
@@ -248,7 +248,9 @@ class StepLoop:
     def _settle(self, turn: Turn, verdict: Verdict) -> SequenceCommit:
         sequence = turn.sequence
         start = sequence.committed_length
-        tokens, finish, num_dropped = sequence.commit(verdict.committed_tokens)
+        tokens, finish, num_dropped = sequence.commit(
+            verdict.committed_tokens, is_whole_draft=verdict.kind is not FinalKind.RECOVERED
+        )
         self._table.drops.stale += num_dropped
         return SequenceCommit(
             sequence=sequence,

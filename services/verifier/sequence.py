@@ -7,10 +7,10 @@ step loop alone, dropped when the sequence ends.
 from __future__ import annotations
 
 from collections.abc import Sequence as TokenSequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 
-from paceline.sampling import DraftDistribution, LogitRule, SamplingParams, VerifyMode
+from paceline.sampling import LogitRule, SamplingParams, VerifyMode
 from paceline.trie import EMPTY_TREE, AddOutcome, DraftEntry, DraftTree, DraftTrie
 from services.verifier.session import Session
 
@@ -56,6 +56,7 @@ class TargetSequence:
         has_drafter: a draft has come in for it, so that another may be due.
         num_missed_holds: steps held in vain for this sequence since a draft of use last came in.
         rules: what the request forbids, favours or punishes.
+        fresh_from: drafts that go on from a shorter text are not used any more; see `commit`.
     """
 
     sequence_id: int
@@ -70,6 +71,7 @@ class TargetSequence:
     has_drafter: bool = False
     num_missed_holds: int = 0
     rules: list[LogitRule] = field(default_factory=list)
+    fresh_from: int = 0
     trie: DraftTrie = field(init=False)
 
     def __post_init__(self) -> None:
@@ -105,39 +107,49 @@ class TargetSequence:
     def choose_tree(self, max_nodes: int) -> DraftTree:
         """Draft nodes worth verifying now, at most `max_nodes`.
 
-        Rejection verification takes the path that came first, since its choice of what to verify must not depend on
-        later tokens; the other modes take the best of the trie.
+        Where verification looks at what was drawn, what came first is taken, since the choice must not depend on the
+        values of drawn tokens: a tree for rejection, a path for block verification. The other modes take the best of
+        the trie.
         """
         depth = self.num_tokens_left - 1
         budget = min(max_nodes, self.spec.max_draft_nodes)
         if budget <= 0 or depth <= 0 or self.trie.num_nodes == 0:
             return EMPTY_TREE
-        if self.spec.sampling.resolved_mode is VerifyMode.REJECTION:
+        mode = self.spec.sampling.resolved_mode
+        if mode is VerifyMode.REJECTION:
+            return self.trie.select_first(budget, depth)
+        if mode is VerifyMode.BLOCK:
             return self.trie.select_chain(min(budget, depth))
         return self.trie.select(budget, depth)
 
     def add_draft(self, entry: DraftEntry) -> AddOutcome:
         """Take in a draft entry.
 
-        For rejection sampling its tokens get one-hot draft distributions: a drafter's token is a function of the prefix
-        and of noise in another role than the acceptance draws, so that the distribution it was drawn from, given the
-        prefix, is a point mass. Nothing but ids need travel, and the law of the text stays the target's (Leviathan et
-        al., 2211.17192, section 2.3 with q one-hot).
+        Tokens that came without what they were drawn from are verified as they stand, whatever the mode: given the text
+        before it such a token is certain, so that the law of the text stays the target's (Leviathan et al., 2211.17192,
+        section 2.3 with q one-hot). All it must not depend on are the target's own draws, which are keyed otherwise.
 
         Raises:
             DraftError: the entry is malformed.
         """
-        if self.spec.sampling.resolved_mode is VerifyMode.REJECTION:
-            dists = tuple(DraftDistribution.point_mass(token) for token in entry.tokens)
-            entry = replace(entry, draft_dists=dists)
+        if entry.start < self.fresh_from:
+            return AddOutcome(stale=len(entry.tokens))
         outcome = self.trie.add(entry)
         self.has_drafter = True
         if self.trie.num_nodes:
             self.num_missed_holds = 0
         return outcome
 
-    def commit(self, tokens: TokenSequence[int]) -> tuple[list[int], Finish, int]:
+    def commit(
+        self, tokens: TokenSequence[int], *, is_whole_draft: bool = True
+    ) -> tuple[list[int], Finish, int]:
         """Append verified tokens, cut at the first stop token or limit.
+
+        Args:
+            tokens: the verified tokens.
+            is_whole_draft: every drafted token that was verified is among them. Where not, block verification has let
+                tokens past the last one decide how many are kept; what was drawn from the same numbers is then not
+                used any more, so that every later draw is independent of the text.
 
         Returns:
             The tokens kept, why the sequence ended, and the number of draft nodes that fell away.
@@ -156,4 +168,8 @@ class TargetSequence:
         if finish is not Finish.NOT_YET:
             self.state = SequenceState.FINISHED
             return kept, finish, self.trie.num_nodes
-        return kept, finish, self.trie.commit(kept).dropped
+        num_dropped = 0
+        if not is_whole_draft and self.spec.sampling.resolved_mode is VerifyMode.BLOCK:
+            num_dropped = self.trie.clear()
+            self.fresh_from = self.committed_length
+        return kept, finish, num_dropped + self.trie.commit(kept).dropped

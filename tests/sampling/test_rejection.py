@@ -11,7 +11,7 @@ from fractions import Fraction
 import pytest
 import torch
 
-from paceline.drafts import DraftError, DraftTree
+from paceline.drafts import DraftError, DraftTree, DrawRule, SiblingDraws
 from paceline.sampling import (
     DraftDistribution,
     FinalKind,
@@ -19,7 +19,8 @@ from paceline.sampling import (
     Verdict,
     VerifyMode,
     decide_chain,
-    sample_draft,
+    draw_children,
+    drawn_chain,
     verify_chain_rejection,
     verify_step,
 )
@@ -37,6 +38,13 @@ def cells(breaks: list[Fraction]) -> list[Cell]:
 def cumulative(weights: list[Fraction]) -> list[Fraction]:
     total = sum(weights)
     return [value / total for value in itertools.accumulate(weights)] if total else []
+
+
+def drawn(probs: torch.Tensor, seed: int, position: int) -> int:
+    """A drafter's keyed draw."""
+    params = SamplingParams(seed=seed, mode=VerifyMode.REJECTION)
+    dist = DraftDistribution.dense(probs)
+    return draw_children(dist, DrawRule.WITHOUT_REPLACEMENT, 1, params, position, position).tokens[0]
 
 
 def law_of_round(target: ToyModel, drafter: ToyModel, gamma: int) -> dict[Prefix, Fraction]:
@@ -165,7 +173,7 @@ def test_noise_is_keyed_by_position_and_not_by_history() -> None:
     for seed in range(40):
         draft: Prefix = ()
         for position in range(4):
-            draft = (*draft, sample_draft(drafter.probs(draft), seed, 10 + position))
+            draft = (*draft, drawn(drafter.probs(draft), seed, 10 + position))
         dists = [DraftDistribution.dense(drafter.probs(draft[:i])) for i in range(4)]
         probs = torch.stack([target.probs(draft[:i]) for i in range(5)])
         whole = verify_chain_rejection(draft, dists, probs, seed, 10)
@@ -190,8 +198,8 @@ def test_the_keyed_law_over_many_seeds_is_the_targets() -> None:
     num_seeds = 6000
     params = [SamplingParams(seed=seed, mode=VerifyMode.REJECTION) for seed in range(num_seeds)]
     dist = DraftDistribution.dense(drafter.probs(()))
-    drafts = [sample_draft(drafter.probs(()), seed, 5) for seed in range(num_seeds)]
-    trees = [DraftTree((token,), (-1,), (1,), (1.0,), (dist,)) for token in drafts]
+    drafts = [drawn(drafter.probs(()), seed, 5) for seed in range(num_seeds)]
+    trees = [drawn_chain([token], [dist]) for token in drafts]
     rows = {token: torch.stack([target.logits(()), target.logits((token,))]) for token in range(3)}
     step = verify_step(torch.cat([rows[token] for token in drafts]), trees, [5] * num_seeds, params)
     counts: dict[Prefix, int] = defaultdict(int)
@@ -245,8 +253,16 @@ def test_tokens_are_checked_before_they_index() -> None:
             decide_chain([token], [DraftDistribution.point_mass(0)], probs, [0.5], [0.5, 0.5])
 
 
-def test_a_chain_is_cut_where_distributions_are_missing() -> None:
-    tree = DraftTree((1, 1), (-1, 0), (1, 2), (1.0, 1.0), (DraftDistribution.point_mass(1), None))
-    logits = torch.tensor([[-torch.inf, 0.0]] * 3)
-    verdict = verify_step(logits, [tree], [5], [SamplingParams(mode=VerifyMode.REJECTION)])[0]
-    assert verdict == Verdict((1,), (1,), 1, FinalKind.BONUS)
+def test_a_token_that_was_not_drawn_counts_as_certain() -> None:
+    """Without a distribution a token is accepted with the target's own probability of it."""
+    dist = DraftDistribution.dense(torch.tensor([0.0, 1.0]))
+    draws = SiblingDraws((1,), DrawRule.WITHOUT_REPLACEMENT, dist)
+    tree = DraftTree((1, 1), (-1, 0), (1, 2), (1.0, 1.0), (draws, None))
+    logits = torch.tensor([[-torch.inf, 0.0], [0.0, 0.0], [0.0, -torch.inf]])
+    num_seeds = 2000
+    params = [SamplingParams(seed=seed, mode=VerifyMode.REJECTION) for seed in range(num_seeds)]
+    step = verify_step(logits.repeat(num_seeds, 1), [tree] * num_seeds, [5] * num_seeds, params)
+    accepted = sum(verdict == Verdict((1, 2), (1, 1), 0, FinalKind.BONUS) for verdict in step)
+    refused = sum(verdict == Verdict((1,), (1,), 0, FinalKind.RECOVERED) for verdict in step)
+    assert accepted + refused == num_seeds
+    assert abs(accepted - num_seeds / 2) < 5 * math.sqrt(num_seeds / 4)

@@ -62,9 +62,10 @@ def test_a_greedy_batch_is_one_argmax_over_untouched_logits() -> None:
     assert not {"seeds"} & set(vars(rows))  # no tensor was made
 
 
-def test_rejection_rows_have_no_choice_of_their_own() -> None:
-    rows = RowParams.build([SamplingParams(mode=VerifyMode.REJECTION)], [1])
-    with pytest.raises(ValueError, match="rejection"):
+@pytest.mark.parametrize("mode", [VerifyMode.REJECTION, VerifyMode.BLOCK, VerifyMode.TYPICAL])
+def test_modes_that_look_at_drafts_have_no_choice_of_their_own(mode: VerifyMode) -> None:
+    rows = RowParams.build([SamplingParams(mode=mode)], [1])
+    with pytest.raises(ValueError, match=mode.value):
         target_choices(torch.zeros(1, 3), [0], rows)
 
 
@@ -75,5 +76,5 @@ def test_a_step_checks_its_shapes() -> None:
     with pytest.raises(ValueError, match="lengths"):
         verify_step(torch.zeros(4, 9), [CHAIN], [5, 6], [greedy])
     with pytest.raises(ValueError, match="chains"):
-        verify_step(torch.zeros(7, 9), [TREE], [5], [SamplingParams(mode=VerifyMode.REJECTION)])
+        verify_step(torch.zeros(7, 9), [TREE], [5], [SamplingParams(mode=VerifyMode.BLOCK)])
     assert verify_step(torch.zeros(0, 9), [], [], []) == []

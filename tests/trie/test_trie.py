@@ -7,7 +7,16 @@ import time
 
 import pytest
 
-from paceline.trie import DEFAULT_CONFIDENCE, AddOutcome, CommitOutcome, DraftEntry, DraftError, DraftTrie
+from paceline.trie import (
+    DEFAULT_CONFIDENCE,
+    AddOutcome,
+    CommitOutcome,
+    DraftEntry,
+    DraftError,
+    DraftTrie,
+    DrawRule,
+    SiblingDraws,
+)
 
 COMMITTED = [7, 8, 9]
 
@@ -135,15 +144,87 @@ def test_the_lowest_survivals_are_evicted() -> None:
     assert trie.num_nodes == 4
 
 
-def test_the_first_arrived_chain_ignores_confidences_and_nodes_without_payload() -> None:
+def drawn(
+    start: int,
+    tokens: tuple[int, ...],
+    parents: tuple[int, ...],
+    rule: DrawRule = DrawRule.WITHOUT_REPLACEMENT,
+) -> DraftEntry:
+    """An entry whose siblings were drawn together, with confidences that must not count."""
+    groups = {
+        parent: SiblingDraws(
+            tuple(token for token, p in zip(tokens, parents, strict=True) if p == parent), rule, None
+        )
+        for parent in parents
+    }
+    confidences = tuple((7 * token % 10) / 10 for token in tokens)
+    return DraftEntry(start, tokens, parents, (), confidences, tuple(groups[parent] for parent in parents))
+
+
+COMB = (-1, -1, -1, 0, 0, 3)  # three children of the root, two of the first, one of that one's first
+
+
+def test_what_is_verified_of_a_drawn_tree_does_not_depend_on_the_drawn_values() -> None:
+    """Two draws of one shape: at every budget the same places are taken."""
+    shapes = []
+    for tokens in ((1, 2, 3, 4, 5, 6), (9, 8, 1, 7, 2, 3)):
+        trie = DraftTrie(COMMITTED)
+        trie.add(drawn(3, tokens, COMB))
+        trees = [trie.select_first(budget, 8) for budget in range(1, 7)]
+        assert len(trees[-1]) == 6
+        shapes.append([(tree.parents, tree.depths, tree.survivals) for tree in trees])
+        for tree in trees:
+            names = [tokens.index(token) for token in tree.tokens]
+            kept = {parent: [n for n in names if COMB[n] == parent] for parent in set(COMB)}
+            for parent, members in kept.items():  # always the first draws, in order
+                assert members == [n for n in range(6) if COMB[n] == parent][: len(members)]
+    assert shapes[0] == shapes[1]
+
+
+def test_a_repeated_draw_keeps_its_place() -> None:
     trie = DraftTrie(COMMITTED)
-    trie.add(chain(3, [6, 6], 0.9))
-    trie.add(DraftEntry.chain(3, [1, 2], confidences=[0.1, 0.1], draft_dists=["first", "second"]))
-    trie.add(DraftEntry.chain(3, [4, 5], confidences=[0.99, 0.99], draft_dists=["other", "other"]))
-    tree = trie.select_chain(8)
-    assert (tree.tokens, tree.parents, tree.depths) == ((1, 2), (-1, 0), (1, 2))
-    assert tree.draft_dists == ("first", "second")
+    trie.add(drawn(3, (4, 4, 5, 6), (-1, -1, -1, 0), DrawRule.WITH_REPLACEMENT))
+    assert trie.num_nodes == 3
+    whole = trie.select_first(8, 8)
+    assert (whole.tokens, whole.parents) == ((4, 4, 6, 5), (-1, -1, 0, -1))
+    assert trie.select_first(2, 8).tokens == (4, 4)
+
+
+def test_the_entry_that_came_first_is_verified() -> None:
+    trie = DraftTrie(COMMITTED)
+    first, second = drawn(3, (1, 2), (-1, 0)), drawn(3, (4, 1, 5), (-1, -1, 0))
+    trie.add(first)
+    trie.add(second)
+    trie.add(chain(3, [8], 0.99))
+    for tree in (trie.select_chain(8), trie.select_first(8, 8)):
+        assert (tree.tokens, tree.parents, tree.depths) == ((1, 2), (-1, 0), (1, 2))
+        assert tree.draft_dists == first.draft_dists
     assert trie.select_chain(1).tokens == (1,)
+
+
+def test_tokens_that_were_not_drawn_are_ranked_where_they_came_first() -> None:
+    trie = DraftTrie(COMMITTED)
+    trie.add(DraftEntry(3, (1, 2), (-1, -1), (), (0.2, 0.7)))
+    trie.add(drawn(3, (4, 1), (-1, -1)))
+    tree = trie.select_first(8, 8)
+    assert (tree.tokens, tree.draft_dists) == ((2, 1), (None, None))
+
+
+def test_a_chain_follows_first_draws_alone() -> None:
+    trie = DraftTrie(COMMITTED)
+    trie.add(drawn(3, (1, 2, 3, 4), (-1, -1, 1, 0)))
+    assert trie.select_chain(8).tokens == (1, 4)
+    trie.commit([2])
+    assert trie.select_chain(8).tokens == (3,)
+
+
+def test_cleared_is_empty() -> None:
+    trie = DraftTrie(COMMITTED)
+    trie.add(chain(3, [1, 2], 0.5))
+    trie.add(chain(5, [1, 2], 0.5))
+    assert trie.clear() == 2
+    assert (trie.num_nodes, trie.num_parked) == (0, 0)
+    assert trie.commit([1, 2]).attached == 0
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,158 @@
+"""Recursive rejection sampling on a drafted tree.
+
+Responsible for: accepting drafted tokens so that what is committed has exactly the target's distribution, given that
+every token with a distribution really was drawn from it, and that no token's own value decided whether it is in the
+tree (`DraftTrie.select_first`). A drafter that lies about the first can bend the text; that is why coupled mode is
+the default. A token without a distribution is taken as it stands: it may be any function of the text before it.
+
+Deliberately does not know: logits, processors, the trie, the wire.
+
+Called by: `batch`; `rejection` for chains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from paceline.drafts import DraftTree, DrawRule
+from paceline.sampling.distribution import DraftDistribution, inverse_cdf
+from paceline.sampling.noise import NoiseRole, uniform_scalar
+from paceline.sampling.siblings import check_tokens, children_of, distribution_of, draws_of
+from paceline.sampling.verify import FinalKind, Verdict
+
+
+class Candidates:
+    """What is left of the target's distribution at one node while its children are refused one after the other.
+
+    Sibling j is accepted with probability min(1, p_j(x_j) / q_j(x_j)), and p_{j+1} = norm(max(p_j - q_j, 0)) if it is
+    refused. Whatever the law of the draws, one step of this is Leviathan's: given p_j and the draws before, what comes
+    out has the law p_j; so by induction from the last child to the first, the node's token has the law p_1 = p.
+    q_j is the distribution itself where siblings were drawn with replacement (SpecInfer, arXiv 2305.09781,
+    section 4.3), the distribution without the earlier siblings where without (Sequoia, arXiv 2402.12374, section 3.2),
+    and certainty where the token was not drawn (EAGLE-2, arXiv 2406.16858).
+
+    Args:
+        target_probs: [vocab] float64
+        dist: what the siblings were drawn from; None where they were not.
+        rule: how.
+    """
+
+    def __init__(self, target_probs: Tensor, dist: DraftDistribution | None, rule: DrawRule) -> None:
+        self.residual = target_probs
+        self._dist = dist
+        self._rule = rule
+        self._left = None if dist is None else dist.probs.clone()  # not normalised
+
+    def accept_prob(self, token: int) -> float:
+        """p_j(x_j) / q_j(x_j), which may be above 1; 0 for a token that its own drafter could not have drawn."""
+        draft_prob = 1.0
+        if self._dist is not None:
+            assert self._left is not None
+            draft_prob = float(self._left[self._dist.token_ids == token].sum() / self._left.sum())
+        # NaN, where a peer named more draws than the support has tokens, fails the comparison as zero does.
+        return float(self.residual[token]) / draft_prob if draft_prob > 0 else 0.0
+
+    def refuse(self, token: int) -> None:
+        """Go on without this sibling."""
+        residual = self.residual.clone()
+        if self._dist is None:
+            residual[token] = 0
+        else:
+            assert self._left is not None
+            total = self._left.sum()
+            if float(total) > 0:
+                ids = self._dist.token_ids.to(residual.device)
+                residual.index_add_(0, ids, -(self._left / total).to(residual.device))
+                residual.clamp_(min=0)
+            if self._rule is DrawRule.WITHOUT_REPLACEMENT:
+                self._left[self._dist.token_ids == token] = 0
+        mass = residual.sum()
+        # Empty where p_j = q_j: refusal is impossible but for rounding, and p_j itself is then as good.
+        if float(mass) > 0:
+            self.residual = residual / mass
+
+
+def decide_tree(
+    tree: DraftTree,
+    target_probs: Tensor,
+    accept_noise: Sequence[float],
+    final_noise: Sequence[float],
+) -> Verdict:
+    """Walk down a tree by recursive rejection, as a function of its uniform numbers.
+
+    1. At a row try its children in order: child j is accepted if u < p_j(x_j) / q_j(x_j); strict, so that a token of
+       probability zero never is.
+    2. At an accepted child begin anew with its row's distribution.
+    3. Where no child is accepted, draw from what is left of the row's distribution: the recovered token; or from all
+       of it where the row has no children: the bonus token.
+
+    Args:
+        tree: what was drafted; siblings that were drawn stand in the order of their draws.
+        target_probs: [nodes + 1, vocab] float64, after temperature and filters; row 0 the root's, row i + 1 node i's.
+        accept_noise: a number in (0, 1) for each node.
+        final_noise: a number in (0, 1) for each depth from 0 to the tree's, of which the one where the walk ends is
+            used.
+
+    Raises:
+        ValueError: lengths disagree.
+        DraftError: a token lies outside the vocabulary.
+    """
+    num_depths = max(tree.depths, default=0) + 1
+    if target_probs.shape[0] != len(tree) + 1 or len(accept_noise) != len(tree):
+        raise ValueError(
+            f"{len(tree)} nodes, {len(accept_noise)} numbers for them, {target_probs.shape[0]} target rows"
+        )
+    if len(final_noise) < num_depths:
+        raise ValueError(f"{num_depths} depths but {len(final_noise)} numbers for them")
+    check_tokens(tree, target_probs.shape[1])
+    children = children_of(tree)
+    rows: list[int] = []
+    tokens: list[int] = []
+    while True:
+        row = rows[-1] if rows else 0
+        siblings = children.get(row)
+        if siblings is None:
+            final = inverse_cdf(target_probs[row], final_noise[len(rows)])
+            return Verdict(tuple(rows), tuple(tokens), final, FinalKind.BONUS if rows else FinalKind.PLAIN)
+        draws = draws_of(tree, siblings[0])
+        candidates = (
+            Candidates(target_probs[row], None, DrawRule.TOP)
+            if draws is None
+            else Candidates(target_probs[row], distribution_of(draws), draws.rule)
+        )
+        for node in siblings:
+            if draws_of(tree, node) is not draws:
+                raise ValueError("siblings of two draws in one tree; select one with DraftTrie.select_first")
+            token = tree.tokens[node]
+            if accept_noise[node] < candidates.accept_prob(token):
+                rows.append(node + 1)
+                tokens.append(token)
+                break
+            candidates.refuse(token)
+        else:
+            final = inverse_cdf(candidates.residual, final_noise[len(rows)])
+            return Verdict(tuple(rows), tuple(tokens), final, FinalKind.RECOVERED)
+
+
+def verify_tree_rejection(tree: DraftTree, target_probs: Tensor, seed: int, start: int) -> Verdict:
+    """`decide_tree` with noise keyed by seed, absolute position and place among siblings.
+
+    A walk decides a position once and for all, so that no later step reads the same number again.
+
+    Args:
+        tree: what was drafted.
+        target_probs: [nodes + 1, vocab] float64
+        seed: the request's seed.
+        start: committed length.
+    """
+    num_before: dict[int, int] = {}
+    accept = []
+    for parent, depth in zip(tree.parents, tree.depths, strict=True):
+        place = num_before.get(parent, 0)
+        num_before[parent] = place + 1
+        accept.append(uniform_scalar(seed, start + depth - 1, NoiseRole.ACCEPT, place))
+    num_depths = max(tree.depths, default=0) + 1
+    final = [uniform_scalar(seed, start + depth, NoiseRole.FINAL) for depth in range(num_depths)]
+    return decide_tree(tree, target_probs, accept, final)
