@@ -23,6 +23,7 @@ from orchestrator.placement import check_drafter, choose_drafter
 from orchestrator.policy import PolicyInForce
 from orchestrator.reports import Reports
 from orchestrator.sequences import Sequence, SequenceState, SequenceTable
+from orchestrator.supports import copy_supports
 from orchestrator.verifier_link import VerifierLink
 from paceline.errors import IncompatiblePeerError, UnavailableError
 from paceline.v1 import drafter_pb2, peer_pb2
@@ -210,6 +211,11 @@ class DraftingDesk:
                 del drafts.log_probs[:]
             return drafts
         kept = peer_pb2.DraftBatch()
+        if drafts.num_supports or drafts.draws:
+            owned = [i for i, sequence in enumerate(owners) if sequence is not None]
+            if not copy_supports(drafts, owned, kept):
+                self._counters.num_malformed_drafts += len(current)
+                return None
         offset = 0
         for i, sequence in enumerate(owners):
             size = drafts.sizes[i]

@@ -1,10 +1,20 @@
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class DraftDraw(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    DRAFT_DRAW_UNSPECIFIED: _ClassVar[DraftDraw]
+    DRAFT_DRAW_WITH_REPLACEMENT: _ClassVar[DraftDraw]
+    DRAFT_DRAW_WITHOUT_REPLACEMENT: _ClassVar[DraftDraw]
+DRAFT_DRAW_UNSPECIFIED: DraftDraw
+DRAFT_DRAW_WITH_REPLACEMENT: DraftDraw
+DRAFT_DRAW_WITHOUT_REPLACEMENT: DraftDraw
 
 class PeerInfo(_message.Message):
     __slots__ = ("protocol_version", "instance_id", "model_fingerprint", "tokenizer_fingerprint", "vocab_size", "max_positions", "dtype", "method", "tap", "device", "model_name", "eos_token_ids")
@@ -71,7 +81,7 @@ class StreamHello(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., client_id: _Optional[str] = ..., lease_ms: _Optional[int] = ...) -> None: ...
 
 class DraftBatch(_message.Message):
-    __slots__ = ("sequence_ids", "epochs", "starts", "sizes", "tokens", "parents", "log_probs")
+    __slots__ = ("sequence_ids", "epochs", "starts", "sizes", "tokens", "parents", "log_probs", "draws", "num_supports", "support_sizes", "support_tokens", "support_weights")
     SEQUENCE_IDS_FIELD_NUMBER: _ClassVar[int]
     EPOCHS_FIELD_NUMBER: _ClassVar[int]
     STARTS_FIELD_NUMBER: _ClassVar[int]
@@ -79,6 +89,11 @@ class DraftBatch(_message.Message):
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     PARENTS_FIELD_NUMBER: _ClassVar[int]
     LOG_PROBS_FIELD_NUMBER: _ClassVar[int]
+    DRAWS_FIELD_NUMBER: _ClassVar[int]
+    NUM_SUPPORTS_FIELD_NUMBER: _ClassVar[int]
+    SUPPORT_SIZES_FIELD_NUMBER: _ClassVar[int]
+    SUPPORT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SUPPORT_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     sequence_ids: _containers.RepeatedScalarFieldContainer[int]
     epochs: _containers.RepeatedScalarFieldContainer[int]
     starts: _containers.RepeatedScalarFieldContainer[int]
@@ -86,7 +101,12 @@ class DraftBatch(_message.Message):
     tokens: _containers.RepeatedScalarFieldContainer[int]
     parents: _containers.RepeatedScalarFieldContainer[int]
     log_probs: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, sequence_ids: _Optional[_Iterable[int]] = ..., epochs: _Optional[_Iterable[int]] = ..., starts: _Optional[_Iterable[int]] = ..., sizes: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., log_probs: _Optional[_Iterable[float]] = ...) -> None: ...
+    draws: _containers.RepeatedScalarFieldContainer[DraftDraw]
+    num_supports: _containers.RepeatedScalarFieldContainer[int]
+    support_sizes: _containers.RepeatedScalarFieldContainer[int]
+    support_tokens: _containers.RepeatedScalarFieldContainer[int]
+    support_weights: bytes
+    def __init__(self, sequence_ids: _Optional[_Iterable[int]] = ..., epochs: _Optional[_Iterable[int]] = ..., starts: _Optional[_Iterable[int]] = ..., sizes: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., log_probs: _Optional[_Iterable[float]] = ..., draws: _Optional[_Iterable[_Union[DraftDraw, str]]] = ..., num_supports: _Optional[_Iterable[int]] = ..., support_sizes: _Optional[_Iterable[int]] = ..., support_tokens: _Optional[_Iterable[int]] = ..., support_weights: _Optional[bytes] = ...) -> None: ...
 
 class CommitBatch(_message.Message):
     __slots__ = ("sequence_ids", "epochs", "starts", "sizes", "tokens")

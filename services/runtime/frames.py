@@ -19,6 +19,7 @@ import numpy.typing as npt
 from paceline.errors import StreamProtocolError
 from paceline.trie import DraftEntry
 from paceline.v1 import peer_pb2
+from services.runtime.supports import SupportReader, pack_supports
 
 MAX_DRAFT_TOKENS_PER_ENTRY = 64
 MAX_ENTRIES = 4096
@@ -46,7 +47,9 @@ def pack_drafts(items: Iterable[tuple[int, int, DraftEntry]]) -> peer_pb2.DraftB
     """
     batch = peer_pb2.DraftBatch()
     log_probs: list[float] = []
+    entries: list[DraftEntry] = []
     for sequence_id, epoch, entry in items:
+        entries.append(entry)
         batch.sequence_ids.append(sequence_id)
         batch.epochs.append(epoch)
         batch.starts.append(entry.start)
@@ -56,6 +59,8 @@ def pack_drafts(items: Iterable[tuple[int, int, DraftEntry]]) -> peer_pb2.DraftB
         log_probs.extend(entry.log_probs)
     if len(log_probs) == len(batch.tokens):
         batch.log_probs.extend(log_probs)
+    if any(entry.draft_dists is not None for entry in entries):
+        pack_supports(batch, entries)
     return batch
 
 
@@ -71,7 +76,7 @@ def unpack_drafts(
 
     Checked per entry: sequence id above 0, start from 1 to max_positions, size from 1 to
     max_tokens_per_entry, ids below vocab_size, parents topological (``-1 <= parents[i] < i``), log-probs
-    finite and not above 0.
+    finite and not above 0; and what tokens were drawn from (`SupportReader.drawn`).
 
     Returns:
         The good entries as ``(sequence_id, epoch, entry)``, and the number of malformed draft nodes (an entry
@@ -111,6 +116,7 @@ def unpack_drafts(
     bad_entry[max_entries:] = True
 
     token_list, parent_list, log_prob_list = tokens.tolist(), parents.tolist(), log_probs.tolist()
+    supports = SupportReader(batch, vocab_size) if batch.num_supports or batch.draws else None
     entries = []
     for i in np.flatnonzero(~bad_entry).tolist():
         span = slice(int(begins[i]), int(ends[i]))
@@ -120,6 +126,12 @@ def unpack_drafts(
             parents=tuple(parent_list[span]),
             log_probs=tuple(log_prob_list[span]),
         )
+        if supports is not None:
+            drawn = supports.drawn(i, entry)
+            if drawn is None:
+                bad_entry[i] = True
+                continue
+            entry = drawn
         entries.append((batch.sequence_ids[i], batch.epochs[i], entry))
     return entries, int(np.maximum(sizes, 1)[bad_entry].sum())
 
