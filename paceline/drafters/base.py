@@ -13,11 +13,17 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
-from paceline.sampling import SamplingParams
+from paceline.sampling import SamplingParams, VerifyMode
 from paceline.target import TapSpec
-from paceline.trie import DraftEntry
+from paceline.trie import DraftEntry, DrawRule
 
 GREEDY = SamplingParams(temperature=0.0)
+
+DEFAULT_RULES = {
+    VerifyMode.REJECTION: DrawRule.WITHOUT_REPLACEMENT,
+    VerifyMode.BLOCK: DrawRule.WITHOUT_REPLACEMENT,
+}
+"""How drafters choose tokens in modes that verify draws; `docs/modes.md` has the measurement."""
 
 
 class DrafterError(Exception):
@@ -36,12 +42,28 @@ class DraftRequest:
         num_tokens: tokens in a row, at least 1.
         max_nodes: nodes in all; more than `num_tokens` lets methods that can branch draft a tree of that depth.
         sampling: how the target will choose, so that the drafter chooses alike.
+        rule: how to choose tokens in a mode that verifies draws; None takes `DEFAULT_RULES`.
     """
 
     sequence_id: int
     num_tokens: int
     max_nodes: int = 0
     sampling: SamplingParams = field(default=GREEDY)
+    rule: DrawRule | None = None
+
+    @property
+    def draw_rule(self) -> DrawRule:
+        """How tokens are chosen: drawn, or the likeliest (in coupled mode the winners of the target's own race)."""
+        default = DEFAULT_RULES.get(self.sampling.resolved_mode)
+        return DrawRule.TOP if default is None else self.rule or default
+
+    @property
+    def may_rank(self) -> bool:
+        """Whether a tree of likeliest tokens may be drafted: where the target's choice is not known beforehand, and
+        no draw would be ranked by its value."""
+        mode = self.sampling.resolved_mode
+        is_tree_mode = mode in (VerifyMode.GREEDY, VerifyMode.REJECTION, VerifyMode.TYPICAL)
+        return is_tree_mode and self.draw_rule is DrawRule.TOP
 
 
 @runtime_checkable

@@ -5,19 +5,24 @@ Pure. Shared by methods that draft token by token.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from paceline.sampling import (
+    DraftDistribution,
     NoiseRole,
     RowParams,
     SamplingParams,
     VerifyMode,
+    draft_distributions,
+    draw_children,
     gumbel_at,
     process_logits,
 )
+from paceline.trie import DrawRule, SiblingDraws
 
 
 def choose_chain_tokens(
@@ -25,8 +30,8 @@ def choose_chain_tokens(
 ) -> tuple[Tensor, Tensor]:
     """One token for each row.
 
-    Greedy and rejection rows take the largest logit (a one-hot draft is accepted with the target's probability of its
-    token, which the likeliest token maximises). Coupled rows run the target's own Gumbel race on the drafter's
+    All but coupled rows take the largest logit (a token that was not drawn is accepted with the target's probability of
+    it, which the likeliest token maximises). Coupled rows run the target's own Gumbel race on the drafter's
     distribution, with the noise of the *target's* ids, so that equal distributions give equal tokens.
 
     Args:
@@ -53,3 +58,38 @@ def choose_chain_tokens(
         normalised = processed.log_softmax(dim=-1)
         log_probs[rows] = normalised.gather(1, winners.unsqueeze(1)).squeeze(1)
     return (chosen if draft_ids is None else draft_ids[chosen]), log_probs
+
+
+def draw_chain_tokens(
+    logits: Tensor,
+    draft_ids: Tensor | None,
+    starts: Sequence[int],
+    positions: Sequence[int],
+    params: Sequence[SamplingParams],
+    rules: Sequence[DrawRule],
+    counts: Sequence[int],
+) -> list[SiblingDraws]:
+    """The children of one node for each row, drawn from the drafter's own distribution under the request's parameters.
+
+    Args:
+        logits: `[rows, draft_vocab]` float32.
+        draft_ids: `[draft_vocab]` int64 target id of each draft id; None where they are the same.
+        starts: committed length that each row's draft goes on from.
+        positions: absolute position of the tokens that each row proposes.
+        params: the request's, for each row.
+        rules: with or without replacement.
+        counts: children of each row, at least 1; block verification takes one, whatever the count.
+    """
+    dists = draft_distributions(logits, draft_ids, RowParams.build(params, [1] * len(params), logits.device))
+    return [
+        draw_children(dist, rule, count, param, start, position)
+        for dist, rule, count, param, start, position in zip(
+            dists, rules, counts, params, starts, positions, strict=True
+        )
+    ]
+
+
+def log_prob_of(draws: SiblingDraws, token: int) -> float:
+    """Natural log of a drawn token's probability."""
+    assert isinstance(draws.distribution, DraftDistribution)
+    return math.log(draws.distribution.prob(token))

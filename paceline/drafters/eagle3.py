@@ -19,7 +19,8 @@ from torch import Tensor
 
 from paceline.drafters.base import DrafterError, DraftRequest, UnknownDraftSequenceError
 from paceline.drafters.checkpoint import CheckpointError, DrafterConfig, load_tensor, load_tensors
-from paceline.drafters.choice import choose_chain_tokens
+from paceline.drafters.choice import choose_chain_tokens, draw_chain_tokens
+from paceline.drafters.comb import comb_entry, num_draws
 from paceline.drafters.eagle3_layer import (
     MAX_BEST,
     DraftLayer,
@@ -36,7 +37,7 @@ from paceline.drafters.tree import GrowingTree
 from paceline.target import Device, TapSpec
 from paceline.target.kv_cache import KVCache, KVLayout, Slot
 from paceline.target.weights import SafetensorsDir
-from paceline.trie import DraftEntry
+from paceline.trie import DraftEntry, DrawRule, SiblingDraws
 
 MAX_WIDTH = MAX_BEST
 """Most nodes that a tree expands at one depth."""
@@ -58,6 +59,7 @@ class Chain:
         log_probs: of each token.
         state: layer output behind the last token, `[1, hidden]`.
         logits: draft logits of what comes next, `[1, draft_vocab]`.
+        draws: of each token, where tokens are drawn; log_probs then stays empty.
     """
 
     start: int
@@ -65,6 +67,13 @@ class Chain:
     logits: Tensor
     tokens: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
+    draws: list[SiblingDraws] = field(default_factory=list)
+
+    def entry(self) -> DraftEntry:
+        """As a draft entry; where tokens were drawn, with their siblings."""
+        if self.draws:
+            return comb_entry(self.start, self.draws)
+        return DraftEntry.chain(self.start, tuple(self.tokens), tuple(self.log_probs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +219,7 @@ class Eagle3Drafter:
         with torch.inference_mode():
             able = [r for r in requests if self._can_draft(r)]
             self._run_stable_rows([self._sequences[r.sequence_id] for r in able])
-            chains = [r for r in able if r.max_nodes <= r.num_tokens or not r.sampling.is_greedy]
+            chains = [r for r in able if r.max_nodes <= r.num_tokens or not r.may_rank]
             self._grow_chains(chains)
             entries: dict[int, DraftEntry] = {}
             for request in able:
@@ -218,9 +227,7 @@ class Eagle3Drafter:
                 if request in chains:
                     chain = state.chain
                     assert chain is not None
-                    entries[request.sequence_id] = DraftEntry.chain(
-                        chain.start, tuple(chain.tokens), tuple(chain.log_probs)
-                    )
+                    entries[request.sequence_id] = chain.entry()
                 else:
                     entries[request.sequence_id] = self._grow_tree(state, request)
         return [entries.get(request.sequence_id) for request in requests]
@@ -283,17 +290,38 @@ class Eagle3Drafter:
             chains = [state.chain for _, state in growing if state.chain is not None]
             self._run_drafted([(s, c) for (_, s), c in zip(growing, chains, strict=True) if c.tokens])
             logits = join_rows([chain.logits for chain in chains])  # [sequences, draft_vocab]
-            positions = [chain.start + len(chain.tokens) for chain in chains]
-            params = [request.sampling for request, _ in growing]
-            chosen, log_probs = choose_chain_tokens(logits, self._draft_ids, positions, params)
-            for index, (token, log_prob) in enumerate(zip(chosen.tolist(), log_probs.tolist(), strict=True)):
-                chains[index].tokens.append(token)
-                chains[index].log_probs.append(log_prob)
+            drawn = [i for i, (request, _) in enumerate(growing) if request.draw_rule is not DrawRule.TOP]
+            ranked = [i for i in range(len(growing)) if i not in drawn] if drawn else range(len(growing))
+            if ranked:
+                positions = [chains[i].start + len(chains[i].tokens) for i in ranked]
+                params = [growing[i][0].sampling for i in ranked]
+                rows = logits[ranked] if drawn else logits
+                chosen, log_probs = choose_chain_tokens(rows, self._draft_ids, positions, params)
+                for i, token, log_prob in zip(ranked, chosen.tolist(), log_probs.tolist(), strict=True):
+                    chains[i].tokens.append(token)
+                    chains[i].log_probs.append(log_prob)
+            if drawn:
+                self._draw(logits[drawn], [(growing[i][0], chains[i]) for i in drawn])
             growing = [
                 part
                 for part, chain in zip(growing, chains, strict=True)
                 if len(chain.tokens) < part[0].num_tokens
             ]
+
+    def _draw(self, logits: Tensor, growing: Sequence[tuple[DraftRequest, Chain]]) -> None:
+        """Draw the next position of chains in modes that verify draws: `logits` `[chains, draft_vocab]`."""
+        draws = draw_chain_tokens(
+            logits,
+            self._draft_ids,
+            starts=[chain.start for _, chain in growing],
+            positions=[chain.start + len(chain.tokens) for _, chain in growing],
+            params=[request.sampling for request, _ in growing],
+            rules=[request.draw_rule for request, _ in growing],
+            counts=[num_draws(len(chain.tokens), r.num_tokens, r.max_nodes) for r, chain in growing],
+        )
+        for (_, chain), siblings in zip(growing, draws, strict=True):
+            chain.tokens.append(siblings.tokens[0])
+            chain.draws.append(siblings)
 
     def _run_drafted(self, begun: Sequence[tuple[SequenceState, Chain]]) -> None:
         """Run the last drafted token of each chain."""

@@ -16,9 +16,10 @@ import torch
 
 from paceline.drafters.base import DrafterError, DraftRequest, UnknownDraftSequenceError
 from paceline.drafters.checkpoint import CheckpointError, DrafterConfig
-from paceline.drafters.choice import choose_chain_tokens
+from paceline.drafters.choice import choose_chain_tokens, draw_chain_tokens
+from paceline.drafters.comb import comb_entry, num_draws
 from paceline.target import Device, SequenceRows, TapSpec, TargetEngine
-from paceline.trie import DraftEntry
+from paceline.trie import DraftEntry, DrawRule, SiblingDraws
 
 MODEL_DIR = "model"
 
@@ -29,6 +30,7 @@ class SequenceState:
 
     Attributes:
         num_cached: leading tokens of `tokens + chain` whose keys and values are in the slot.
+        draws: of each token of the chain, where tokens are drawn; log_probs then stays empty.
     """
 
     slot: int
@@ -36,6 +38,13 @@ class SequenceState:
     num_cached: int = 0
     chain: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
+    draws: list[SiblingDraws] = field(default_factory=list)
+
+    def entry(self) -> DraftEntry:
+        """The chain as a draft entry; where tokens were drawn, with their siblings."""
+        if self.draws:
+            return comb_entry(len(self.tokens), self.draws)
+        return DraftEntry.chain(len(self.tokens), tuple(self.chain), tuple(self.log_probs))
 
     @property
     def text(self) -> list[int]:
@@ -102,8 +111,9 @@ class IndependentDrafter:
         state.tokens.extend(fresh)
         if agreed == len(fresh):
             state.chain, state.log_probs = state.chain[agreed:], state.log_probs[agreed:]
+            state.draws = state.draws[agreed:]
         else:
-            state.chain, state.log_probs = [], []
+            state.chain, state.log_probs, state.draws = [], [], []
             # The first token that differs, and all behind it, leave the cache.
             state.num_cached = min(state.num_cached, known + agreed)
 
@@ -118,14 +128,7 @@ class IndependentDrafter:
         while growing:
             self._grow(growing)
             growing = [r for r in growing if len(self._get(r.sequence_id).chain) < r.num_tokens]
-        drafted = {
-            r.sequence_id: DraftEntry.chain(
-                len(self._get(r.sequence_id).tokens),
-                tuple(self._get(r.sequence_id).chain),
-                tuple(self._get(r.sequence_id).log_probs),
-            )
-            for r in able
-        }
+        drafted = {r.sequence_id: self._get(r.sequence_id).entry() for r in able}
         return [drafted.get(request.sequence_id) for request in requests]
 
     def _grow(self, growing: Sequence[DraftRequest]) -> None:
@@ -135,12 +138,36 @@ class IndependentDrafter:
             self._engine.truncate(state.slot, min(state.num_cached, self._engine.length(state.slot)))
             rows.append(SequenceRows(state.slot, state.text[state.num_cached :], num_logits="last"))
         logits = torch.cat(self._engine.step(rows).logits)
-        positions = [len(state.tokens) + len(state.chain) for state in states]
-        tokens, log_probs = choose_chain_tokens(logits, None, positions, [r.sampling for r in growing])
-        for state, token, log_prob in zip(states, tokens.tolist(), log_probs.tolist(), strict=True):
+        for state in states:
             state.num_cached = len(state.text)
-            state.chain.append(token)
-            state.log_probs.append(log_prob)
+        drawn = [i for i, request in enumerate(growing) if request.draw_rule is not DrawRule.TOP]
+        ranked = [i for i in range(len(growing)) if i not in drawn] if drawn else range(len(growing))
+        if ranked:
+            positions = [len(states[i].text) for i in ranked]
+            params = [growing[i].sampling for i in ranked]
+            chosen, log_probs = choose_chain_tokens(
+                logits[ranked] if drawn else logits, None, positions, params
+            )
+            for i, token, log_prob in zip(ranked, chosen.tolist(), log_probs.tolist(), strict=True):
+                states[i].chain.append(token)
+                states[i].log_probs.append(log_prob)
+        if drawn:
+            self._draw(logits[drawn], [(growing[i], states[i]) for i in drawn])
+
+    def _draw(self, logits: torch.Tensor, growing: Sequence[tuple[DraftRequest, SequenceState]]) -> None:
+        """Draw the next position of chains in modes that verify draws: `logits` `[chains, vocab]`."""
+        draws = draw_chain_tokens(
+            logits,
+            None,
+            starts=[len(state.tokens) for _, state in growing],
+            positions=[len(state.text) for _, state in growing],
+            params=[request.sampling for request, _ in growing],
+            rules=[request.draw_rule for request, _ in growing],
+            counts=[num_draws(len(state.chain), r.num_tokens, r.max_nodes) for r, state in growing],
+        )
+        for (_, state), siblings in zip(growing, draws, strict=True):
+            state.chain.append(siblings.tokens[0])
+            state.draws.append(siblings)
 
     def _can_draft(self, request: DraftRequest) -> bool:
         state = self._get(request.sequence_id)
