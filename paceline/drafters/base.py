@@ -13,7 +13,7 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
-from paceline.sampling import SamplingParams, VerifyMode
+from paceline.sampling import SUPPORT_SIZE, SamplingParams, VerifyMode
 from paceline.target import TapSpec
 from paceline.trie import DraftEntry, DrawRule
 
@@ -43,6 +43,7 @@ class DraftRequest:
         max_nodes: nodes in all; more than `num_tokens` lets methods that can branch draft a tree of that depth.
         sampling: how the target will choose, so that the drafter chooses alike.
         rule: how to choose tokens in a mode that verifies draws; None takes `DEFAULT_RULES`.
+        support_size: most tokens that a token is drawn from.
     """
 
     sequence_id: int
@@ -50,6 +51,7 @@ class DraftRequest:
     max_nodes: int = 0
     sampling: SamplingParams = field(default=GREEDY)
     rule: DrawRule | None = None
+    support_size: int = SUPPORT_SIZE
 
     @property
     def draw_rule(self) -> DrawRule:

@@ -68,6 +68,7 @@ def draw_chain_tokens(
     params: Sequence[SamplingParams],
     rules: Sequence[DrawRule],
     counts: Sequence[int],
+    support_sizes: Sequence[int],
 ) -> list[SiblingDraws]:
     """The children of one node for each row, drawn from the drafter's own distribution under the request's parameters.
 
@@ -79,8 +80,10 @@ def draw_chain_tokens(
         params: the request's, for each row.
         rules: with or without replacement.
         counts: children of each row, at least 1; block verification takes one, whatever the count.
+        support_sizes: most tokens that each row draws from.
     """
-    dists = draft_distributions(logits, draft_ids, RowParams.build(params, [1] * len(params), logits.device))
+    rows = RowParams.build(params, [1] * len(params), logits.device)
+    dists = draft_distributions(logits, draft_ids, rows, support_sizes)
     return [
         draw_children(dist, rule, count, param, start, position)
         for dist, rule, count, param, start, position in zip(

@@ -317,6 +317,7 @@ class Eagle3Drafter:
             positions=[chain.start + len(chain.tokens) for _, chain in growing],
             params=[request.sampling for request, _ in growing],
             rules=[request.draw_rule for request, _ in growing],
+            support_sizes=[request.support_size for request, _ in growing],
             counts=[num_draws(len(chain.tokens), r.num_tokens, r.max_nodes) for r, chain in growing],
         )
         for (_, chain), siblings in zip(growing, draws, strict=True):

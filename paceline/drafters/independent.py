@@ -163,6 +163,7 @@ class IndependentDrafter:
             positions=[len(state.text) for _, state in growing],
             params=[request.sampling for request, _ in growing],
             rules=[request.draw_rule for request, _ in growing],
+            support_sizes=[request.support_size for request, _ in growing],
             counts=[num_draws(len(state.chain), r.num_tokens, r.max_nodes) for r, state in growing],
         )
         for (_, state), siblings in zip(growing, draws, strict=True):

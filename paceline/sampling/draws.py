@@ -22,11 +22,11 @@ from paceline.sampling.params import SamplingParams, VerifyMode
 from paceline.sampling.processors import RowParams, process_logits
 
 SUPPORT_SIZE = 32
-"""Tokens that a drafter draws from. `docs/modes.md` has what other sizes come to."""
+"""Tokens that a drafter draws from; `docs/modes.md` has what other sizes come to."""
 
 
 def draft_distributions(
-    logits: Tensor, draft_ids: Tensor | None, rows: RowParams, support_size: int = SUPPORT_SIZE
+    logits: Tensor, draft_ids: Tensor | None, rows: RowParams, support_sizes: Sequence[int]
 ) -> list[DraftDistribution]:
     """What a drafter draws from, for each row: its own distribution under the request's parameters, cut and rounded.
 
@@ -37,17 +37,17 @@ def draft_distributions(
         logits: [rows, draft_vocab] float32
         draft_ids: [draft_vocab] int64 target id of each draft id; None where they are the same.
         rows: parameters per row.
-        support_size: most tokens of a support.
+        support_sizes: most tokens of each row's support.
     """
     processed = process_logits(logits, rows)
-    top = processed.topk(min(support_size, processed.shape[-1]), dim=-1)
+    top = processed.topk(min(max(support_sizes), processed.shape[-1]), dim=-1)
     shares = (top.values - top.values[:, :1]).to(torch.float64).exp()  # [rows, support], the largest 1
     weights = (shares * MAX_WEIGHT).round().to(torch.int64).cpu()
     ids = (top.indices if draft_ids is None else draft_ids[top.indices]).cpu()
-    sizes = (weights > 0).sum(dim=-1).tolist()  # weights fall along a row
+    num_positive = (weights > 0).sum(dim=-1).tolist()  # weights fall along a row
     return [
         DraftDistribution.of_weights(ids[row, :size].clone(), weights[row, :size].clone())
-        for row, size in enumerate(sizes)
+        for row, size in enumerate(map(min, num_positive, support_sizes))
     ]
 
 

@@ -1,0 +1,115 @@
+"""`python -m experiments.modes`: acceptance and bytes of every verification mode, as JSON and as a Markdown table."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from experiments.modes.arm import ARMS, GREEDY_ARMS, SUPPORT_ARMS, Arm
+
+
+def modes(
+    model: Annotated[str, typer.Option(help="Name of a fetched model or a directory.")] = "smollm2-135m",
+    drafter: Annotated[
+        Path | None, typer.Option(help="Drafter checkpoint; the shipped one by default.")
+    ] = None,
+    json_path: Annotated[Path, typer.Option("--json", help="Where to write the figures.")] = Path(
+        "modes.json"
+    ),
+    prompts: Annotated[int, typer.Option(min=1, help="Embedded prompts.")] = 20,
+    max_tokens: Annotated[int, typer.Option(min=8, help="Tokens per generation.")] = 96,
+    draft_length: Annotated[int, typer.Option(min=1, help="Tokens in a row.")] = 5,
+    max_nodes: Annotated[int, typer.Option(min=1, help="Nodes of a draft that branches.")] = 10,
+    seed: Annotated[int, typer.Option(help="Of the first prompt; the next one's is one more.")] = 1,
+    temperatures: Annotated[str, typer.Option(help="Separated by commas.")] = "0.6,0.8,1.0",
+    threads: Annotated[int, typer.Option(min=1)] = 1,
+) -> None:
+    """Generate with every mode and count what was accepted and what a drafted token takes on the wire."""
+    import torch
+    from transformers import AutoTokenizer
+
+    from experiments.bench.prompts import embedded_prompts
+    from experiments.modes.generation import Tally, generate
+    from experiments.modes.table import markdown
+    from paceline.drafters import default_drafter, drafter_tap, load_drafter
+    from paceline.models import resolve
+    from paceline.sampling import SamplingParams
+    from paceline.target import TargetEngine, configure_threads
+
+    configure_threads(threads)
+    console = Console(stderr=True)
+    model_dir, drafter_dir = resolve(model), drafter or default_drafter(model)
+    tap = drafter_tap(drafter_dir)
+    engine = TargetEngine.load(model_dir, "cpu", torch.bfloat16, taps=[] if tap is None else [tap])
+    drafting = load_drafter(drafter_dir, model_dir, dtype=torch.bfloat16)
+    tokenizer: Any = AutoTokenizer.from_pretrained(model_dir, local_files_only=True)
+    token_ids = [
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": prompt.text}], add_generation_prompt=True, return_dict=True
+        )["input_ids"]
+        for prompt in embedded_prompts(prompts)
+    ]
+    plan: list[tuple[float, Arm]] = [(0.0, arm) for arm in GREEDY_ARMS]
+    warm = [float(temperature) for temperature in temperatures.split(",")]
+    plan += [(temperature, arm) for temperature in warm for arm in ARMS]
+    plan += [(warm[-1], arm) for arm in SUPPORT_ARMS]
+    results = []
+    with console.status("") as status:
+        for temperature, arm in plan:
+            status.update(f"{arm.name} at {temperature}")
+            tally = Tally()
+            sampling = SamplingParams(temperature=temperature, mode=arm.mode)
+            for index, prompt in enumerate(token_ids):
+                generate(
+                    engine,
+                    drafting,
+                    prompt,
+                    arm,
+                    replace(sampling, seed=seed + index),
+                    draft_length=draft_length,
+                    max_nodes=max_nodes,
+                    max_tokens=max_tokens,
+                    stop_token_ids=frozenset({tokenizer.eos_token_id}),
+                    tally=tally,
+                )
+            results.append(
+                {
+                    "arm": arm.name,
+                    "mode": arm.mode.value,
+                    "exact": arm.mode.is_exact,
+                    "temperature": temperature,
+                    "support_size": arm.support_size,
+                    "tokens_per_pass": round(tally.tokens_per_pass, 4),
+                    "acceptance_per_position": [round(a, 4) for a in tally.acceptance_per_position],
+                    "bytes_per_token": round(tally.bytes_per_token, 2),
+                    "num_passes": tally.num_passes,
+                    "num_tokens": tally.num_tokens,
+                }
+            )
+            console.print(f"{temperature:g}  {arm.name}: {tally.tokens_per_pass:.3f}", highlight=False)
+    report = {
+        "command": " ".join(["python -m experiments.modes", *sys.argv[1:]]),
+        "model": model,
+        "drafter": drafter_dir.name,
+        "dtype": "bfloat16",
+        "draft_length": draft_length,
+        "max_nodes": max_nodes,
+        "max_tokens": max_tokens,
+        "num_prompts": len(token_ids),
+        "seed": seed,
+        "results": results,
+    }
+    json_path.parent.mkdir(parents=True, exist_ok=True)
+    json_path.write_text(json.dumps(report, indent=2) + "\n")
+    json_path.with_suffix(".md").write_text(markdown(report))
+    console.print(f"wrote {json_path} and {json_path.with_suffix('.md')}")
+
+
+if __name__ == "__main__":
+    typer.run(modes)
