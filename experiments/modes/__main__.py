@@ -23,6 +23,9 @@ def modes(
         "modes.json"
     ),
     prompts: Annotated[int, typer.Option(min=1, help="Embedded prompts.")] = 20,
+    rounds: Annotated[
+        int, typer.Option(min=1, help="Rounds over the prompts, each with seeds of its own.")
+    ] = 2,
     max_tokens: Annotated[int, typer.Option(min=8, help="Tokens per generation.")] = 96,
     draft_length: Annotated[int, typer.Option(min=1, help="Tokens in a row.")] = 5,
     max_nodes: Annotated[int, typer.Option(min=1, help="Nodes of a draft that branches.")] = 10,
@@ -65,7 +68,7 @@ def modes(
             status.update(f"{arm.name} at {temperature}")
             tally = Tally()
             sampling = SamplingParams(temperature=temperature, mode=arm.mode)
-            for index, prompt in enumerate(token_ids):
+            for index, prompt in enumerate(token_ids * rounds):
                 generate(
                     engine,
                     drafting,
@@ -102,6 +105,7 @@ def modes(
         "max_nodes": max_nodes,
         "max_tokens": max_tokens,
         "num_prompts": len(token_ids),
+        "rounds": rounds,
         "seed": seed,
         "results": results,
     }
