@@ -25,7 +25,7 @@ def modes(
     prompts: Annotated[int, typer.Option(min=1, help="Embedded prompts.")] = 20,
     rounds: Annotated[
         int, typer.Option(min=1, help="Rounds over the prompts, each with seeds of its own.")
-    ] = 2,
+    ] = 1,
     max_tokens: Annotated[int, typer.Option(min=8, help="Tokens per generation.")] = 96,
     draft_length: Annotated[int, typer.Option(min=1, help="Tokens in a row.")] = 5,
     max_nodes: Annotated[int, typer.Option(min=1, help="Nodes of a draft that branches.")] = 10,
@@ -89,13 +89,17 @@ def modes(
                     "temperature": temperature,
                     "support_size": arm.support_size,
                     "tokens_per_pass": round(tally.tokens_per_pass, 4),
+                    "standard_error": round(tally.standard_error, 4),
                     "acceptance_per_position": [round(a, 4) for a in tally.acceptance_per_position],
                     "bytes_per_token": round(tally.bytes_per_token, 2),
                     "num_passes": tally.num_passes,
                     "num_tokens": tally.num_tokens,
                 }
             )
-            console.print(f"{temperature:g}  {arm.name}: {tally.tokens_per_pass:.3f}", highlight=False)
+            console.print(
+                f"{temperature:g}  {arm.name}: {tally.tokens_per_pass:.3f} +- {tally.standard_error:.3f}",
+                highlight=False,
+            )
     report = {
         "command": " ".join(["python -m experiments.modes", *sys.argv[1:]]),
         "model": model,

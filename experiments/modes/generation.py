@@ -28,6 +28,7 @@ class Tally:
     """Counts over generations.
 
     Attributes:
+        sum_squares: of the tokens of each pass.
         drafted_at: passes that verified a token at depth i + 1.
         accepted_at: passes that accepted one.
         num_sent: drafted tokens packed.
@@ -36,6 +37,7 @@ class Tally:
 
     num_passes: int = 0
     num_tokens: int = 0
+    sum_squares: int = 0
     drafted_at: list[int] = field(default_factory=list)
     accepted_at: list[int] = field(default_factory=list)
     num_sent: int = 0
@@ -45,6 +47,7 @@ class Tally:
         """Count a pass that drafted to `depth` and committed `num_tokens`."""
         self.num_passes += 1
         self.num_tokens += num_tokens
+        self.sum_squares += num_tokens**2
         for counts, reached in ((self.drafted_at, depth), (self.accepted_at, num_accepted)):
             counts.extend([0] * (depth - len(counts)))
             for place in range(reached):
@@ -54,6 +57,13 @@ class Tally:
     def tokens_per_pass(self) -> float:
         """1 is plain decoding."""
         return self.num_tokens / max(1, self.num_passes)
+
+    @property
+    def standard_error(self) -> float:
+        """Of `tokens_per_pass`, passes taken as independent."""
+        num_passes = max(1, self.num_passes)
+        variance = self.sum_squares / num_passes - self.tokens_per_pass**2
+        return float((max(variance, 0.0) / num_passes) ** 0.5)
 
     @property
     def acceptance_per_position(self) -> list[float]:

@@ -31,7 +31,10 @@ def markdown(report: dict[str, Any]) -> str:
         cells = [
             name,
             "yes" if last["exact"] else "no",
-            *(f"{rows[t]['tokens_per_pass']:.2f}" if t in rows else "" for t in temperatures),
+            *(
+                f"{rows[t]['tokens_per_pass']:.2f} ± {rows[t]['standard_error']:.2f}" if t in rows else ""
+                for t in temperatures
+            ),
             " ".join(f"{a:.2f}" for a in last["acceptance_per_position"]),
             f"{last['bytes_per_token']:.1f}",
         ]
