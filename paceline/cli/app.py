@@ -23,6 +23,7 @@ class PacelineGroup(LazyGroup):
             "paceline.cli.generate", "generate", "Generate text and say how fast it was."
         ),
         "models": LazyCommand("paceline.cli.models", "app", "Fetch, list and find models."),
+        "modes": LazyCommand("paceline.cli.modes", "modes", "List the verification modes."),
         "train": LazyCommand("paceline.cli.train", "train", "Train a drafter for a target."),
         "up": LazyCommand("paceline.cli.up", "up", "Run everything on this machine until Ctrl-C."),
         "version": LazyCommand("paceline.cli.version", "version", "Print the version."),

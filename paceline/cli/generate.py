@@ -39,6 +39,12 @@ def generate(
         float | None, typer.Option(help="Drop tokens below this share of the likeliest.")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Same seed, same text.")] = None,
+    mode: Annotated[
+        str | None,
+        typer.Option(
+            help="How drafts are verified; `paceline modes` lists them. By default the temperature decides."
+        ),
+    ] = None,
     stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be given again.")] = None,
     system: Annotated[str | None, typer.Option(help="System turn before the prompt.")] = None,
     raw: Annotated[
@@ -65,6 +71,7 @@ def generate(
         "top_p": top_p,
         "min_p": min_p,
         "seed": seed,
+        "mode": mode,
         "stop": stop or (),
         "ignore_eos": ignore_eos,
         "timeout_s": timeout_s,
@@ -83,6 +90,8 @@ def generate(
             raise
         if not quiet:
             typer.echo(figures_line(completion.stats, completion.finish_reason))
+        if not completion.is_exact:
+            console.print(f"{mode} acceptance is not exact: the target alone would write other texts")
         if compare:
             parameters["seed"] = completion.seed
             plain = client.complete(**parameters, speculation=False)

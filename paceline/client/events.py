@@ -20,7 +20,8 @@ class Started:
         model: name of the model.
         num_prompt_tokens: tokens of the prompt.
         seed: in force, also where the server drew it; sending it again gives the same text.
-        mode: "greedy", "coupled" or "rejection".
+        mode: "greedy", "coupled", "rejection", "block" or "typical".
+        is_exact: whether the text has the target's own distribution; False for typical acceptance.
     """
 
     request_id: str
@@ -28,6 +29,7 @@ class Started:
     num_prompt_tokens: int
     seed: int
     mode: str
+    is_exact: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +127,7 @@ class Completion:
     request_id: str
     model: str
     seed: int
+    is_exact: bool = True
 
     @classmethod
     def from_events(cls, events: Iterable[Event]) -> Completion:
@@ -151,6 +154,7 @@ class Completion:
             request_id=started.request_id,
             model=started.model,
             seed=started.seed,
+            is_exact=started.is_exact,
         )
 
 
@@ -162,7 +166,14 @@ def from_response(response: generation_pb2.GenerateResponse) -> Event | None:
     if kind == "started":
         started = response.started
         mode = sampling_pb2.VerifyMode.Name(started.mode).removeprefix("VERIFY_MODE_").lower()
-        return Started(started.request_id, started.model, started.num_prompt_tokens, started.seed, mode)
+        return Started(
+            started.request_id,
+            started.model,
+            started.num_prompt_tokens,
+            started.seed,
+            mode,
+            started.is_exact,
+        )
     if kind == "finished":
         reason = (
             sampling_pb2.FinishReason.Name(response.finished.reason).removeprefix("FINISH_REASON_").lower()

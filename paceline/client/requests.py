@@ -28,6 +28,8 @@ _MODES = {
     "greedy": sampling_pb2.VERIFY_MODE_GREEDY,
     "coupled": sampling_pb2.VERIFY_MODE_COUPLED,
     "rejection": sampling_pb2.VERIFY_MODE_REJECTION,
+    "block": sampling_pb2.VERIFY_MODE_BLOCK,
+    "typical": sampling_pb2.VERIFY_MODE_TYPICAL,
 }
 
 
@@ -59,7 +61,8 @@ def build_request(
         top_p: keep the smallest set with this probability mass.
         min_p: drop tokens less likely than this fraction of the likeliest.
         seed: same seed and prompt, same text.
-        mode: "greedy", "coupled" or "rejection"; None lets the temperature decide.
+        mode: "greedy", "coupled", "rejection", "block" or "typical" (which is not exact); None lets the temperature
+            decide between the first two.
         stop: texts before which the text ends.
         stop_token_ids: tokens after which it ends.
         ignore_eos: go on past the model's end token.
@@ -70,7 +73,8 @@ def build_request(
         InvalidRequestError: an argument cannot be put on the wire at all.
     """
     if mode not in _MODES:
-        raise InvalidRequestError("sampling.mode", f"{mode!r} is none of greedy, coupled, rejection")
+        known = ", ".join(name for name in _MODES if name)
+        raise InvalidRequestError("sampling.mode", f"{mode!r} is none of {known}")
     sampling_fields = {
         "temperature": temperature,
         "top_k": top_k,

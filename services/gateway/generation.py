@@ -18,6 +18,16 @@ from services.gateway.requests import CheckedRequest
 from services.gateway.served_model import ServedModel
 from services.gateway.stop import StopTextMatcher
 
+EXACT_MODES = frozenset(
+    {
+        sampling_pb2.VERIFY_MODE_GREEDY,
+        sampling_pb2.VERIFY_MODE_COUPLED,
+        sampling_pb2.VERIFY_MODE_REJECTION,
+        sampling_pb2.VERIFY_MODE_BLOCK,
+    }
+)
+"""Verification rules that leave the target's distribution as it is."""
+
 
 class Generation:
     """State of one generation.
@@ -68,6 +78,7 @@ class Generation:
                 num_prompt_tokens=len(self._request.prompt_token_ids),
                 seed=self._request.sampling.seed,
                 mode=self._request.sampling.mode,
+                is_exact=self._request.sampling.mode in EXACT_MODES,
             )
         )
 

@@ -167,7 +167,7 @@ def check_sampling(sampling: sampling_pb2.SamplingParams, vocab_size: int) -> sa
     if top_p == 0:
         raise InvalidRequestError("sampling.top_p", "must be above 0")
     _in_range("sampling.min_p", sampling.min_p, 0.0, 1.0)
-    return sampling_pb2.SamplingParams(
+    checked = sampling_pb2.SamplingParams(
         temperature=temperature,
         top_k=sampling.top_k,
         top_p=top_p,
@@ -175,6 +175,14 @@ def check_sampling(sampling: sampling_pb2.SamplingParams, vocab_size: int) -> sa
         seed=sampling.seed if sampling.HasField("seed") else secrets.randbits(_DRAWN_SEED_BITS),
         mode=_check_mode(sampling.mode, is_greedy=temperature == 0),
     )
+    for field in ("typical_epsilon", "typical_delta"):
+        if sampling.HasField(field):
+            value = getattr(sampling, field)
+            _in_range(f"sampling.{field}", value, 0.0, 1.0)
+            if value == 0:
+                raise InvalidRequestError(f"sampling.{field}", "must be above 0")
+            setattr(checked, field, value)
+    return checked
 
 
 def _check_mode(mode: sampling_pb2.VerifyMode, *, is_greedy: bool) -> sampling_pb2.VerifyMode:

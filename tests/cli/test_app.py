@@ -48,11 +48,11 @@ def test_help_lists_every_command_and_imports_nothing_heavy() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "loaded []" in done.stdout
-    for command in ("up", "generate", "doctor", "models", "train", "data", "version"):
+    for command in ("up", "generate", "doctor", "models", "modes", "train", "data", "version"):
         assert f"\n  {command} " in done.stdout
 
 
-@pytest.mark.parametrize("command", ["up", "generate", "doctor", "version", "models", "data"])
+@pytest.mark.parametrize("command", ["up", "generate", "doctor", "version", "models", "modes", "data"])
 def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_code(command, "--help") == 0
     assert "Usage: paceline" in capsys.readouterr().out
@@ -112,3 +112,15 @@ def test_models_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     listed = capsys.readouterr().out
     assert "smollm2-135m" in listed
     assert "Apache-2.0" in listed
+
+
+def test_modes_are_listed_for_people_and_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code("modes", "--json") == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["name"] for row in rows] == ["greedy", "coupled", "rejection", "block", "typical"]
+    assert [row["exact"] for row in rows] == [True, True, True, True, False]
+    assert ["distribution" in row["needs"] for row in rows] == [False, False, True, True, False]
+    assert exit_code("modes") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines if line[:1].isalpha()][:1] == ["name"]
+    assert any(line.startswith("typical") and " no " in line for line in lines)

@@ -7,6 +7,7 @@ import pytest
 from paceline.cli import main
 from paceline.cli.figures import comparison_line, figures_line
 from paceline.client import Completion, Stats
+from paceline.v1 import sampling_pb2
 from tests.gateway.scripted_conductor import Script
 from tests.gateway.server_thread import Serve
 from tests.gateway.tiny_model import byte_level_tokenizer
@@ -70,9 +71,23 @@ def test_compare_decodes_plainly_with_the_same_seed(serve: Serve, capsys: pytest
     assert speculative.sampling.seed == plain.sampling.seed
 
 
+def test_a_mode_is_asked_for_by_name(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:
+    served = serve(Script(TOKENS))
+    for mode, is_exact in (("block", True), ("typical", False)):
+        assert run("hello", "-t", "0.5", "--mode", mode, "--endpoint", served.endpoint) == 0
+        sent = served.conductor.runs[-1].sampling
+        assert sent.mode == sampling_pb2.VerifyMode.Value(f"VERIFY_MODE_{mode.upper()}")
+        assert ("not exact" in capsys.readouterr().err) is not is_exact
+
+
 @pytest.mark.parametrize(
     ("flags", "field"),
-    [(["-t", "-1"], "sampling.temperature"), (["-n", "0"], "max_tokens"), (["--stop", ""], "stop[0].text")],
+    [
+        (["-t", "-1"], "sampling.temperature"),
+        (["--mode", "best"], "sampling.mode"),
+        (["-n", "0"], "max_tokens"),
+        (["--stop", ""], "stop[0].text"),
+    ],
 )
 def test_bad_input_names_the_field(
     serve: Serve, capsys: pytest.CaptureFixture[str], flags: list[str], field: str

@@ -63,6 +63,7 @@ def test_events_of_the_synchronous_client(serve: Serve) -> None:
         info = client.model_info()
     assert isinstance(events[0], Started)
     assert (events[0].seed, events[0].mode, events[0].model) == (7, "coupled", "tiny")
+    assert events[0].is_exact
     assert isinstance(events[-1], Finished)
     assert all(isinstance(event, Chunk) for event in events[1:-1])
     assert "".join(event.text for event in events[1:-1]) == TEXT
@@ -71,6 +72,15 @@ def test_events_of_the_synchronous_client(serve: Serve) -> None:
     assert stats.acceptance_per_position[0] == 1.0
     assert stats.time_to_first_token_s == 0.001
     assert (info.model, info.placement, info.max_positions) == ("tiny", "separate", 512)
+
+
+@both
+@pytest.mark.parametrize("mode", ["greedy", "coupled", "rejection", "block", "typical"])
+def test_what_is_not_exact_says_so(serve: Serve, kind: str, mode: str) -> None:
+    served = serve(Script(TOKENS))
+    temperature = 0.0 if mode == "greedy" else 0.5
+    completion = complete_with(kind, served.endpoint, "hello", mode=mode, temperature=temperature)
+    assert completion.is_exact is (mode != "typical")
 
 
 @both

@@ -52,6 +52,10 @@ BAD_FIELDS = [
     ("sampling { mode: VERIFY_MODE_GREEDY temperature: 0.5 }", "sampling.mode"),
     ("sampling { mode: VERIFY_MODE_COUPLED }", "sampling.mode"),
     ("sampling { mode: VERIFY_MODE_REJECTION temperature: 0 }", "sampling.mode"),
+    ("sampling { mode: VERIFY_MODE_TYPICAL temperature: 0 }", "sampling.mode"),
+    ("sampling { typical_epsilon: 0 }", "sampling.typical_epsilon"),
+    ("sampling { typical_delta: 1.5 }", "sampling.typical_delta"),
+    ("sampling { typical_delta: nan }", "sampling.typical_delta"),
     ("max_tokens: 0", "max_tokens"),
     ("max_tokens: 65", "max_tokens"),
     ("max_tokens: 1000000000", "max_tokens"),
@@ -103,7 +107,7 @@ def test_bad_prompt_is_named(checker: RequestChecker, prompt: str, field: str) -
     assert caught.value.field == field
 
 
-@pytest.mark.parametrize("number", [4, 99, -1])
+@pytest.mark.parametrize("number", [6, 99, -1])
 def test_unknown_enum_numbers_are_named(checker: RequestChecker, number: int) -> None:
     unknown_mode = request()
     unknown_mode.sampling.MergeFromString(
