@@ -23,7 +23,7 @@ from orchestrator.placement import check_drafter, choose_drafter
 from orchestrator.policy import PolicyInForce
 from orchestrator.reports import Reports
 from orchestrator.sequences import Sequence, SequenceState, SequenceTable
-from orchestrator.supports import copy_supports
+from orchestrator.supports import copy_supports, has_supports, supports_agree
 from orchestrator.verifier_link import VerifierLink
 from paceline.errors import IncompatiblePeerError, UnavailableError
 from paceline.v1 import drafter_pb2, peer_pb2
@@ -187,7 +187,8 @@ class DraftingDesk:
         """Puts the verifier's epochs in; entries of nobody are left out. The rest is for the verifier to check."""
         num_entries = len(drafts.sequence_ids)
         arrays_agree = len(drafts.epochs) == len(drafts.starts) == len(drafts.sizes) == num_entries
-        if not arrays_agree or not sum(drafts.sizes) == len(drafts.tokens) == len(drafts.parents):
+        tokens_agree = sum(drafts.sizes) == len(drafts.tokens) == len(drafts.parents)
+        if not (arrays_agree and tokens_agree and supports_agree(drafts)):
             self._counters.num_malformed_drafts += max(num_entries, 1)
             return None
         has_log_probs = len(drafts.log_probs) == len(drafts.tokens)
@@ -211,11 +212,8 @@ class DraftingDesk:
                 del drafts.log_probs[:]
             return drafts
         kept = peer_pb2.DraftBatch()
-        if drafts.num_supports or drafts.draws:
-            owned = [i for i, sequence in enumerate(owners) if sequence is not None]
-            if not copy_supports(drafts, owned, kept):
-                self._counters.num_malformed_drafts += len(current)
-                return None
+        if has_supports(drafts):
+            copy_supports(drafts, [i for i, sequence in enumerate(owners) if sequence is not None], kept)
         offset = 0
         for i, sequence in enumerate(owners):
             size = drafts.sizes[i]

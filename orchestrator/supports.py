@@ -1,7 +1,7 @@
-"""What drafted tokens were drawn from, in a batch that loses some of its entries on the way.
+"""What drafted tokens were drawn from, in batches that are joined or lose entries on their way to the verifier.
 
-Responsible for: copying the distributions of the entries that stay. Deliberately does not know whether they are
-right: the verifier checks them. Called by orchestrator.drafting.
+Responsible for: keeping the arrays of distributions in step with the entries. Deliberately does not know whether a
+distribution is right: the verifier checks that. Called by orchestrator.drafting and orchestrator.verifier_link.
 """
 
 from __future__ import annotations
@@ -11,29 +11,34 @@ from collections.abc import Sequence
 from paceline.v1 import peer_pb2
 
 
-def copy_supports(batch: peer_pb2.DraftBatch, kept: Sequence[int], into: peer_pb2.DraftBatch) -> bool:
+def has_supports(batch: peer_pb2.DraftBatch) -> bool:
+    """Whether anything in a batch was drawn."""
+    return bool(batch.draws or batch.num_supports)
+
+
+def supports_agree(batch: peer_pb2.DraftBatch) -> bool:
+    """Whether the arrays of distributions fit one another and the entries; a batch that has none fits."""
+    if not (has_supports(batch) or batch.support_sizes or batch.support_tokens or batch.support_weights):
+        return True
+    return (
+        len(batch.num_supports) == len(batch.draws) == len(batch.sequence_ids)
+        and sum(batch.num_supports) == len(batch.support_sizes)
+        and sum(batch.support_sizes) == len(batch.support_tokens)
+        and len(batch.support_weights) == 2 * len(batch.support_tokens)
+    )
+
+
+def copy_supports(batch: peer_pb2.DraftBatch, kept: Sequence[int], into: peer_pb2.DraftBatch) -> None:
     """Copy the distributions of some entries, whose other fields are copied already.
 
     Args:
-        batch: as it came from a peer.
+        batch: one whose arrays agree.
         kept: indices of the entries, rising.
         into: gets theirs.
-
-    Returns:
-        Whether the arrays agree; nothing is copied otherwise.
     """
-    num_supports, sizes = list(batch.num_supports), list(batch.support_sizes)
-    num_tokens = len(batch.support_tokens)
-    if (
-        not len(num_supports) == len(batch.draws) == len(batch.sequence_ids)
-        or sum(num_supports) != len(sizes)
-        or sum(sizes) != num_tokens
-        or len(batch.support_weights) != 2 * num_tokens
-    ):
-        return False
-    weights = bytearray()
+    sizes, weights = list(batch.support_sizes), bytearray()
     wanted, support, offset = set(kept), 0, 0
-    for index, count in enumerate(num_supports):
+    for index, count in enumerate(batch.num_supports):
         span = sizes[support : support + count]
         end = offset + sum(span)
         if index in wanted:
@@ -44,4 +49,20 @@ def copy_supports(batch: peer_pb2.DraftBatch, kept: Sequence[int], into: peer_pb
             weights += batch.support_weights[2 * offset : 2 * end]
         support, offset = support + count, end
     into.support_weights = bytes(weights)
-    return True
+
+
+def join_supports(batch: peer_pb2.DraftBatch, more: peer_pb2.DraftBatch) -> None:
+    """Prepare two batches for `MergeFrom`: where one has distributions, the other's entries say that they have none.
+
+    Args:
+        batch: gets the weights of both at once, which MergeFrom would overwrite.
+        more: one that may be changed; is left without weights.
+    """
+    if not (has_supports(batch) or has_supports(more)):
+        return
+    for part in (batch, more):
+        if not has_supports(part):
+            part.draws.extend([peer_pb2.DRAFT_DRAW_UNSPECIFIED] * len(part.sequence_ids))
+            part.num_supports.extend([0] * len(part.sequence_ids))
+    batch.support_weights += more.support_weights
+    more.ClearField("support_weights")

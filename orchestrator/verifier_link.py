@@ -15,11 +15,13 @@ import grpc
 
 from orchestrator.peer_stream import PeerStream, StreamTiming
 from orchestrator.placement import check_protocol
+from orchestrator.supports import has_supports, join_supports
 from paceline.errors import IncompatiblePeerError
 from paceline.v1 import peer_pb2, target_pb2, target_pb2_grpc
 from services.runtime.channel import Tls
 
 MAX_PENDING_DRAFT_TOKENS = 16_384
+MAX_PENDING_SUPPORT_TOKENS = 1 << 20
 """Draft tokens held for a verifier that does not read; more are dropped, they would be stale anyway."""
 
 
@@ -108,7 +110,12 @@ class VerifierLink:
 
     def draft(self, drafts: peer_pb2.DraftBatch) -> None:
         """Forwards draft entries, with the verifier's epochs."""
-        if not self.is_up or len(self._pending.drafts.tokens) > MAX_PENDING_DRAFT_TOKENS:
+        pending = self._pending.drafts
+        is_full = (
+            len(pending.tokens) > MAX_PENDING_DRAFT_TOKENS
+            or len(pending.support_tokens) > MAX_PENDING_SUPPORT_TOKENS
+        )
+        if not self.is_up or is_full:
             self.num_dropped_draft_tokens += len(drafts.tokens)
             return
         if self._pending.HasField("drafts"):
@@ -198,9 +205,12 @@ class VerifierLink:
 
 
 def _append_drafts(batch: peer_pb2.DraftBatch, more: peer_pb2.DraftBatch) -> None:
-    """Joins two batches; log-probs stand for all tokens of a batch or for none."""
-    if bool(batch.log_probs) != bool(more.log_probs) and batch.tokens and more.tokens:
-        del batch.log_probs[:]
+    """Joins two batches; log-probs stand for all tokens of a batch or for none, and so do distributions."""
+    drops_log_probs = bool(batch.log_probs) != bool(more.log_probs) and batch.tokens and more.tokens
+    if drops_log_probs or has_supports(batch) or has_supports(more):
         more = peer_pb2.DraftBatch.FromString(more.SerializeToString())
+    if drops_log_probs:
+        del batch.log_probs[:]
         del more.log_probs[:]
+    join_supports(batch, more)
     batch.MergeFrom(more)

@@ -7,7 +7,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.supports import copy_supports
 from paceline.sampling import DraftDistribution, draw_siblings
 from paceline.trie import DraftEntry, DrawRule, SiblingDraws
 from paceline.v1 import peer_pb2
@@ -130,7 +129,6 @@ def test_arrays_that_disagree_cost_the_batch(change) -> None:
     batch = good_batch()
     change(batch)
     assert unpack_drafts(batch, VOCAB) == ([], 7)
-    assert not copy_supports(batch, [0, 1], peer_pb2.DraftBatch())
 
 
 def test_a_support_too_large_is_refused() -> None:
@@ -164,22 +162,3 @@ def test_a_changed_byte_yields_only_distributions(position: int, byte: int) -> N
             assert float(dist.probs.sum()) == pytest.approx(1)
             assert 0 <= int(dist.token_ids.min()) <= int(dist.token_ids.max()) < VOCAB
             assert len(dist.token_ids.unique()) == len(dist.token_ids)
-
-
-@given(st.lists(drawn() | st.just(PLAIN), min_size=1, max_size=5), st.data())
-@settings(deadline=None)
-def test_entries_that_stay_keep_what_they_were_drawn_from(
-    entries: list[DraftEntry], data: st.DataObject
-) -> None:
-    """What the conductor forwards of a batch is the batch of the entries that stay."""
-    kept = sorted(data.draw(st.sets(st.sampled_from(range(len(entries))))))
-    whole = pack_drafts([(i + 1, 0, entry) for i, entry in enumerate(entries)])
-    if not whole.num_supports:
-        return
-    copied = peer_pb2.DraftBatch()
-    assert copy_supports(whole, kept, copied)
-    assert [len(x) for x in (copied.draws, copied.num_supports)] == [len(kept)] * 2
-    alone = pack_drafts([(i + 1, 0, entries[i]) for i in kept])
-    if alone.num_supports:
-        for name in ("draws", "num_supports", "support_sizes", "support_tokens", "support_weights"):
-            assert getattr(copied, name) == getattr(alone, name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.errors import InvalidRequestError
-from paceline.sampling import SamplingParams
-from paceline.trie import DraftEntry, DraftTree, DraftTrie
+from paceline.sampling import SamplingParams, VerifyMode
+from paceline.trie import DraftEntry, DraftTree, DraftTrie, DrawRule, SiblingDraws
 from paceline.v1 import target_pb2
 from services.runtime import tensors
 from services.verifier.features import FeatureHub, Subscriber
@@ -43,11 +44,22 @@ def test_shared_nodes_keep_to_the_budget_and_take_the_likeliest(
         assert part.tokens == whole.tokens[: len(part)]
 
 
-def sequence(max_new_tokens: int = 10, max_positions: int = 100, max_draft_nodes: int = 8) -> TargetSequence:
+def sequence(
+    max_new_tokens: int = 10,
+    max_positions: int = 100,
+    max_draft_nodes: int = 8,
+    mode: VerifyMode = VerifyMode.GREEDY,
+) -> TargetSequence:
     loop = asyncio.new_event_loop()
     loop.close()
     spec = SequenceSpec(
-        1, 0, (1, 2, 3), SamplingParams(temperature=0), max_new_tokens, frozenset({9}), max_draft_nodes
+        1,
+        0,
+        (1, 2, 3),
+        SamplingParams(temperature=float(mode is not VerifyMode.GREEDY), mode=mode),
+        max_new_tokens,
+        frozenset({9}),
+        max_draft_nodes,
     )
     return TargetSequence(1, spec, Session(loop, "test"), 0, max_positions, 50)
 
@@ -68,6 +80,56 @@ def test_no_draft_reaches_past_what_may_be_committed() -> None:
     running.trie.add(DraftEntry.chain(3, (4, 5, 6, 7)))
     assert running.choose_tree(8).tokens == (4, 5)
     assert len(sequence(max_draft_nodes=0).choose_tree(8)) == 0
+
+
+COMB = DraftEntry(3, (4, 5, 6, 7), (-1, -1, 0, 0), (-0.1, -3.0, -9.0, -0.1))
+
+
+def drawn(entry: DraftEntry) -> DraftEntry:
+    """The entry as if its siblings had been drawn."""
+    groups = {
+        parent: SiblingDraws(
+            tuple(t for t, p in zip(entry.tokens, entry.parents, strict=True) if p == parent),
+            DrawRule.WITHOUT_REPLACEMENT,
+            None,
+        )
+        for parent in entry.parents
+    }
+    return replace(entry, draft_dists=tuple(groups[parent] for parent in entry.parents))
+
+
+def test_each_mode_verifies_what_it_may_choose() -> None:
+    """The likeliest nodes where values may count, the first draws where they may not, a path for blocks."""
+    chosen = {}
+    for mode in VerifyMode:
+        running = sequence(mode=mode)
+        running.add_draft(drawn(COMB) if mode in (VerifyMode.REJECTION, VerifyMode.BLOCK) else COMB)
+        chosen[mode] = running.choose_tree(2).tokens
+    assert chosen == {
+        VerifyMode.GREEDY: (4, 7),
+        VerifyMode.COUPLED: (4, 7),
+        VerifyMode.TYPICAL: (4, 7),
+        VerifyMode.REJECTION: (4, 5),  # the second draw beside the first, before anything below it
+        VerifyMode.BLOCK: (4, 6),
+    }
+    running = sequence(mode=VerifyMode.REJECTION)
+    running.add_draft(COMB)  # not drawn: as likely as they look
+    assert running.choose_tree(2).tokens == (4, 7)
+
+
+@pytest.mark.parametrize("mode", [VerifyMode.REJECTION, VerifyMode.BLOCK])
+def test_a_block_that_was_not_kept_whole_uses_up_its_draws(mode: VerifyMode) -> None:
+    """What was drawn from the same numbers as a refused block is not verified, however well it fits the text."""
+    running = sequence(mode=mode)
+    running.add_draft(drawn(DraftEntry.chain(3, [4, 5, 6])))
+    running.commit([4, 5, 6, 7], is_whole_draft=True)
+    running.add_draft(drawn(DraftEntry.chain(3, [4, 5, 6, 7, 8])))  # late, and still true
+    assert running.choose_tree(8).tokens == (8,)
+    running.commit([1], is_whole_draft=False)
+    running.add_draft(drawn(DraftEntry.chain(7, [1, 2])))
+    assert running.choose_tree(8).tokens == ((2,) if mode is VerifyMode.REJECTION else ())
+    running.add_draft(drawn(DraftEntry.chain(8, [3])))
+    assert 3 in running.trie.select(8, 8).tokens
 
 
 def test_policy_from_the_wire_is_checked() -> None:
