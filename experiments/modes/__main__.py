@@ -26,11 +26,11 @@ def modes(
     rounds: Annotated[
         int, typer.Option(min=1, help="Rounds over the prompts, each with seeds of its own.")
     ] = 1,
-    max_tokens: Annotated[int, typer.Option(min=8, help="Tokens per generation.")] = 96,
+    max_tokens: Annotated[int, typer.Option(min=8, help="Tokens per generation.")] = 64,
     draft_length: Annotated[int, typer.Option(min=1, help="Tokens in a row.")] = 5,
     max_nodes: Annotated[int, typer.Option(min=1, help="Nodes of a draft that branches.")] = 10,
     seed: Annotated[int, typer.Option(help="Of the first prompt; the next one's is one more.")] = 1,
-    temperatures: Annotated[str, typer.Option(help="Separated by commas.")] = "0.6,0.8,1.0",
+    temperatures: Annotated[str, typer.Option(help="Separated by commas; 0 is greedy.")] = "0,0.6,0.8,1.0",
     threads: Annotated[int, typer.Option(min=1)] = 1,
 ) -> None:
     """Generate with every mode and count what was accepted and what a drafted token takes on the wire."""
@@ -58,11 +58,25 @@ def modes(
         )["input_ids"]
         for prompt in embedded_prompts(prompts)
     ]
-    plan: list[tuple[float, Arm]] = [(0.0, arm) for arm in GREEDY_ARMS]
-    warm = [float(temperature) for temperature in temperatures.split(",")]
-    plan += [(temperature, arm) for temperature in warm for arm in ARMS]
-    plan += [(warm[-1], arm) for arm in SUPPORT_ARMS]
-    results = []
+    wanted = [float(temperature) for temperature in temperatures.split(",")]
+    plan: list[tuple[float, Arm]] = [
+        (temperature, arm) for temperature in wanted for arm in (ARMS if temperature else GREEDY_ARMS)
+    ]
+    plan += [(wanted[-1], arm) for arm in SUPPORT_ARMS if wanted[-1]]
+    report: dict[str, Any] = {
+        "command": " ".join(["python -m experiments.modes", *sys.argv[1:]]),
+        "model": model,
+        "drafter": drafter_dir.name,
+        "dtype": "bfloat16",
+        "draft_length": draft_length,
+        "max_nodes": max_nodes,
+        "max_tokens": max_tokens,
+        "num_prompts": len(token_ids),
+        "rounds": rounds,
+        "seed": seed,
+        "results": (results := []),
+    }
+    json_path.parent.mkdir(parents=True, exist_ok=True)
     with console.status("") as status:
         for temperature, arm in plan:
             status.update(f"{arm.name} at {temperature}")
@@ -100,22 +114,8 @@ def modes(
                 f"{temperature:g}  {arm.name}: {tally.tokens_per_pass:.3f} +- {tally.standard_error:.3f}",
                 highlight=False,
             )
-    report = {
-        "command": " ".join(["python -m experiments.modes", *sys.argv[1:]]),
-        "model": model,
-        "drafter": drafter_dir.name,
-        "dtype": "bfloat16",
-        "draft_length": draft_length,
-        "max_nodes": max_nodes,
-        "max_tokens": max_tokens,
-        "num_prompts": len(token_ids),
-        "rounds": rounds,
-        "seed": seed,
-        "results": results,
-    }
-    json_path.parent.mkdir(parents=True, exist_ok=True)
-    json_path.write_text(json.dumps(report, indent=2) + "\n")
-    json_path.with_suffix(".md").write_text(markdown(report))
+            json_path.write_text(json.dumps(report, indent=2) + "\n")  # after each arm: a run takes a while
+            json_path.with_suffix(".md").write_text(markdown(report))
     console.print(f"wrote {json_path} and {json_path.with_suffix('.md')}")
 
 
