@@ -61,8 +61,10 @@ class DraftRequest:
 
     @property
     def may_rank(self) -> bool:
-        """Whether a tree of likeliest tokens may be drafted: where the target's choice is not known beforehand, and
-        no draw would be ranked by its value."""
+        """Whether a tree of likeliest tokens may be drafted.
+
+        Draws must not be ranked by their values, and in coupled mode the likeliest token is known.
+        """
         mode = self.sampling.resolved_mode
         is_tree_mode = mode in (VerifyMode.GREEDY, VerifyMode.REJECTION, VerifyMode.TYPICAL)
         return is_tree_mode and self.draw_rule is DrawRule.TOP

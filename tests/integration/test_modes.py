@@ -28,8 +28,8 @@ def test_drafts_are_accepted_in_every_mode(site: Site, prompts: list[str], mode:
     assert isinstance(started, Started)
     assert isinstance(finished, Finished)
     assert (started.mode, started.is_exact) == (mode, mode != "typical")
-    assert finished.stats.num_accepted_tokens > 0
-    assert (
-        finished.stats.num_generated_tokens
-        == finished.stats.num_accepted_tokens + finished.stats.num_target_passes
-    )
+    stats = finished.stats
+    assert stats.num_accepted_tokens > 0
+    # Each pass adds a token of the target's own, but for a last one that ends with an accepted end token.
+    missing = stats.num_accepted_tokens + stats.num_target_passes - stats.num_generated_tokens
+    assert missing in (0, 1)
