@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from paceline.sampling.batch import verify_step
-    from paceline.sampling.choices import target_choices
+    from paceline.sampling.choices import race_listed, target_choices
     from paceline.sampling.noise import NoiseRole, gumbel, gumbel_at, seed_tensor, uniform, uniform_scalar
     from paceline.sampling.params import (
         Constraint,
@@ -46,6 +46,7 @@ _HOMES = {
     "gumbel": "noise",
     "gumbel_at": "noise",
     "process_logits": "processors",
+    "race_listed": "choices",
     "sample_draft": "rejection",
     "seed_tensor": "noise",
     "target_choices": "choices",
@@ -74,6 +75,7 @@ __all__ = [
     "gumbel",
     "gumbel_at",
     "process_logits",
+    "race_listed",
     "sample_draft",
     "seed_tensor",
     "target_choices",
