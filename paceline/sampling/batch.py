@@ -16,7 +16,7 @@ from torch import Tensor
 from paceline.drafts import DraftTree
 from paceline.sampling.choices import largest, target_choices
 from paceline.sampling.params import SamplingParams, VerifyMode
-from paceline.sampling.processors import RowParams, target_probs
+from paceline.sampling.processors import ProbRows, RowParams
 from paceline.sampling.rejection import DraftDistribution, verify_chain_rejection
 from paceline.sampling.verify import TreeWalk, Verdict, walk
 
@@ -62,7 +62,7 @@ def verify_step(
         if mode is VerifyMode.REJECTION:
             tree, first = _drawn_chain(trees[index]), firsts[index]
             rows = RowParams.build([params[index]], [len(tree) + 1], logits.device)
-            probs = target_probs(logits[first : first + len(tree) + 1], rows)
+            probs = ProbRows(logits[first : first + len(tree) + 1], rows)
             dists = [dist for dist in tree.draft_dists if isinstance(dist, DraftDistribution)]
             start = committed_lengths[index]
             verdicts[index] = verify_chain_rejection(tree.tokens, dists, probs, params[index].seed, start)

@@ -29,6 +29,8 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
+from paceline.sampling import kernels
+
 _MULTIPLIER_0, _MULTIPLIER_1 = 0xD2511F53, 0xCD9E8D57
 _WEYL_0, _WEYL_1 = 0x9E3779B9, 0xBB67AE85
 _ROUNDS = 10
@@ -126,12 +128,16 @@ def uniform(
     return ((integers.to(torch.float64) + 0.5) * 2.0**-52).flatten(1)[:, :n]
 
 
-def uniform_scalar(seed: int, position: int, role: NoiseRole) -> float:
-    """The number `uniform` gives for one row and n = 1, in Python integers.
+def uniform_scalar(seed: int, position: int, role: NoiseRole, index: int = 0) -> float:
+    """Number ``index`` of those that `uniform` gives for one row, without a tensor.
 
     A tensor operation costs microseconds however small it is, and a generator takes over a hundred of them.
     """
-    words = [0, int(role), position & _MASK, (position >> 32) & _MASK]
+    library = kernels.load()
+    if library is not None:
+        number: float = library.pl_uniform(seed, position, role, index)
+        return number
+    words = [index >> 1, int(role), position & _MASK, (position >> 32) & _MASK]
     key_0, key_1 = seed & _MASK, (seed >> 32) & _MASK
     for _ in range(_ROUNDS):
         product_0, product_1 = words[0] * _MULTIPLIER_0, words[2] * _MULTIPLIER_1
@@ -142,7 +148,8 @@ def uniform_scalar(seed: int, position: int, role: NoiseRole) -> float:
             product_0 & _MASK,
         ]
         key_0, key_1 = (key_0 + _WEYL_0) & _MASK, (key_1 + _WEYL_1) & _MASK
-    return ((words[0] << 20 | words[1] >> 12) + 0.5) * 2.0**-52
+    high, low = words[2:] if index & 1 else words[:2]
+    return ((high << 20 | low >> 12) + 0.5) * 2.0**-52
 
 
 def gumbel(

@@ -114,14 +114,61 @@ def process_logits(logits: Tensor, rows: RowParams) -> Tensor:
 
 
 def target_probs(logits: Tensor, rows: RowParams) -> Tensor:
-    """[rows, vocab] float64: the distribution each row is to be sampled from; one-hot for greedy rows."""
-    processed = process_logits(logits, rows).to(torch.float64)
-    probs = processed.softmax(dim=-1)
-    greedy = [index for index, param in enumerate(rows.params) if param.is_greedy]
-    if greedy:
-        index = torch.tensor(greedy, device=logits.device)
-        probs[index] = torch.zeros_like(probs[index]).scatter_(1, logits[index].argmax(-1, keepdim=True), 1.0)
+    """[rows, vocab] float64: the distribution each row is to be sampled from; one-hot for greedy rows.
+
+    Probabilities are multiples of 2**-40 of the likeliest token's, with a relative error below 3e-6: what the
+    rounding of float32 logits makes of them anyway. In return they have the same bits on every device.
+    """
+    sampled = [index for index, param in enumerate(rows.params) if not param.is_greedy]
+    if len(sampled) == len(rows):
+        return _probs_sampled(logits, rows.params)
+    probs = torch.zeros(logits.shape, dtype=torch.float64, device=logits.device)
+    probs.scatter_(1, logits.argmax(-1, keepdim=True), 1.0)
+    if sampled:
+        probs[sampled] = _probs_sampled(logits[sampled], rows.select(sampled).params)
     return probs
+
+
+class ProbRows:
+    """`target_probs`, for walks that look at some rows only: `[rows, vocab]` float64, indexed by row or (row, token).
+
+    Where the kernels run, a row is computed when it is first looked at. Elsewhere all of them are at once: there one
+    operation for all rows costs less than one for each.
+    """
+
+    def __init__(self, logits: Tensor, rows: RowParams) -> None:
+        self.shape = logits.shape
+        self._logits = logits
+        self._rows = rows
+        self._known: dict[int, Tensor] = {}
+        self._runs_on_kernels = kernel_rows.can_run(logits)
+
+    def __getitem__(self, key: int | tuple[int, int]) -> Tensor:
+        row, *tokens = key if isinstance(key, tuple) else (key,)
+        if row not in self._known:
+            if self._runs_on_kernels:
+                self._known[row] = target_probs(self._logits[row : row + 1], self._rows.select((row,)))[0]
+            else:
+                self._known = dict(enumerate(target_probs(self._logits, self._rows)))
+        found = self._known[row]
+        return found[tokens[0]] if tokens else found
+
+
+def _probs_sampled(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+    """[rows, vocab] float64, all rows with a temperature above 0."""
+    if kernel_rows.can_run(logits):
+        probs = kernel_rows.probs(logits, params)
+        if probs is not None:
+            return probs
+    return _probs_with_torch(logits, params)
+
+
+def _probs_with_torch(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+    """The definition of the probabilities, for any device: shares of the whole masses of what is left."""
+    processed = _process_with_torch(logits, params)
+    masses = _masses(processed)
+    probs = masses.to(torch.float64).mul_(1.0 / masses.sum(dim=-1, keepdim=True).to(torch.float64))
+    return probs.masked_fill_(processed.isnan(), torch.nan)
 
 
 def _process_sampled(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
@@ -187,7 +234,7 @@ def _top_p_floor(scaled: Tensor, nuclear: Sequence[int], masses: Sequence[float]
 def _masses(scaled: Tensor) -> Tensor:
     """2**40 exp(x), cut to whole numbers, for float32 x of at most 0: int64 of the same shape, same bits everywhere.
 
-    By operations that are rounded one at a time, as in `noise`. Relative error about 3e-7, or 2**-40 of the largest.
+    By operations that are rounded one at a time, as in `noise`. Relative error below 3e-6, or 2**-40 of the largest.
     """
     y = scaled.clamp(min=_EXP_LOWEST).mul_(_LOG2_E)
     power = y.round()

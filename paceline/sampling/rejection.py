@@ -21,6 +21,7 @@ from torch import Tensor
 
 from paceline.drafts import DraftError
 from paceline.sampling.noise import NoiseRole, uniform_scalar
+from paceline.sampling.processors import ProbRows
 from paceline.sampling.verify import FinalKind, Verdict
 
 _SUM_TOLERANCE = 1e-2  # bfloat16 probabilities on the wire; renormalised after the check
@@ -84,7 +85,7 @@ class DraftDistribution:
 def decide_chain(
     draft_tokens: Sequence[int],
     draft_dists: Sequence[DraftDistribution],
-    target_probs: Tensor,
+    target_probs: Tensor | ProbRows,
     accept_noise: Sequence[float],
     final_noise: Sequence[float],
 ) -> Verdict:
@@ -134,7 +135,7 @@ def decide_chain(
 def verify_chain_rejection(
     draft_tokens: Sequence[int],
     draft_dists: Sequence[DraftDistribution],
-    target_probs: Tensor,
+    target_probs: Tensor | ProbRows,
     seed: int,
     start: int,
 ) -> Verdict:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -60,12 +60,11 @@ def choose(
     Returns:
         A token id for each, or None for a row without a finite largest logit.
     """
-    described = (kernels.Row * len(at))(
-        *(
-            _row(logits, index, param, _key(param.seed, position, NoiseRole.TARGET))
-            for index, position, param in zip(at, positions, params, strict=True)
-        )
-    )
+    described = (kernels.Row * len(at))()
+    pointers = _pointers(logits, at)
+    for row, pointer, position, param in zip(described, pointers, positions, params, strict=True):
+        _describe(row, pointer, logits.shape[1], param)
+        row.key = _key(param.seed, position, NoiseRole.TARGET)
     return _choose(described, only_scalar)
 
 
@@ -79,29 +78,46 @@ def race(
     """The winners' places in rows that are processed already; `token_ids`: `[vocab]` int64, whose noise a place has."""
     ids = None if token_ids is None else token_ids.contiguous()
     pointer = 0 if ids is None else ids.data_ptr()
-    described = (kernels.Row * len(positions))(
-        *(
-            kernels.Row(
-                *(_pointer(processed, index), pointer, processed.shape[1], 0, 1.0),
-                *(_key(seed, position, NoiseRole.TARGET), 1.0, _LOWEST),
-            )
-            for index, (position, seed) in enumerate(zip(positions, seeds, strict=True))
-        )
-    )
+    described = (kernels.Row * len(positions))()
+    pointers = _pointers(processed, range(len(positions)))
+    for row, place, position, seed in zip(described, pointers, positions, seeds, strict=True):
+        key = _key(seed, position, NoiseRole.TARGET)
+        row.logits, row.ids, row.width, row.key = place, pointer, processed.shape[1], key
+        row.top_k, row.top_p, row.temperature, row.floor = 0, 1.0, 1.0, _LOWEST
     return _choose(described, only_scalar)
 
 
 def process(logits: Tensor, params: Sequence[SamplingParams], only_scalar: bool = False) -> Tensor | None:
-    """What `processors.process_logits` gives for rows with a temperature above 0; None where a row has no finite
-    largest logit."""
-    out = torch.empty(logits.shape, dtype=torch.float32)
-    counts = (ctypes.c_int64 * len(params))()
-    described = (kernels.Row * len(params))(
-        *(_row(logits, index, param, kernels.NoiseKey()) for index, param in enumerate(params))
-    )
+    """What `processors.process_logits` gives for rows with a temperature above 0: `[rows, vocab]` float32.
+
+    None where a row has no finite largest logit.
+    """
     library = kernels.load()
     assert library is not None, "checked by can_run"
-    library.pl_process(
+    return _fill(library.pl_process, torch.float32, logits, params, only_scalar)
+
+
+def probs(logits: Tensor, params: Sequence[SamplingParams], only_scalar: bool = False) -> Tensor | None:
+    """What `processors.target_probs` gives for such rows: `[rows, vocab]` float64. None as in `process`."""
+    library = kernels.load()
+    assert library is not None, "checked by can_run"
+    return _fill(library.pl_share, torch.float64, logits, params, only_scalar)
+
+
+def _fill(
+    function: Callable[..., None],
+    dtype: torch.dtype,
+    logits: Tensor,
+    params: Sequence[SamplingParams],
+    only_scalar: bool,
+) -> Tensor | None:
+    out = torch.empty(logits.shape, dtype=dtype)
+    counts = (ctypes.c_int64 * len(params))()
+    described = (kernels.Row * len(params))()
+    pointers = _pointers(logits, range(len(params)))
+    for row, pointer, param in zip(described, pointers, params, strict=True):
+        _describe(row, pointer, logits.shape[1], param)
+    function(
         described, len(params), torch.get_num_threads(), only_scalar, out.data_ptr(), ctypes.addressof(counts)
     )
     return None if any(count < 0 for count in counts) else out
@@ -117,18 +133,21 @@ def _choose(described: ctypes.Array[kernels.Row], only_scalar: bool) -> list[int
     return [None if place < 0 else place for place in chosen]
 
 
-def _row(logits: Tensor, index: int, param: SamplingParams, key: kernels.NoiseKey) -> kernels.Row:
-    return kernels.Row(
-        *(_pointer(logits, index), 0, logits.shape[1], param.top_k, param.top_p, key),
-        max(param.temperature, _SMALLEST_TEMPERATURE),
-        math.log(param.min_p) if param.min_p > 0 else _LOWEST,
-    )
+def _describe(row: kernels.Row, pointer: int, width: int, param: SamplingParams) -> None:
+    """Fill in everything but the key."""
+    row.logits, row.ids, row.width = pointer, None, width
+    row.top_k, row.top_p = param.top_k, param.top_p
+    row.temperature = max(param.temperature, _SMALLEST_TEMPERATURE)
+    row.floor = math.log(param.min_p) if param.min_p > 0 else _LOWEST
 
 
-def _pointer(rows: Tensor, index: int) -> int:
-    if not 0 <= index < rows.shape[0]:
-        raise IndexError(f"row {index} of {rows.shape[0]}")
-    return rows.data_ptr() + index * rows.stride(0) * rows.element_size()
+def _pointers(rows: Tensor, at: Sequence[int]) -> list[int]:
+    """Where rows begin in memory; checked, because the kernels would not notice."""
+    base, stride, count = rows.data_ptr(), rows.stride(0) * rows.element_size(), rows.shape[0]
+    for index in at:
+        if not 0 <= index < count:
+            raise IndexError(f"row {index} of {count}")
+    return [base + index * stride for index in at]
 
 
 def _key(seed: int, position: int, role: NoiseRole) -> kernels.NoiseKey:

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.sampling import NoiseRole, gumbel, gumbel_at, seed_tensor, uniform
+from paceline.sampling import NoiseRole, gumbel, gumbel_at, kernels, seed_tensor, uniform
 from paceline.sampling.noise import _gumbel_of, philox4x32, uniform_scalar
 from paceline.sampling.processors import _masses
 from tests.sampling.noise_reference import gumbel32_of, gumbel_of, mass_of, vectors
@@ -94,13 +94,17 @@ def test_seeds_positions_and_roles_give_different_numbers() -> None:
     assert len(draws) == 4 * 3 * len(NoiseRole)
 
 
-def test_numbers_are_the_published_vectors() -> None:
+@pytest.mark.parametrize("has_kernels", [True, False])
+def test_numbers_are_the_published_vectors(has_kernels: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bit for bit; the file comes from `noise_reference`, which computes without torch."""
+    if not has_kernels:
+        monkeypatch.setattr(kernels, "load", lambda: None)
     assert vectors() == VECTORS
     for draw in VECTORS["draws"]:
         seed, position, role = int(draw["seed"], 16), draw["position"], NoiseRole(draw["role"])
         assert [value.hex() for value in uniform(seed, [position], role, 3)[0].tolist()] == draw["uniforms"]
-        assert uniform_scalar(seed, position, role).hex() == draw["uniforms"][0]
+        for index, expected in enumerate(draw["uniforms"]):
+            assert uniform_scalar(seed, position, role, index).hex() == expected
         numbers = gumbel_at(seed, [position], role, torch.tensor([draw["tokens"]]))[0]
         assert [value.hex() for value in numbers.tolist()] == draw["gumbels"]
         everything = gumbel(seed, [position], role, max(draw["tokens"]) + 1)[0]

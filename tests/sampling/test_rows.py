@@ -15,7 +15,7 @@ from torch import Tensor
 
 from paceline.sampling import RowParams, SamplingParams, kernels, race_listed, rows, target_choices
 from paceline.sampling.choices import _race_filtered, _race_whole
-from paceline.sampling.processors import _process_with_torch
+from paceline.sampling.processors import _probs_with_torch, _process_with_torch
 
 pytestmark = pytest.mark.skipif(kernels.load() is None, reason="the sampling kernels are not built")
 VECTORS = json.loads((Path(__file__).parent / "noise_vectors.json").read_text())
@@ -71,6 +71,10 @@ def test_kernels_and_torch_agree(
     processed = rows.process(logits, params, only_scalar)
     assert processed is not None
     assert torch.equal(processed, torch.cat([row for row, _ in wanted]))
+    probs = rows.probs(logits, params, only_scalar)
+    assert probs is not None
+    expected = [_probs_with_torch(logits[i : i + 1], [param]) for i, param in enumerate(params)]
+    assert torch.equal(probs, torch.cat(expected))
     seeds = [param.seed for param in params]
     assert rows.race(processed, positions, seeds, None, only_scalar) == chosen
 

@@ -62,6 +62,10 @@ def load() -> ctypes.CDLL | None:
     library.pl_choose.restype = None
     library.pl_process.argtypes = (POINTER(Row), c_int64, c_int32, c_int32, c_void_p, c_void_p)
     library.pl_process.restype = None
+    library.pl_share.argtypes = library.pl_process.argtypes
+    library.pl_share.restype = None
+    library.pl_uniform.argtypes = (c_uint64, c_uint64, c_uint32, c_uint32)
+    library.pl_uniform.restype = c_double
     library.pl_gumbel.argtypes = (c_uint64, c_uint64, c_uint32, c_void_p, c_int64, c_void_p)
     library.pl_gumbel.restype = None
     if [library.pl_noise_built_as(which) for which in range(2)] != [KERNELS_VERSION, ctypes.sizeof(Row)]:

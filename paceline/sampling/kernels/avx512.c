@@ -90,22 +90,59 @@ AVX512 static int64_t weigh(const float *values, int64_t n, int64_t *masses) {
     return _mm512_reduce_add_epi64(total);
 }
 
-/* Philox of eight blocks, which stand in the low halves of `w[0]`; results in the low halves, the high ones hold anything. */
-AVX512_INLINE void philox_8(__m512i w[4], const struct noise_key *key) {
-    __m512i m0 = _mm512_set1_epi64(PHILOX_M0), m1 = _mm512_set1_epi64(PHILOX_M1);
+AVX512 static void share(const float *x, int64_t n, struct scaling scaling, double *out) {
+    __m512i total = _mm512_setzero_si512();
+    for (int64_t i = 0; i < n; i += 16) {
+        __mmask16 there = first_lanes(n - i), reach;
+        __m512 v = scaled(x + i, n - i, scaling, &reach);
+        __m512i mass[2];
+        masses_16(v, reach, mass);
+        _mm512_mask_storeu_pd(out + i, (__mmask8)there, _mm512_cvtepi64_pd(mass[0]));
+        _mm512_mask_storeu_pd(out + i + 8, (__mmask8)(there >> 8), _mm512_cvtepi64_pd(mass[1]));
+        total = _mm512_add_epi64(total, _mm512_add_epi64(mass[0], mass[1]));
+    }
+    __m512d each = _mm512_set1_pd(1.0 / (double)_mm512_reduce_add_epi64(total));
+    for (int64_t i = 0; i < n; i += 8) {
+        __mmask8 there = (__mmask8)first_lanes(n - i);
+        _mm512_mask_storeu_pd(out + i, there, _mm512_mul_pd(_mm512_maskz_loadu_pd(there, out + i), each));
+    }
+}
+
+/* What Philox needs of a key, in every lane: the counters beside the block, and each round's key. In memory, where an
+ * operand costs nothing; the compiler would make it anew from scalars for every block. */
+struct wide_key {
+    __m512i counter[3], round[PHILOX_ROUNDS][2];
+};
+
+AVX512_INLINE void widen(const struct noise_key *key, struct wide_key *wide) {
     uint32_t k0 = (uint32_t)key->seed, k1 = (uint32_t)(key->seed >> 32);
-    w[1] = _mm512_set1_epi64(key->role);
-    w[2] = _mm512_set1_epi64((uint32_t)key->position);
-    w[3] = _mm512_set1_epi64((uint32_t)(key->position >> 32));
+    wide->counter[0] = _mm512_set1_epi64(key->role);
+    wide->counter[1] = _mm512_set1_epi64((uint32_t)key->position);
+    wide->counter[2] = _mm512_set1_epi64((uint32_t)(key->position >> 32));
     for (int i = 0; i < PHILOX_ROUNDS; ++i) {
-        __m512i p0 = _mm512_mul_epu32(w[0], m0), p1 = _mm512_mul_epu32(w[2], m1);
-        w[0] = _mm512_ternarylogic_epi64(_mm512_srli_epi64(p1, 32), w[1], _mm512_set1_epi64(k0), 0x96);
-        w[1] = p1;
-        w[2] = _mm512_ternarylogic_epi64(_mm512_srli_epi64(p0, 32), w[3], _mm512_set1_epi64(k1), 0x96);
-        w[3] = p0;
+        wide->round[i][0] = _mm512_set1_epi64(k0);
+        wide->round[i][1] = _mm512_set1_epi64(k1);
         k0 += PHILOX_W0;
         k1 += PHILOX_W1;
     }
+}
+
+/* Philox of `sets` times eight blocks, which stand in the low halves of each `w[.][0]`; results in the low halves, the high
+ * ones hold anything. Two sets side by side hide the time that a round's steps wait for one another. */
+AVX512_INLINE void philox_8(__m512i w[][4], int sets, const struct wide_key *key) {
+    __m512i m0 = _mm512_set1_epi64(PHILOX_M0), m1 = _mm512_set1_epi64(PHILOX_M1);
+    for (int s = 0; s < sets; ++s)
+        for (int i = 0; i < 3; ++i) w[s][i + 1] = key->counter[i];
+#pragma GCC unroll 10
+    for (int i = 0; i < PHILOX_ROUNDS; ++i)
+#pragma GCC unroll 2
+        for (int s = 0; s < sets; ++s) {
+            __m512i p0 = _mm512_mul_epu32(w[s][0], m0), p1 = _mm512_mul_epu32(w[s][2], m1);
+            w[s][0] = _mm512_ternarylogic_epi64(_mm512_srli_epi64(p1, 32), w[s][1], key->round[i][0], 0x96);
+            w[s][1] = p1;
+            w[s][2] = _mm512_ternarylogic_epi64(_mm512_srli_epi64(p0, 32), w[s][3], key->round[i][1], 0x96);
+            w[s][3] = p0;
+        }
 }
 
 AVX512_INLINE __m512 bound_16(__m512i words) {
@@ -142,37 +179,56 @@ AVX512_INLINE __mmask16 could_win(const struct leader *leader, __m512 values, __
 
 AVX512 static int64_t race(const float *x, int64_t n, struct scaling scaling, const struct noise_key *key) {
     struct leader leader = {-INFINITY, 0};
+    struct wide_key wide;
+    widen(key, &wide);
     /* Blocks in the order that puts the words of the first four, then of the last four, side by side below. */
     __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
-    for (int64_t i = 0; i < n; i += 32) {
-        __mmask16 low, high;
-        __m512 a = scaled(x + i, n - i, scaling, &low);
-        __m512 b = scaled(x + i + 16, n - i - 16 > 0 ? n - i - 16 : 0, scaling, &high);
-        low = could_win(&leader, a, low), high = could_win(&leader, b, high);
-        if (!(low | high)) continue;
-        __m512i w[4];
-        w[0] = _mm512_add_epi64(order, _mm512_set1_epi64(i >> 2));
-        philox_8(w, key);
-        __m512i w01 = _mm512_mask_blend_epi32(0xAAAA, w[0], _mm512_slli_epi64(w[1], 32));
-        __m512i w23 = _mm512_mask_blend_epi32(0xAAAA, w[2], _mm512_slli_epi64(w[3], 32));
-        run_16(&leader, a, _mm512_unpacklo_epi64(w01, w23), low, i);
-        run_16(&leader, b, _mm512_unpackhi_epi64(w01, w23), high, i + 16);
+    for (int64_t i = 0; i < n; i += 64) {
+        __m512 values[4];
+        __mmask16 lanes[4];
+        int any = 0;
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; ++j) {
+            int64_t left = n - i - 16 * j;
+            values[j] = scaled(x + i + 16 * j, left > 0 ? left : 0, scaling, lanes + j);
+            lanes[j] = could_win(&leader, values[j], lanes[j]);
+            any |= lanes[j];
+        }
+        if (!any) continue;
+        __m512i w[2][4];
+        w[0][0] = _mm512_add_epi64(order, _mm512_set1_epi64(i >> 2));
+        w[1][0] = _mm512_add_epi64(w[0][0], _mm512_set1_epi64(8));
+        philox_8(w, 2, &wide);
+#pragma GCC unroll 2
+        for (int s = 0; s < 2; ++s) {
+            __m512i w01 = _mm512_mask_blend_epi32(0xAAAA, w[s][0], _mm512_slli_epi64(w[s][1], 32));
+            __m512i w23 = _mm512_mask_blend_epi32(0xAAAA, w[s][2], _mm512_slli_epi64(w[s][3], 32));
+            run_16(&leader, values[2 * s], _mm512_unpacklo_epi64(w01, w23), lanes[2 * s], i + 32 * s);
+            run_16(&leader, values[2 * s + 1], _mm512_unpackhi_epi64(w01, w23), lanes[2 * s + 1], i + 32 * s + 16);
+        }
     }
     return leader.winner;
 }
 
-/* The words of eight tokens, in the low halves. */
-AVX512_INLINE __m512i words_8(__m512i tokens, const struct noise_key *key) {
-    __m512i w[4], which = _mm512_and_si512(tokens, _mm512_set1_epi64(3));
-    w[0] = _mm512_srli_epi64(tokens, 2);
-    philox_8(w, key);
-    __m512i word = w[0];
-    for (int j = 1; j < 4; ++j) word = _mm512_mask_mov_epi64(word, _mm512_cmpeq_epi64_mask(which, _mm512_set1_epi64(j)), w[j]);
-    return word;
+/* The words of sixteen tokens. */
+AVX512_INLINE __m512i words_16(const __m512i tokens[2], const struct wide_key *key) {
+    __m512i w[2][4];
+    __m256i half[2];
+    for (int s = 0; s < 2; ++s) w[s][0] = _mm512_srli_epi64(tokens[s], 2);
+    philox_8(w, 2, key);
+    for (int s = 0; s < 2; ++s) {
+        __m512i which = _mm512_and_si512(tokens[s], _mm512_set1_epi64(3)), word = w[s][0];
+        for (int j = 1; j < 4; ++j)
+            word = _mm512_mask_mov_epi64(word, _mm512_cmpeq_epi64_mask(which, _mm512_set1_epi64(j)), w[s][j]);
+        half[s] = _mm512_cvtepi64_epi32(word);
+    }
+    return _mm512_inserti32x8(_mm512_castsi256_si512(half[0]), half[1], 1);
 }
 
 AVX512 static int64_t race_kept(const struct kept *kept, const int64_t *ids, const struct noise_key *key) {
     struct leader leader = {-INFINITY, 0};
+    struct wide_key wide;
+    widen(key, &wide);
     for (int64_t i = 0; i < kept->count; i += 16) {
         __mmask16 lanes = first_lanes(kept->count - i);
         __m512 values = _mm512_maskz_loadu_ps(lanes, kept->values + i);
@@ -183,12 +239,11 @@ AVX512 static int64_t race_kept(const struct kept *kept, const int64_t *ids, con
             __m256i part = half ? _mm512_extracti32x8_epi32(places, 1) : _mm512_castsi512_si256(places);
             tokens[half] = ids ? _mm512_i32gather_epi64(part, ids, 8) : _mm512_cvtepi32_epi64(part);
         }
-        __m512i words = _mm512_inserti32x8(_mm512_castsi256_si512(_mm512_cvtepi64_epi32(words_8(tokens[0], key))),
-                                           _mm512_cvtepi64_epi32(words_8(tokens[1], key)), 1);
+        __m512i words = words_16(tokens, &wide);
         run_16(&leader, values, words, lanes, i);
     }
     return leader.winner;
 }
 
-const struct passes avx512_passes = {row_max, keep, weigh, race, race_kept};
+const struct passes avx512_passes = {row_max, keep, weigh, share, race, race_kept};
 #endif

@@ -166,6 +166,23 @@ static int64_t process(const struct passes *passes, const struct row *row, float
     return kept->count;
 }
 
+/* Shares of the mass; 0 for what the filters took. */
+static int64_t share(const struct passes *passes, const struct row *row, double *out) {
+    struct scratch *scratch = scratch_for(row->width);
+    struct scaling scaling;
+    if (!scratch || !scale(passes, row, scratch, &scaling)) return NOT_CHOSEN;
+    if (!has_cut(row)) {
+        passes->share(row->logits, row->width, scaling, out);
+        return row->width;
+    }
+    filter(passes, row, scratch, scaling);
+    const struct kept *kept = &scratch->kept;
+    double each = 1.0 / (double)passes->weigh(kept->values, kept->count, scratch->masses);
+    memset(out, 0, (size_t)row->width * sizeof *out);
+    for (int64_t i = 0; i < kept->count; ++i) out[kept->places[i]] = (double)scratch->masses[i] * each;
+    return kept->count;
+}
+
 static const struct passes *form(int32_t only_scalar) {
 #if defined(__x86_64__)
     __builtin_cpu_init();
@@ -189,13 +206,30 @@ void pl_choose(const struct row *rows, int64_t num_rows, int32_t num_threads, in
     for (int64_t i = 0; i < num_rows; ++i) out[i] = choose(passes, rows + i);
 }
 
-/* `out`, rows as wide as the widths say one after the other, gets scaled logits, -inf where a filter took them; `counts` how
- * many each row has left, or -1 as above: then its part of `out` is untouched. */
+/* `out`, rows as wide as the widths say one after the other, gets scaled logits, -inf where a filter took them; `counts` -1
+ * for a row as above, whose part of `out` is then untouched. */
 void pl_process(const struct row *rows, int64_t num_rows, int32_t num_threads, int32_t only_scalar, float *out,
                 int64_t *counts) {
     const struct passes *passes = form(only_scalar);
 #pragma omp parallel for schedule(dynamic) num_threads(num_threads) if (num_rows > 1)
     for (int64_t i = 0; i < num_rows; ++i) counts[i] = process(passes, rows + i, out + i * rows[i].width);
+}
+
+/* The same for probabilities, rows of which follow one another in `out`. */
+void pl_share(const struct row *rows, int64_t num_rows, int32_t num_threads, int32_t only_scalar, double *out,
+              int64_t *counts) {
+    const struct passes *passes = form(only_scalar);
+#pragma omp parallel for schedule(dynamic) num_threads(num_threads) if (num_rows > 1)
+    for (int64_t i = 0; i < num_rows; ++i) counts[i] = share(passes, rows + i, out + i * rows[i].width);
+}
+
+/* Uniform number `index` of a decision. */
+double pl_uniform(uint64_t seed, uint64_t position, uint32_t role, uint32_t index) {
+    struct noise_key key = {seed, position, role};
+    uint32_t word[4];
+    philox(index >> 1, &key, word);
+    const uint32_t *pair = word + 2 * (index & 1);
+    return ((double)((uint64_t)pair[0] << 20 | pair[1] >> 12) + 0.5) * 0x1p-52;
 }
 
 /* The Gumbel numbers of n token ids, or of the first n. */

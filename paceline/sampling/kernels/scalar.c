@@ -38,6 +38,18 @@ static int64_t weigh(const float *values, int64_t n, int64_t *masses) {
     return total;
 }
 
+static void share(const float *x, int64_t n, struct scaling scaling, double *out) {
+    int64_t total = 0;
+    for (int64_t i = 0; i < n; ++i) {
+        float value = (x[i] - scaling.top) / scaling.temperature;
+        int64_t mass = value >= scaling.floor ? mass_of(value) : 0;
+        out[i] = (double)mass; /* exact: a mass has 41 bits */
+        total += mass;
+    }
+    double each = 1.0 / (double)total;
+    for (int64_t i = 0; i < n; ++i) out[i] *= each;
+}
+
 static int64_t race(const float *x, int64_t n, struct scaling scaling, const struct noise_key *key) {
     float best = -INFINITY;
     int64_t winner = 0;
@@ -75,4 +87,4 @@ static int64_t race_kept(const struct kept *kept, const int64_t *ids, const stru
     return winner;
 }
 
-const struct passes scalar_passes = {row_max, keep, weigh, race, race_kept};
+const struct passes scalar_passes = {row_max, keep, weigh, share, race, race_kept};
