@@ -81,7 +81,7 @@ def race_listed(
     """The places that win the target's race in rows over some token ids only.
 
     Args:
-        processed: [rows, n] float32, filters applied.
+        processed: [rows, n] float32 as `process_logits` gives them: filters applied, the largest 0.
         positions: absolute position of the token that each row chooses.
         rows: parameters per row, for their seeds.
         token_ids: [n] int64 target id of each place; None where they are the places.

@@ -75,7 +75,7 @@ def race(
     token_ids: Tensor | None,
     only_scalar: bool = False,
 ) -> list[int | None]:
-    """The winners' places in rows that are processed already; `token_ids`: `[vocab]` int64, whose noise a place has."""
+    """The winners' places in rows as `process` gives them; `token_ids`: `[vocab]` int64, whose noise a place has."""
     ids = None if token_ids is None else token_ids.contiguous()
     pointer = 0 if ids is None else ids.data_ptr()
     described = (kernels.Row * len(positions))()

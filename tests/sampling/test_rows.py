@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from paceline.sampling import RowParams, SamplingParams, kernels, race_listed, rows, target_choices
+from paceline.sampling import (
+    RowParams,
+    SamplingParams,
+    kernels,
+    noise,
+    processors,
+    race_listed,
+    rows,
+    target_choices,
+)
 from paceline.sampling.choices import _race_filtered, _race_whole
 from paceline.sampling.processors import _probs_with_torch, _process_with_torch
 
@@ -115,8 +125,9 @@ def test_listed_ids_take_their_own_noise(only_scalar: bool) -> None:
 def test_a_listed_race_without_kernels_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     generator = torch.Generator().manual_seed(6)
     ids = torch.randperm(5000, generator=generator)[:700]
-    drafted = torch.randn(5, 700, generator=generator).log_softmax(-1)
-    drafted[drafted < -7] = -torch.inf
+    drafted = torch.randn(5, 700, generator=generator)
+    drafted -= drafted.amax(dim=-1, keepdim=True)
+    drafted[drafted < -4] = -torch.inf
     part = RowParams.build([SamplingParams(seed=seed) for seed in range(5)], [1] * 5)
     fast = race_listed(drafted, range(5), part, ids)
     monkeypatch.setattr(rows, "can_run", lambda _: False)
@@ -160,6 +171,21 @@ def test_what_the_kernels_do_not_take() -> None:
     assert not rows.can_run(torch.zeros(2, 8, dtype=torch.float64))
     assert not rows.can_run(torch.zeros(8, 2).T)
     assert not rows.can_run(torch.zeros(2, 0))
+
+
+def test_c_has_the_constants_of_the_definition() -> None:
+    """And so has docs/noise.md; a last bit that differs would show in very few numbers."""
+    root = Path(kernels.__file__).parents[3]
+    header = (Path(kernels.__file__).parent / "noise.h").read_text()
+    found = dict(re.findall(r"#define (\w+) (-?0x1\.\w+p[+-]\d+)f?\s", header))
+    assert [float.fromhex(found[f"LOG_R{i}"]) for i in range(6)] == list(noise._LOG_SERIES)
+    assert [float.fromhex(found[f"EXP_P{i}"]) for i in range(6)] == list(processors._EXP2_SERIES)
+    assert float.fromhex(found["LN_2"]) == noise._LN_2 == math.log(2)
+    assert float.fromhex(found["LOG2_E"]) == processors._LOG2_E
+    assert f"#define SQRT_HALF_BITS {noise._SQRT_HALF_BITS:#X}LL".replace("0X", "0x") in header
+    text = (root / "docs" / "noise.md").read_text()
+    named = [*(f"LOG_R{i}" for i in range(6)), *(f"EXP_P{i}" for i in range(6)), "LN_2", "LOG2_E"]
+    assert [name for name in named if found[name] not in text] == []
 
 
 def test_c_numbers_are_the_published_vectors() -> None:

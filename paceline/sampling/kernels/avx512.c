@@ -108,17 +108,23 @@ AVX512 static void share(const float *x, int64_t n, struct scaling scaling, doub
     }
 }
 
-/* What Philox needs of a key, in every lane: the counters beside the block, and each round's key. In memory, where an
- * operand costs nothing; the compiler would make it anew from scalars for every block. */
+/* What Philox needs of a key, in every lane. Only the block differs between the blocks of a decision, so that half of the
+ * first two rounds is the same for all and made once. In memory, where an operand costs nothing; the compiler would make
+ * them anew from scalars for every block. */
 struct wide_key {
-    __m512i counter[3], round[PHILOX_ROUNDS][2];
+    __m512i first_2, second_0, second_2, second_3;
+    __m512i round[PHILOX_ROUNDS][2];
 };
 
 AVX512_INLINE void widen(const struct noise_key *key, struct wide_key *wide) {
     uint32_t k0 = (uint32_t)key->seed, k1 = (uint32_t)(key->seed >> 32);
-    wide->counter[0] = _mm512_set1_epi64(key->role);
-    wide->counter[1] = _mm512_set1_epi64((uint32_t)key->position);
-    wide->counter[2] = _mm512_set1_epi64((uint32_t)(key->position >> 32));
+    uint64_t p1 = (uint64_t)(uint32_t)key->position * PHILOX_M1;
+    uint32_t w0 = (uint32_t)(p1 >> 32) ^ key->role ^ k0;
+    uint64_t p0 = (uint64_t)w0 * PHILOX_M0;
+    wide->first_2 = _mm512_set1_epi64((uint32_t)(key->position >> 32) ^ k1);
+    wide->second_0 = _mm512_set1_epi64((uint32_t)p1 ^ (k0 + PHILOX_W0));
+    wide->second_2 = _mm512_set1_epi64((uint32_t)(p0 >> 32) ^ (k1 + PHILOX_W1));
+    wide->second_3 = _mm512_set1_epi64((uint32_t)p0);
     for (int i = 0; i < PHILOX_ROUNDS; ++i) {
         wide->round[i][0] = _mm512_set1_epi64(k0);
         wide->round[i][1] = _mm512_set1_epi64(k1);
@@ -127,16 +133,23 @@ AVX512_INLINE void widen(const struct noise_key *key, struct wide_key *wide) {
     }
 }
 
-/* Philox of `sets` times eight blocks, which stand in the low halves of each `w[.][0]`; results in the low halves, the high
- * ones hold anything. Two sets side by side hide the time that a round's steps wait for one another. */
-AVX512_INLINE void philox_8(__m512i w[][4], int sets, const struct wide_key *key) {
+/* Philox of twice eight blocks, which stand in the low halves of each `w[.][0]`; results in the low halves, the high ones
+ * hold anything. Two sets side by side hide the time that a round's steps wait for one another. */
+AVX512_INLINE void philox_16(__m512i w[2][4], const struct wide_key *key) {
     __m512i m0 = _mm512_set1_epi64(PHILOX_M0), m1 = _mm512_set1_epi64(PHILOX_M1);
-    for (int s = 0; s < sets; ++s)
-        for (int i = 0; i < 3; ++i) w[s][i + 1] = key->counter[i];
-#pragma GCC unroll 10
-    for (int i = 0; i < PHILOX_ROUNDS; ++i)
 #pragma GCC unroll 2
-        for (int s = 0; s < sets; ++s) {
+    for (int s = 0; s < 2; ++s) {
+        __m512i p0 = _mm512_mul_epu32(w[s][0], m0);
+        __m512i p1 = _mm512_mul_epu32(_mm512_xor_si512(_mm512_srli_epi64(p0, 32), key->first_2), m1);
+        w[s][0] = _mm512_xor_si512(_mm512_srli_epi64(p1, 32), key->second_0);
+        w[s][1] = p1;
+        w[s][2] = _mm512_xor_si512(p0, key->second_2);
+        w[s][3] = key->second_3;
+    }
+#pragma GCC unroll 10
+    for (int i = 2; i < PHILOX_ROUNDS; ++i)
+#pragma GCC unroll 2
+        for (int s = 0; s < 2; ++s) {
             __m512i p0 = _mm512_mul_epu32(w[s][0], m0), p1 = _mm512_mul_epu32(w[s][2], m1);
             w[s][0] = _mm512_ternarylogic_epi64(_mm512_srli_epi64(p1, 32), w[s][1], key->round[i][0], 0x96);
             w[s][1] = p1;
@@ -145,21 +158,22 @@ AVX512_INLINE void philox_8(__m512i w[][4], int sets, const struct wide_key *key
         }
 }
 
-AVX512_INLINE __m512 bound_16(__m512i words) {
-    __m512 x = _mm512_add_ps(_mm512_cvtepu32_ps(words), _mm512_set1_ps(0.5f));
-    x = _mm512_cvtepi32_ps(_mm512_castps_si512(x));
-    return _mm512_add_ps(_mm512_mul_ps(x, _mm512_set1_ps(UPPER_SLOPE)), _mm512_set1_ps(UPPER_OFFSET));
-}
-
 struct leader {
     float best;
     int64_t winner;
 };
 
+/* Lanes whose word is small enough to win: `gumbel_bound` without its half, in one step with the sum. It bounds what is
+ * rounded otherwise, so it needs values that are not far below the leader's; `could_win` sees to that. */
+AVX512_INLINE __mmask16 still_wins(const struct leader *leader, __m512 values, __m512i words, __mmask16 lanes) {
+    __m512 log = _mm512_cvtepi32_ps(_mm512_castps_si512(_mm512_cvtepu32_ps(words)));
+    __m512 highest = _mm512_fmadd_ps(log, _mm512_set1_ps(UPPER_SLOPE), values);
+    return _mm512_mask_cmp_ps_mask(lanes, highest, _mm512_set1_ps(leader->best - UPPER_OFFSET), _CMP_GT_OQ);
+}
+
 /* Let those of sixteen entries run that could win; few can, once a good one has been seen. */
 AVX512_INLINE void run_16(struct leader *leader, __m512 values, __m512i words, __mmask16 lanes, int64_t first) {
-    __m512 highest = _mm512_add_ps(values, bound_16(words));
-    lanes = _mm512_mask_cmp_ps_mask(lanes, highest, _mm512_set1_ps(leader->best), _CMP_GT_OQ);
+    lanes = still_wins(leader, values, words, lanes);
     if (__builtin_expect(!lanes, 1)) return;
     float value[16];
     uint32_t word[16];
@@ -173,12 +187,11 @@ AVX512_INLINE void run_16(struct leader *leader, __m512 values, __m512i words, _
 }
 
 AVX512_INLINE __mmask16 could_win(const struct leader *leader, __m512 values, __mmask16 lanes) {
-    __m512 highest = _mm512_add_ps(values, _mm512_set1_ps(LARGEST_GUMBEL));
-    return _mm512_mask_cmp_ps_mask(lanes, highest, _mm512_set1_ps(leader->best), _CMP_GT_OQ);
+    return _mm512_mask_cmp_ps_mask(lanes, values, _mm512_set1_ps(leader->best - LARGEST_GUMBEL), _CMP_GT_OQ);
 }
 
 AVX512 static int64_t race(const float *x, int64_t n, struct scaling scaling, const struct noise_key *key) {
-    struct leader leader = {-INFINITY, 0};
+    struct leader leader = {BELOW_ANY_WINNER, 0};
     struct wide_key wide;
     widen(key, &wide);
     /* Blocks in the order that puts the words of the first four, then of the last four, side by side below. */
@@ -198,7 +211,7 @@ AVX512 static int64_t race(const float *x, int64_t n, struct scaling scaling, co
         __m512i w[2][4];
         w[0][0] = _mm512_add_epi64(order, _mm512_set1_epi64(i >> 2));
         w[1][0] = _mm512_add_epi64(w[0][0], _mm512_set1_epi64(8));
-        philox_8(w, 2, &wide);
+        philox_16(w, &wide);
 #pragma GCC unroll 2
         for (int s = 0; s < 2; ++s) {
             __m512i w01 = _mm512_mask_blend_epi32(0xAAAA, w[s][0], _mm512_slli_epi64(w[s][1], 32));
@@ -215,7 +228,7 @@ AVX512_INLINE __m512i words_16(const __m512i tokens[2], const struct wide_key *k
     __m512i w[2][4];
     __m256i half[2];
     for (int s = 0; s < 2; ++s) w[s][0] = _mm512_srli_epi64(tokens[s], 2);
-    philox_8(w, 2, key);
+    philox_16(w, key);
     for (int s = 0; s < 2; ++s) {
         __m512i which = _mm512_and_si512(tokens[s], _mm512_set1_epi64(3)), word = w[s][0];
         for (int j = 1; j < 4; ++j)
@@ -226,7 +239,7 @@ AVX512_INLINE __m512i words_16(const __m512i tokens[2], const struct wide_key *k
 }
 
 AVX512 static int64_t race_kept(const struct kept *kept, const int64_t *ids, const struct noise_key *key) {
-    struct leader leader = {-INFINITY, 0};
+    struct leader leader = {BELOW_ANY_WINNER, 0};
     struct wide_key wide;
     widen(key, &wide);
     for (int64_t i = 0; i < kept->count; i += 16) {

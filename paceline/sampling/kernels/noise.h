@@ -80,6 +80,7 @@ static inline double gumbel_of(uint32_t word) {
 /* At least the float32 Gumbel number of a word, for little: -log(c) >= -log(-log(1 - c)), and log2(1 + f) >= f lets the
  * bits of a float32 stand for its logarithm. The margin covers the rounding of each step. */
 #define LARGEST_GUMBEL 23.0f
+#define BELOW_ANY_WINNER -4.0f /* the largest scaled logit is 0 and the smallest Gumbel number -3.13 */
 #define UPPER_SLOPE -0x1.62e430p-24f /* -ln 2 / 2^23 */
 #define UPPER_OFFSET 110.2101f       /* ln 2 (127 + 32), and 1e-3 */
 

@@ -51,7 +51,7 @@ static void share(const float *x, int64_t n, struct scaling scaling, double *out
 }
 
 static int64_t race(const float *x, int64_t n, struct scaling scaling, const struct noise_key *key) {
-    float best = -INFINITY;
+    float best = BELOW_ANY_WINNER;
     int64_t winner = 0;
     for (int64_t first = 0; first < n; first += 4) {
         int64_t there = n - first < 4 ? n - first : 4;
@@ -74,7 +74,7 @@ static int64_t race(const float *x, int64_t n, struct scaling scaling, const str
 }
 
 static int64_t race_kept(const struct kept *kept, const int64_t *ids, const struct noise_key *key) {
-    float best = -INFINITY;
+    float best = BELOW_ANY_WINNER;
     int64_t winner = 0;
     for (int64_t i = 0; i < kept->count; ++i) {
         if (!(kept->values[i] + LARGEST_GUMBEL > best)) continue;
