@@ -11,7 +11,7 @@ ENV PIP_DISABLE_PIP_VERSION_CHECK=1 \
     PIP_NO_CACHE_DIR=1
 WORKDIR /src
 COPY constraints.txt ./
-# For the CPU kernels (paceline/target/kernels); without a compiler the wheel is built without them.
+# For the CPU kernels (paceline/{target,sampling}/kernels); without a compiler the wheel is built without them.
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends gcc libc6-dev \

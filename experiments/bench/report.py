@@ -54,10 +54,10 @@ def make_report(
         "draft_length": plan.draft_length,
         "hold_us": plan.hold_us,
         "max_nodes": plan.max_nodes,
-        "commit": _commit(),
+        "commit": commit(),
         "version": __version__,
         "command": command,
-        "machine": f"{_processor()}, {plan.num_cores} cores",
+        "machine": f"{processor()}, {plan.num_cores} cores",
         "elapsed_s": round(elapsed_s, 1),
     }
     return report
@@ -82,7 +82,7 @@ def table(report: dict[str, Any]) -> Table:
     return rows
 
 
-def _commit() -> str:
+def commit() -> str:
     """The commit of the sources that run, "-dirty" where they were changed; empty outside a checkout."""
     here = Path(__file__).parent
     try:
@@ -99,7 +99,8 @@ def _commit() -> str:
     return head.stdout.strip()
 
 
-def _processor() -> str:
+def processor() -> str:
+    """What the processor calls itself."""
     info = Path("/proc/cpuinfo")
     if info.is_file():
         for line in info.read_text().splitlines():

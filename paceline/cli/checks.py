@@ -40,6 +40,8 @@ _PACKAGES = (
 )
 _CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
 _KERNEL_FLAGS = ("avx512bw", "avx512dq", "avx512vl", "avx512_bf16")
+_SAMPLING_FLAGS = ("avx512f", "avx512dq", "avx512bw", "avx512vl")
+_COMPILER_FIX = "install a C compiler (apt-get install gcc libc6-dev), then install paceline again"
 _NEEDED_DISK_BYTES = 2 << 30
 _NEEDED_MEMORY_BYTES = 3 << 30
 
@@ -111,7 +113,7 @@ def check_processor() -> Iterator[Check]:
 
 
 def check_kernels() -> Iterator[Check]:
-    """The compiled CPU kernels."""
+    """The compiled CPU kernels, of the target and of sampling."""
     flags, folder = _cpu_flags(), Path(__file__).parents[1] / "target" / "kernels"
     is_built = any((folder / f"_rows{suffix}").is_file() for suffix in EXTENSION_SUFFIXES)
     absent = [flag for flag in _KERNEL_FLAGS if flag not in flags]
@@ -125,8 +127,15 @@ def check_kernels() -> Iterator[Check]:
             "CPU kernels",
             "note",
             "not compiled: torch's operators are used, at half the speed",
-            "install a C compiler (apt-get install gcc libc6-dev), then install paceline again",
+            _COMPILER_FIX,
         )
+    sampling = Path(__file__).parents[1] / "sampling" / "kernels"
+    if any((sampling / f"_choose{suffix}").is_file() for suffix in EXTENSION_SUFFIXES):
+        form = "AVX-512" if all(flag in flags for flag in _SAMPLING_FLAGS) else "plain C"
+        yield Check("sampling kernels", "ok", f"compiled; the form for {form} runs here")
+    else:
+        detail = "not compiled: torch's operators choose the same tokens, a millisecond or more a row"
+        yield Check("sampling kernels", "note", detail, _COMPILER_FIX)
 
 
 def check_memory() -> Iterator[Check]:

@@ -13,14 +13,13 @@ from torch import Tensor
 
 from paceline.sampling import (
     DraftDistribution,
-    NoiseRole,
     RowParams,
     SamplingParams,
     VerifyMode,
     draft_distributions,
     draw_children,
-    gumbel_at,
     process_logits,
+    race_listed,
 )
 from paceline.trie import DrawRule, SiblingDraws
 
@@ -50,10 +49,7 @@ def choose_chain_tokens(
         rows = torch.tensor(coupled, device=logits.device)
         part = RowParams.build([params[i] for i in coupled], [1] * len(coupled), logits.device)
         processed = process_logits(logits[rows], part)
-        ids = torch.arange(logits.shape[1], device=logits.device) if draft_ids is None else draft_ids
-        where = torch.tensor([positions[i] for i in coupled], device=logits.device)
-        noise = gumbel_at(part.seeds, where, NoiseRole.TARGET, ids.expand(len(coupled), -1))
-        winners = noise.add_(processed).argmax(dim=-1)
+        winners = race_listed(processed, [positions[i] for i in coupled], part, draft_ids)
         chosen[rows] = winners
         normalised = processed.log_softmax(dim=-1)
         log_probs[rows] = normalised.gather(1, winners.unsqueeze(1)).squeeze(1)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from paceline.sampling.batch import verify_step
     from paceline.sampling.block import decide_block, verify_block
-    from paceline.sampling.choices import target_choices
+    from paceline.sampling.choices import race_listed, target_choices
     from paceline.sampling.distribution import MAX_WEIGHT, DraftDistribution, inverse_cdf
     from paceline.sampling.draws import SUPPORT_SIZE, draft_distributions, draw_children, draw_siblings
     from paceline.sampling.noise import NoiseRole, gumbel, gumbel_at, seed_tensor, uniform, uniform_scalar
@@ -56,6 +56,7 @@ _HOMES = {
     "gumbel_at": "noise",
     "inverse_cdf": "distribution",
     "process_logits": "processors",
+    "race_listed": "choices",
     "seed_tensor": "noise",
     "target_choices": "choices",
     "target_probs": "processors",
@@ -96,6 +97,7 @@ __all__ = [
     "gumbel_at",
     "inverse_cdf",
     "process_logits",
+    "race_listed",
     "seed_tensor",
     "target_choices",
     "target_probs",

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from paceline.drafts import DraftTree
 from paceline.sampling.block import verify_block
-from paceline.sampling.choices import target_choices
+from paceline.sampling.choices import largest, target_choices
 from paceline.sampling.params import SamplingParams, VerifyMode
-from paceline.sampling.processors import RowParams, target_probs
+from paceline.sampling.processors import ProbRows, RowParams, target_probs
 from paceline.sampling.tree_rejection import verify_tree_rejection
 from paceline.sampling.typical import verify_typical
 from paceline.sampling.verify import TreeWalk, Verdict, walk
@@ -56,7 +56,7 @@ def verify_step(
     modes = [param.resolved_mode for param in params]
     verdicts: dict[int, Verdict] = {}
     if VerifyMode.GREEDY in modes:
-        choices = logits.argmax(dim=-1).tolist()  # one reduction and one copy for the whole step
+        choices = largest(logits).tolist()  # one reduction and one copy for the whole step
         for index, tree in enumerate(trees):
             if modes[index] is VerifyMode.GREEDY:
                 verdicts[index] = walk(tree, choices[firsts[index] : firsts[index] + len(tree) + 1])
@@ -72,9 +72,10 @@ def verify_step(
 
 def _decide(mode: VerifyMode, tree: DraftTree, logits: Tensor, start: int, params: SamplingParams) -> Verdict:
     """One sequence in a mode that looks at what was drafted."""
-    probs = target_probs(logits, RowParams.build([params], [len(tree) + 1], logits.device))
-    if mode is VerifyMode.REJECTION:
-        return verify_tree_rejection(tree, probs, params.seed, start)
+    rows = RowParams.build([params], [len(tree) + 1], logits.device)
+    if mode is VerifyMode.REJECTION:  # looks at the rows of its walk only
+        return verify_tree_rejection(tree, ProbRows(logits, rows), params.seed, start)
+    probs = target_probs(logits, rows)
     if mode is VerifyMode.BLOCK:
         return verify_block(tree, probs, params.seed, start)
     if mode is VerifyMode.TYPICAL:
@@ -93,8 +94,7 @@ def _walk_coupled(
 ) -> dict[int, Verdict]:
     """Walk all coupled sequences down together, level by level.
 
-    Noise over a vocabulary is dear (about a millisecond per row on one core), and rows off the chosen path
-    never need it, so choices are computed only for the rows the walks stand on.
+    Choices are computed only for the rows the walks stand on: those off the chosen path never need theirs.
     """
     walks = {index: TreeWalk(trees[index]) for index in members}
     verdicts: dict[int, Verdict] = {}
@@ -103,9 +103,8 @@ def _walk_coupled(
         rows = [firsts[index] + walks[index].row for index in active]
         positions = [committed_lengths[index] + walks[index].depth for index in active]
         row_params = RowParams.build([params[index] for index in active], [1] * len(active), logits.device)
-        for index, choice in zip(
-            active, target_choices(logits[rows], positions, row_params).tolist(), strict=True
-        ):
+        choices = target_choices(logits, positions, row_params, rows).tolist()
+        for index, choice in zip(active, choices, strict=True):
             verdict = walks[index].take(choice)
             if verdict is not None:
                 verdicts[index] = verdict

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from paceline.sampling import rows as kernel_rows
 from paceline.sampling.noise import NoiseRole, gumbel, gumbel_at
 from paceline.sampling.params import SamplingParams, VerifyMode
 from paceline.sampling.processors import RowParams, process_logits
@@ -25,7 +26,9 @@ _MODES_WITH_CHOICES = frozenset({VerifyMode.GREEDY, VerifyMode.COUPLED})
 _SPARSE_FRACTION = 16  # below vocab / 16 tokens left, noise for those alone is cheaper than for all
 
 
-def target_choices(logits: Tensor, positions: Sequence[int] | Tensor, rows: RowParams) -> Tensor:
+def target_choices(
+    logits: Tensor, positions: Sequence[int], rows: RowParams, at: Sequence[int] | None = None
+) -> Tensor:
     """One token per row: the largest logit, or the winner of a Gumbel race.
 
     Coupled mode is Gumbel-max sampling with shared noise (Daliri, Musco and Suresh, arXiv 2408.07978, section
@@ -34,39 +37,70 @@ def target_choices(logits: Tensor, positions: Sequence[int] | Tensor, rows: RowP
 
     Args:
         logits: [rows, vocab] float32
-        positions: [rows] absolute position of the token that the row chooses: the row's own position plus
-            one.
+        positions: absolute position of the token that each row chooses: the row's own position plus one.
         rows: parameters per row; modes greedy and coupled only.
+        at: which rows of the logits choose, in the order of positions and parameters; None means all.
 
     Returns:
-        [rows] int64
+        [rows] int64, one for each row that chooses.
     """
-    if len(rows) != logits.shape[0]:
-        raise ValueError(f"{logits.shape[0]} rows of logits but parameters for {len(rows)}")
-    if rows.all_greedy:
-        return largest(logits)
+    at = range(logits.shape[0]) if at is None else at
+    if not len(rows) == len(positions) == len(at):
+        raise ValueError(
+            f"{len(at)} rows of logits but parameters for {len(rows)}, {len(positions)} positions"
+        )
     for mode in rows.modes:
         if mode not in _MODES_WITH_CHOICES:
             raise ValueError(f"a row in {mode} mode has no choice of its own; `verify_step` decides it")
-    position = torch.as_tensor(positions, dtype=torch.int64, device=logits.device)
     choices = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
-    # Three groups by each row's own parameters, so that a row never takes another path because of its
-    # neighbours.
-    groups: dict[str, list[int]] = {"greedy": [], "filtered": [], "whole": []}
-    for index, param in enumerate(rows.params):
-        groups["greedy" if param.is_greedy else "filtered" if _is_filtered(param) else "whole"].append(index)
-    for name, members in groups.items():
-        if not members:
-            continue
-        chosen = torch.tensor(members, device=logits.device)
-        part = rows.select(members)
-        if name == "greedy":
-            choices[chosen] = largest(logits[chosen])
-            continue
-        processed = process_logits(logits[chosen], part)
-        race = _race_filtered if name == "filtered" else _race_whole
-        choices[chosen] = race(processed, position[chosen], part.seeds)
+    greedy = [index for index, param in enumerate(rows.params) if param.is_greedy]
+    left = [index for index, param in enumerate(rows.params) if not param.is_greedy]
+    if greedy:
+        choices[greedy] = largest(logits[[at[index] for index in greedy]])
+    if left and kernel_rows.can_run(logits):
+        params, wanted = [rows.params[index] for index in left], [at[index] for index in left]
+        winners = kernel_rows.choose(logits, wanted, [positions[index] for index in left], params)
+        found = [(index, winner) for index, winner in zip(left, winners, strict=True) if winner is not None]
+        if len(found) == len(rows):
+            return torch.tensor([winner for _, winner in found])
+        for index, winner in found:
+            choices[index] = winner
+        left = [index for index, winner in zip(left, winners, strict=True) if winner is None]
+    # Two groups by each row's own parameters, so that a row never takes another path because of its neighbours.
+    for name, race in (("filtered", _race_filtered), ("whole", _race_whole)):
+        members = [index for index in left if _is_filtered(rows.params[index]) == (name == "filtered")]
+        if members:
+            part = rows.select(members)
+            position = torch.tensor([positions[index] for index in members], device=logits.device)
+            processed = process_logits(logits[[at[index] for index in members]], part)
+            choices[members] = race(processed, position, part.seeds)
     return choices
+
+
+def race_listed(
+    processed: Tensor, positions: Sequence[int], rows: RowParams, token_ids: Tensor | None
+) -> Tensor:
+    """The places that win the target's race in rows over some token ids only.
+
+    Args:
+        processed: [rows, n] float32 as `process_logits` gives them: filters applied, the largest 0.
+        positions: absolute position of the token that each row chooses.
+        rows: parameters per row, for their seeds.
+        token_ids: [n] int64 target id of each place; None where they are the places.
+
+    Returns:
+        [rows] int64 places.
+    """
+    if kernel_rows.can_run(processed):
+        seeds = [param.seed for param in rows.params]
+        places = kernel_rows.race(processed, positions, seeds, token_ids)
+        found = [place for place in places if place is not None]
+        if len(found) == len(places):
+            return torch.tensor(found)
+    ids = torch.arange(processed.shape[1], device=processed.device) if token_ids is None else token_ids
+    where = torch.tensor(positions, device=processed.device)
+    noise = gumbel_at(rows.seeds, where, NoiseRole.TARGET, ids.expand(processed.shape[0], -1))
+    return noise.add_(processed).argmax(dim=-1)
 
 
 def largest(rows: Tensor) -> Tensor:

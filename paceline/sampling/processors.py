@@ -6,12 +6,15 @@ Deliberately does not know: noise, drafts, which row belongs to which sequence.
 
 Called by: `choices` and `rejection` in this package; drafters that sample apply it to their own logits.
 
+On a CPU the compiled form of `rows` does it, with the same result bit for bit.
+
 Order, as vLLM applies it: temperature, min-p, top-k, top-p, each on what the one before left. Tokens tied
 with the last one kept are kept too, so the result depends on values alone and not on the order of a sort.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,12 +22,27 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from paceline.sampling import rows as kernel_rows
 from paceline.sampling.noise import seed_tensor
 from paceline.sampling.params import SamplingParams, VerifyMode
 
 _NUCLEUS_CANDIDATES = (
     1024  # most nuclei are far smaller; a full sort of 49k values costs milliseconds on a CPU
 )
+# 2^r = 1 + r P(r) for r from -1/2 to 1/2. P interpolates (2^r - 1) / r at the six Chebyshev nodes, rounded to
+# float32; the relative error of 2^r is below 1e-8 before that of float32 arithmetic.
+_EXP2_SERIES = (
+    0.6931471824645996,
+    0.24022650718688965,
+    0.055503569543361664,
+    0.009618083015084267,
+    0.0013390863314270973,
+    0.00015453163359779865,
+)
+_LOG2_E = 1.4426950216293335  # rounded to float32
+_EXP_LOWEST = -60.0  # there the mass has long been 0
+_MASS_BITS = 40
+
 _SMALLEST_TEMPERATURE = torch.finfo(torch.float32).tiny
 
 
@@ -96,18 +114,75 @@ def process_logits(logits: Tensor, rows: RowParams) -> Tensor:
 
 
 def target_probs(logits: Tensor, rows: RowParams) -> Tensor:
-    """[rows, vocab] float64: the distribution each row is to be sampled from; one-hot for greedy rows."""
-    processed = process_logits(logits, rows).to(torch.float64)
-    probs = processed.softmax(dim=-1)
-    greedy = [index for index, param in enumerate(rows.params) if param.is_greedy]
-    if greedy:
-        index = torch.tensor(greedy, device=logits.device)
-        probs[index] = torch.zeros_like(probs[index]).scatter_(1, logits[index].argmax(-1, keepdim=True), 1.0)
+    """[rows, vocab] float64: the distribution each row is to be sampled from; one-hot for greedy rows.
+
+    Probabilities are multiples of 2**-40 of the likeliest token's, with a relative error below 3e-6: what the
+    rounding of float32 logits makes of them anyway. In return they have the same bits on every device.
+    """
+    sampled = [index for index, param in enumerate(rows.params) if not param.is_greedy]
+    if len(sampled) == len(rows):
+        return _probs_sampled(logits, rows.params)
+    probs = torch.zeros(logits.shape, dtype=torch.float64, device=logits.device)
+    probs.scatter_(1, logits.argmax(-1, keepdim=True), 1.0)
+    if sampled:
+        probs[sampled] = _probs_sampled(logits[sampled], rows.select(sampled).params)
     return probs
+
+
+class ProbRows:
+    """`target_probs`, for walks that look at some rows only: `[rows, vocab]` float64, indexed by row or (row, token).
+
+    Where the kernels run, a row is computed when it is first looked at. Elsewhere all of them are at once: there one
+    operation for all rows costs less than one for each.
+    """
+
+    def __init__(self, logits: Tensor, rows: RowParams) -> None:
+        self.shape = logits.shape
+        self._logits = logits
+        self._rows = rows
+        self._known: dict[int, Tensor] = {}
+        self._runs_on_kernels = kernel_rows.can_run(logits)
+
+    def __getitem__(self, key: int | tuple[int, int]) -> Tensor:
+        row, *tokens = key if isinstance(key, tuple) else (key,)
+        if row not in self._known:
+            if self._runs_on_kernels:
+                self._known[row] = target_probs(self._logits[row : row + 1], self._rows.select((row,)))[0]
+            else:
+                self._known = dict(enumerate(target_probs(self._logits, self._rows)))
+        found = self._known[row]
+        return found[tokens[0]] if tokens else found
+
+
+def _probs_sampled(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+    """[rows, vocab] float64, all rows with a temperature above 0."""
+    if kernel_rows.can_run(logits):
+        probs = kernel_rows.probs(logits, params)
+        if probs is not None:
+            return probs
+    return _probs_with_torch(logits, params)
+
+
+def _probs_with_torch(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+    """The definition of the probabilities, for any device: shares of the whole masses of what is left."""
+    processed = _process_with_torch(logits, params)
+    masses = _masses(processed)
+    probs = masses.to(torch.float64).mul_(1.0 / masses.sum(dim=-1, keepdim=True).to(torch.float64))
+    return probs.masked_fill_(processed.isnan(), torch.nan)
 
 
 def _process_sampled(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     """[rows, vocab] float32, all rows with a temperature above 0."""
+    has_filter = any(param.top_k > 0 or param.top_p < 1 or param.min_p > 0 for param in params)
+    if has_filter and kernel_rows.can_run(logits):
+        processed = kernel_rows.process(logits, params)
+        if processed is not None:
+            return processed
+    return _process_with_torch(logits, params)
+
+
+def _process_with_torch(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+    """The definition of the filters, for any device."""
     vocab = logits.shape[-1]
     # Subtracting the maximum first keeps tiny temperatures from overflowing: the quotients are never
     # positive.
@@ -116,7 +191,8 @@ def _process_sampled(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor
     scaled = shifted / _column(temperatures, logits.device)
     if any(param.min_p > 0 for param in params):
         # p(x) >= min_p * p(best) is a bound on the logit, because the best one is 0.
-        floor = _column([param.min_p for param in params], logits.device).log()
+        floors = [math.log(param.min_p) if param.min_p > 0 else -math.inf for param in params]
+        floor = _column(floors, logits.device)
         scaled = scaled.masked_fill(scaled < floor, -torch.inf)
     limits = [param.top_k if 0 < param.top_k < vocab else vocab for param in params]
     if min(limits) < vocab:
@@ -140,19 +216,35 @@ def _top_k_floor(scaled: Tensor, limited: Sequence[int], limits: Sequence[int]) 
 def _top_p_floor(scaled: Tensor, nuclear: Sequence[int], masses: Sequence[float]) -> Tensor:
     """[len(nuclear), 1]: the smallest value in each row's nucleus (arXiv 1904.09751, section 3.1)."""
     rows = scaled[list(nuclear)]
-    # float64, so that the order of summation, which varies with the batch, cannot move the boundary.
-    log_total = rows.to(torch.float64).logsumexp(dim=-1, keepdim=True)
-    wanted = _column(masses, scaled.device, torch.float64)
+    # Whole numbers, so that the order of summation, which varies with device and batch, cannot move the boundary.
+    total = _masses(rows).sum(dim=-1, keepdim=True)
+    wanted = (total.to(torch.float64) * _column(masses, scaled.device, torch.float64)).ceil().to(torch.int64)
     vocab = rows.shape[-1]
     for candidates in (min(_NUCLEUS_CANDIDATES, vocab), vocab):
         largest = rows.topk(candidates, dim=-1).values
-        probs = (largest.to(torch.float64) - log_total).exp()
-        cumulative = probs.cumsum(dim=-1)
+        kept = _masses(largest)
+        cumulative = kept.cumsum(dim=-1)
         if candidates == vocab or bool((cumulative[:, -1:] >= wanted).all()):
             break
     # A token is in the nucleus while the mass of those before it has not reached the wanted mass.
-    size = ((cumulative - probs) < wanted).sum(dim=-1, keepdim=True).clamp_(min=1)
+    size = ((cumulative - kept) < wanted).sum(dim=-1, keepdim=True).clamp_(min=1)
     return largest.gather(1, size - 1)
+
+
+def _masses(scaled: Tensor) -> Tensor:
+    """2**40 exp(x), cut to whole numbers, for float32 x of at most 0: int64 of the same shape, same bits everywhere.
+
+    By operations that are rounded one at a time, as in `noise`. Relative error below 3e-6, or 2**-40 of the largest.
+    """
+    y = scaled.clamp(min=_EXP_LOWEST).mul_(_LOG2_E)
+    power = y.round()
+    r = y.sub_(power)
+    p = r * _EXP2_SERIES[-1]
+    for coefficient in _EXP2_SERIES[-2::-1]:
+        p.add_(coefficient).mul_(r)
+    bits = p.add_(1.0).view(torch.int32)
+    exponent = power.nan_to_num_().to(torch.int32).add_(_MASS_BITS) << 23  # NaN: of a row of broken logits
+    return (bits + exponent).view(torch.float32).to(torch.int64)
 
 
 def _keep_above(scaled: Tensor, rows: Sequence[int], floor: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from paceline.drafts import DraftTree, DrawRule, SiblingDraws
 from paceline.sampling.distribution import DraftDistribution
+from paceline.sampling.processors import ProbRows
 from paceline.sampling.tree_rejection import decide_tree, verify_tree_rejection
 from paceline.sampling.verify import Verdict
 
@@ -22,7 +23,7 @@ from paceline.sampling.verify import Verdict
 def decide_chain(
     draft_tokens: Sequence[int],
     draft_dists: Sequence[DraftDistribution],
-    target_probs: Tensor,
+    target_probs: Tensor | ProbRows,
     accept_noise: Sequence[float],
     final_noise: Sequence[float],
 ) -> Verdict:
@@ -55,7 +56,7 @@ def decide_chain(
 def verify_chain_rejection(
     draft_tokens: Sequence[int],
     draft_dists: Sequence[DraftDistribution],
-    target_probs: Tensor,
+    target_probs: Tensor | ProbRows,
     seed: int,
     start: int,
 ) -> Verdict:

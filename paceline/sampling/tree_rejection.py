@@ -19,6 +19,7 @@ from torch import Tensor
 from paceline.drafts import DraftTree, DrawRule
 from paceline.sampling.distribution import DraftDistribution, inverse_cdf
 from paceline.sampling.noise import NoiseRole, uniform_scalar
+from paceline.sampling.processors import ProbRows
 from paceline.sampling.siblings import check_tokens, children_of, distribution_of, draws_of
 from paceline.sampling.verify import FinalKind, Verdict
 
@@ -76,7 +77,7 @@ class Candidates:
 
 def decide_tree(
     tree: DraftTree,
-    target_probs: Tensor,
+    target_probs: Tensor | ProbRows,
     accept_noise: Sequence[float],
     final_noise: Sequence[float],
 ) -> Verdict:
@@ -136,7 +137,7 @@ def decide_tree(
             return Verdict(tuple(rows), tuple(tokens), final, FinalKind.RECOVERED)
 
 
-def verify_tree_rejection(tree: DraftTree, target_probs: Tensor, seed: int, start: int) -> Verdict:
+def verify_tree_rejection(tree: DraftTree, target_probs: Tensor | ProbRows, seed: int, start: int) -> Verdict:
     """`decide_tree` with noise keyed by seed, absolute position and place among siblings.
 
     A walk decides a position once and for all, so that no later step reads the same number again.

@@ -32,8 +32,27 @@ def judge(
         for rule in sequence.rules:
             rule.apply(rows, tree)
     return verify_step(
-        logits[0] if len(logits) == 1 else torch.cat(list(logits)),
+        joined(logits),
         trees,
         [sequence.committed_length for sequence in sequences],
         [sequence.spec.sampling for sequence in sequences],
     )
+
+
+def joined(logits: Sequence[Tensor]) -> Tensor:
+    """`[n_i, vocab]` each to `[sum of n_i, vocab]`: no copy where they lie one after the other, as a step gives them.
+
+    64 sequences of 5 rows over 49,152 tokens are 63 MB, and copying them takes longer than judging them.
+    """
+    first = logits[0]
+    vocab, end = first.shape[1], first.data_ptr()
+    for part in logits:
+        if not part.is_contiguous() or part.data_ptr() != end or not _share_memory(part, first):
+            return torch.cat(list(logits))
+        end += part.numel() * part.element_size()
+    num_rows = sum(part.shape[0] for part in logits)
+    return first.as_strided((num_rows, vocab), (vocab, 1), first.storage_offset())
+
+
+def _share_memory(one: Tensor, other: Tensor) -> bool:
+    return one.dtype == other.dtype and one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()

@@ -92,9 +92,17 @@ def test_doctor_tells_what_is_missing_and_how_to_get_it(tmp_path: Path) -> None:
     assert checks["default model"]["state"] == "missing"
     assert checks["default model"]["fix"] == "paceline models fetch smollm2-135m"
     assert checks["redis server"]["state"] == "ok"
-    assert {"python", "torch", "ray", "cores", "instructions", "CPU kernels", "model cache", "ports"} <= set(
-        checks
-    )
+    assert {
+        "python",
+        "torch",
+        "ray",
+        "cores",
+        "instructions",
+        "CPU kernels",
+        "sampling kernels",
+        "model cache",
+        "ports",
+    } <= set(checks)
     assert "gpu" in checks or any(name.startswith("cuda:") for name in checks)
     for_people = run("doctor", env={"PACELINE_CACHE": str(tmp_path)}).stdout
     assert "-> paceline models fetch smollm2-135m" in for_people

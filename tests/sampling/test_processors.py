@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.sampling import RowParams, SamplingParams, VerifyMode, process_logits, target_probs
+from paceline.sampling.processors import ProbRows
 
 
 def reference(logits: list[float], params: SamplingParams) -> list[float]:
@@ -107,3 +108,42 @@ def test_rows_are_counted() -> None:
         process_logits(torch.zeros(2, 4), rows)
     with pytest.raises(ValueError, match="sequences"):
         RowParams.build([SamplingParams()], [1, 2])
+
+
+def test_rows_of_probabilities_are_those_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Computed when they are looked at, in any order, greedy ones too; on the kernels and without."""
+    logits = torch.randn(4, 500, generator=torch.Generator().manual_seed(8)) * 3
+    params = [
+        SamplingParams(),
+        SamplingParams(temperature=0),
+        SamplingParams(top_p=0.7),
+        SamplingParams(top_k=4),
+    ]
+    rows = RowParams.build(params, [1] * 4)
+    whole = target_probs(logits, rows)
+    assert whole.sum(dim=-1).tolist() == pytest.approx([1] * 4, abs=1e-12)
+    for has_kernels in (True, False):
+        if not has_kernels:
+            monkeypatch.setattr("paceline.sampling.rows.can_run", lambda _: False)
+        lazy = ProbRows(logits, rows)
+        assert lazy.shape == whole.shape
+        for row in (2, 0, 3, 1, 2):
+            assert torch.equal(lazy[row], whole[row])
+            assert float(lazy[row, 17]) == float(whole[row, 17])
+
+
+def test_probabilities_are_those_of_a_softmax() -> None:
+    logits = torch.randn(3, 5000, generator=torch.Generator().manual_seed(9)) * 4
+    probs = target_probs(logits, RowParams.build([SamplingParams()], [3]))
+    exact = logits.double().softmax(dim=-1)
+    largest = exact.amax(dim=-1, keepdim=True)
+    assert bool(((probs - exact).abs() <= 3e-6 * exact + 2.0**-39 * largest).all())
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_broken_rows_have_no_probabilities(value: float) -> None:
+    logits = torch.zeros(2, 40)
+    logits[1] = value
+    probs = target_probs(logits, RowParams.build([SamplingParams()], [2]))
+    assert probs[0].tolist() == pytest.approx([1 / 40] * 40)
+    assert bool(probs[1].isnan().any())

@@ -1,0 +1,1 @@
+"""What verification costs beside a step of the target."""

@@ -1,0 +1,123 @@
+"""`paceline bench-verification`: what rules of sampling, noise and decisions cost beside a step of the target."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+_GOAL = 0.05
+
+
+def bench_verification(
+    json_path: Annotated[Path, typer.Option("--json", help="Where to write the figures.")] = Path(
+        "verification.json"
+    ),
+    models: Annotated[
+        str,
+        typer.Option(help="Fetched models or directories, separated by commas; their vocabularies differ."),
+    ] = "smollm2-135m,gemma3-270m",
+    sequences: Annotated[str, typer.Option(help="Sequences in a step, separated by commas.")] = "1,4,16,64",
+    draft_length: Annotated[int, typer.Option(min=0, help="Draft tokens of each sequence.")] = 4,
+    rounds: Annotated[
+        int, typer.Option(min=1, help="Steps that are timed, for each number of sequences.")
+    ] = 20,
+    threads: Annotated[int | None, typer.Option(min=1, help="All cores that may be used by default.")] = None,
+    dtype: Annotated[str, typer.Option(help="bfloat16 or float32.")] = "bfloat16",
+) -> None:
+    """Time verify_step beside the step whose logits it judges, in every mode."""
+    from experiments.bench.report import commit, processor
+    from experiments.verification.measure import load_engine, measure, some_text
+    from paceline import __version__
+    from paceline.models import resolve
+    from paceline.sampling import kernels
+
+    console = Console()
+    num_threads = threads or len(os.sched_getaffinity(0))
+    report: dict[str, Any] = {
+        "commit": commit(),
+        "version": __version__,
+        "command": " ".join(["paceline", *sys.argv[1:]]),
+        "machine": f"{processor()}, {num_threads} threads",
+        "dtype": dtype,
+        "draft_length": draft_length,
+        "rounds": rounds,
+        "sampling_kernels": kernels.load() is not None,
+        "models": [],
+    }
+    with console.status("") as status:
+        for model in models.split(","):
+            engine, text = load_engine(resolve(model), dtype, num_threads), some_text(resolve(model))
+            found = []
+            for count in sequences.split(","):
+
+                def progress(now: str, model: str = model) -> None:
+                    status.update(f"{model}: {now}")
+
+                found.append(measure(engine, text, int(count), draft_length, rounds, progress))
+            report["models"].append(
+                {
+                    "model": model,
+                    "vocab_size": engine.shape.vocab_size,
+                    "executor": type(engine.executor).__name__,
+                    "batches": [
+                        {
+                            "sequences": one.num_sequences,
+                            "rows": one.num_rows,
+                            "step": one.step.summary(),
+                            "verify": {
+                                name: samples.summary()
+                                | {
+                                    "share": round(one.share(name), 4),
+                                    "accepted": round(one.accepted[name], 2),
+                                }
+                                for name, samples in one.cases.items()
+                            },
+                        }
+                        for one in found
+                    ],
+                }
+            )
+            del engine
+    json_path.parent.mkdir(parents=True, exist_ok=True)
+    json_path.write_text(json.dumps(report, indent=2) + "\n")
+    for model_report in report["models"]:
+        console.print(_table(model_report))
+    worst = max(
+        (case["share"], name, batch["sequences"], one["model"])
+        for one in report["models"]
+        for batch in one["batches"]
+        for name, case in batch["verify"].items()
+    )
+    verdict = "under" if worst[0] < _GOAL else "NOT under"
+    share, name, count, model = worst
+    console.print(
+        f"largest share: {share:.1%} ({name}, {count} sequences, {model}), {verdict} the goal of {_GOAL:.0%}"
+    )
+    console.print(f"wrote {json_path}")
+
+
+def _table(report: dict[str, Any]) -> Table:
+    """Microseconds and shares for people."""
+    rows = Table(
+        title=f"{report['model']}: vocabulary {report['vocab_size']:,}, {report['executor']}; median us (10% to 90%), "
+        "share of step and verification"
+    )
+    rows.add_column("")
+    for batch in report["batches"]:
+        rows.add_column(f"{batch['sequences']} sequences", justify="right")
+    rows.add_row("step", *(_cell(batch["step"]) for batch in report["batches"]))
+    for name in report["batches"][0]["verify"]:
+        cases = [batch["verify"][name] for batch in report["batches"]]
+        rows.add_row(name, *(f"{_cell(case)} {case['share']:.1%}" for case in cases))
+    return rows
+
+
+def _cell(figures: dict[str, float]) -> str:
+    return f"{figures['median_us']:,.0f} ({figures['p10_us']:,.0f} to {figures['p90_us']:,.0f})"

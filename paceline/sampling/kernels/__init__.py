@@ -1,0 +1,84 @@
+"""The sampling kernels: C sources beside this file, compiled when the package is installed, loaded here.
+
+Responsible for finding the compiled library, checking that it fits these structures, and naming its functions. It knows
+no tensors. Called by `paceline.sampling.rows`.
+
+The library is optional: where it was not built `load` returns None and torch's operators give the same bits, slower. It
+holds a form in plain C and one for AVX-512, and chooses by the processor it runs on.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.machinery
+from ctypes import POINTER, c_double, c_float, c_int32, c_int64, c_uint32, c_uint64, c_void_p
+from functools import cache
+from pathlib import Path
+
+import structlog
+import torch  # noqa: F401  its OpenMP runtime must be in the process before the library that shares it
+
+log = structlog.get_logger()
+
+LIBRARY_STEM = "_choose"
+KERNELS_VERSION = 1  # of `choose.c`
+
+
+class NoiseKey(ctypes.Structure):
+    """`struct noise_key` of `noise.h`."""
+
+    _fields_ = [("seed", c_uint64), ("position", c_uint64), ("role", c_uint32)]
+
+
+class Row(ctypes.Structure):
+    """`struct row` of `choose.c`."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in ("logits", "ids")),
+        *((name, c_int64) for name in ("width", "top_k")),
+        ("top_p", c_double),
+        ("key", NoiseKey),
+        *((name, c_float) for name in ("temperature", "floor")),
+    ]
+
+
+@cache
+def load() -> ctypes.CDLL | None:
+    """The library, or None where it was not built or cannot be loaded.
+
+    Raises:
+        RuntimeError: the library was built for another version of this package.
+    """
+    path = library_path()
+    if path is None:
+        return None
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:  # no OpenMP runtime of that name, say
+        log.warning("sampling_kernels_not_loaded", error=str(error))
+        return None
+    library.pl_noise_built_as.argtypes, library.pl_noise_built_as.restype = (c_int32,), c_int64
+    library.pl_choose.argtypes = (POINTER(Row), c_int64, c_int32, c_int32, c_void_p)
+    library.pl_choose.restype = None
+    library.pl_process.argtypes = (POINTER(Row), c_int64, c_int32, c_int32, c_void_p, c_void_p)
+    library.pl_process.restype = None
+    library.pl_share.argtypes = library.pl_process.argtypes
+    library.pl_share.restype = None
+    library.pl_uniform.argtypes = (c_uint64, c_uint64, c_uint32, c_uint32)
+    library.pl_uniform.restype = c_double
+    library.pl_gumbel.argtypes = (c_uint64, c_uint64, c_uint32, c_void_p, c_int64, c_void_p)
+    library.pl_gumbel.restype = None
+    if [library.pl_noise_built_as(which) for which in range(2)] != [KERNELS_VERSION, ctypes.sizeof(Row)]:
+        raise RuntimeError(f"{path.name} was built for another version of paceline: install it again")
+    if any(source.stat().st_mtime > path.stat().st_mtime for source in path.parent.glob("*.[ch]")):
+        log.warning("sampling_kernels_older_than_their_sources", fix="pip install --no-deps -e .")
+    return library
+
+
+def library_path() -> Path | None:
+    """Where the compiled library is, or None."""
+    for suffix in importlib.machinery.EXTENSION_SUFFIXES:
+        path = Path(__file__).with_name(LIBRARY_STEM + suffix)
+        if path.is_file():
+            return path
+    return None

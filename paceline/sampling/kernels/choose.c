@@ -1,0 +1,239 @@
+/* The choice of a row: which entries the filters leave, and which of them wins the Gumbel race. Called through ctypes. */
+#include <math.h>
+#include <stdlib.h>
+
+#include "passes.h"
+
+enum { KERNELS_VERSION = 1, LIKELIEST = 1024, NOT_CHOSEN = -1, PADDING = 16 };
+
+/* One row, as Python describes it; `kernels/__init__.py` has the same structure. */
+struct row {
+    const float *logits;
+    const int64_t *ids; /* token id of each place, for the noise; none where they are the places */
+    int64_t width;
+    int64_t top_k; /* 0: all */
+    double top_p;  /* 1: all */
+    struct noise_key key;
+    float temperature;
+    float floor; /* on scaled logits, of which the largest is 0; -inf: all */
+};
+
+/* What a thread needs for a row, kept from call to call. */
+struct scratch {
+    int64_t width;
+    float *maxima;
+    struct kept kept;
+    int64_t *masses;
+    int32_t *members;
+};
+
+static _Thread_local struct scratch held;
+
+static struct scratch *scratch_for(int64_t width) {
+    if (held.width >= width) return &held;
+    free(held.maxima), free(held.kept.values), free(held.kept.places), free(held.masses), free(held.members);
+    held.maxima = malloc((size_t)count_of_maxima(width) * sizeof(float));
+    held.kept.values = malloc((size_t)(width + PADDING) * sizeof(float));
+    held.kept.places = malloc((size_t)(width + PADDING) * sizeof(int32_t));
+    held.masses = malloc((size_t)width * sizeof(int64_t));
+    held.members = malloc((size_t)(width + PADDING) * sizeof(int32_t)); /* of maxima, too */
+    int has_all = held.maxima && held.kept.values && held.kept.places && held.masses && held.members;
+    held.width = has_all ? width : 0;
+    return has_all ? &held : 0;
+}
+
+static uint32_t key_of(float value) {
+    uint32_t key;
+    memcpy(&key, &value, sizeof key);
+    return key & 0x7fffffff; /* minus the value: rising keys are falling values */
+}
+
+/* The smallest of n values, none above 0, of which the larger ones together weigh less than `wanted`; each weighs its mass,
+ * or 1 without masses. The weights of all come to `wanted` at least. Radix selection on the bits of the float32s, `members`
+ * being those whose leading bits agree. */
+static float smallest_within(const float *values, const int64_t *masses, int64_t n, int64_t wanted, int32_t *members) {
+    static const int shifts[] = {20, 10, 0};
+    uint32_t found = 0;
+    for (int level = 0; level < 3; ++level) {
+        int64_t weights[2048] = {0};
+        uint32_t last = level ? 1023 : 2047, bucket = 0;
+        for (int64_t j = 0; j < n; ++j) {
+            int64_t i = level ? members[j] : j;
+            weights[key_of(values[i]) >> shifts[level] & last] += masses ? masses[i] : 1;
+        }
+        while (bucket < last && weights[bucket] < wanted) wanted -= weights[bucket++];
+        found |= bucket << shifts[level];
+        int64_t count = 0;
+        for (int64_t j = 0; j < n; ++j) {
+            int32_t i = level ? members[j] : (int32_t)j;
+            members[count] = i;
+            count += (key_of(values[i]) >> shifts[level]) == found >> shifts[level];
+        }
+        n = count;
+    }
+    found |= 0x80000000;
+    float value;
+    memcpy(&value, &found, sizeof value);
+    return value;
+}
+
+/* Drop entries below a floor. */
+static void raise_floor(struct kept *kept, float floor) {
+    int64_t count = 0;
+    for (int64_t i = 0; i < kept->count; ++i) {
+        if (!(kept->values[i] >= floor)) continue;
+        kept->values[count] = kept->values[i];
+        kept->places[count++] = kept->places[i];
+    }
+    kept->count = count;
+}
+
+/* A floor that at least `count` scaled entries of the row reach, from its maxima: so many sets have one that does. */
+static float floor_for(const struct row *row, struct scratch *scratch, struct scaling scaling, int64_t count) {
+    int64_t num_maxima = count_of_maxima(row->width);
+    if (num_maxima < count) return scaling.floor;
+    for (int64_t i = 0; i < num_maxima; ++i) scratch->maxima[i] = (scratch->maxima[i] - scaling.top) / scaling.temperature;
+    float floor = smallest_within(scratch->maxima, 0, num_maxima, count, scratch->members);
+    return floor > scaling.floor ? floor : scaling.floor;
+}
+
+static int limits(const struct row *row) { return 0 < row->top_k && row->top_k < row->width; }
+
+/* Min-p, top-k and top-p in turn, each on what the one before left; the survivors are in `scratch->kept`: all that reach the
+ * floor that is returned. */
+static float filter(const struct passes *passes, const struct row *row, struct scratch *scratch, struct scaling scaling) {
+    struct kept *kept = &scratch->kept;
+    float floor = scaling.floor;
+    int64_t total;
+    if (limits(row)) {
+        floor = floor_for(row, scratch, scaling, row->top_k);
+        passes->keep(row->logits, row->width, scaling, floor, kept, 0);
+        if (kept->count > row->top_k) {
+            floor = smallest_within(kept->values, 0, kept->count, row->top_k, scratch->members);
+            raise_floor(kept, floor);
+        }
+        if (!(row->top_p < 1)) return floor;
+        total = passes->weigh(kept->values, kept->count, scratch->masses);
+    } else if (row->top_p < 1) {
+        floor = floor_for(row, scratch, scaling, LIKELIEST); /* the nucleus is nearly always among them */
+        passes->keep(row->logits, row->width, scaling, floor, kept, &total);
+    } else {
+        passes->keep(row->logits, row->width, scaling, floor, kept, 0);
+        return floor;
+    }
+    int64_t wanted = (int64_t)ceil((double)total * row->top_p);
+    int has_all = passes->weigh(kept->values, kept->count, scratch->masses) >= wanted;
+    if (!has_all) {
+        passes->keep(row->logits, row->width, scaling, scaling.floor, kept, 0);
+        passes->weigh(kept->values, kept->count, scratch->masses);
+    }
+    floor = smallest_within(kept->values, scratch->masses, kept->count, wanted, scratch->members);
+    if (has_all)
+        raise_floor(kept, floor);
+    else
+        passes->keep(row->logits, row->width, scaling, floor, kept, 0);
+    return floor;
+}
+
+static int has_cut(const struct row *row) { return limits(row) || row->top_p < 1; }
+
+static int scale(const struct passes *passes, const struct row *row, struct scratch *scratch, struct scaling *scaling) {
+    float top = passes->row_max(row->logits, row->width, has_cut(row) ? scratch->maxima : 0);
+    *scaling = (struct scaling){top, row->temperature, row->floor};
+    return isfinite(top);
+}
+
+static int64_t choose(const struct passes *passes, const struct row *row) {
+    struct scratch *scratch = scratch_for(row->width);
+    struct scaling scaling;
+    if (!scratch || !scale(passes, row, scratch, &scaling)) return NOT_CHOSEN;
+    if (!has_cut(row) && !row->ids) return passes->race(row->logits, row->width, scaling, &row->key);
+    scaling.floor = filter(passes, row, scratch, scaling);
+    /* Words come four to a block: where many are left, all of them are cheaper than some. */
+    if (!row->ids && scratch->kept.count > row->width / 8)
+        return passes->race(row->logits, row->width, scaling, &row->key);
+    return scratch->kept.places[passes->race_kept(&scratch->kept, row->ids, &row->key)];
+}
+
+static int64_t process(const struct passes *passes, const struct row *row, float *out) {
+    struct scratch *scratch = scratch_for(row->width);
+    struct scaling scaling;
+    if (!scratch || !scale(passes, row, scratch, &scaling)) return NOT_CHOSEN;
+    filter(passes, row, scratch, scaling);
+    const struct kept *kept = &scratch->kept;
+    for (int64_t i = 0; i < row->width; ++i) out[i] = -INFINITY;
+    for (int64_t i = 0; i < kept->count; ++i) out[kept->places[i]] = kept->values[i];
+    return kept->count;
+}
+
+/* Shares of the mass; 0 for what the filters took. */
+static int64_t share(const struct passes *passes, const struct row *row, double *out) {
+    struct scratch *scratch = scratch_for(row->width);
+    struct scaling scaling;
+    if (!scratch || !scale(passes, row, scratch, &scaling)) return NOT_CHOSEN;
+    if (!has_cut(row)) {
+        passes->share(row->logits, row->width, scaling, out);
+        return row->width;
+    }
+    filter(passes, row, scratch, scaling);
+    const struct kept *kept = &scratch->kept;
+    double each = 1.0 / (double)passes->weigh(kept->values, kept->count, scratch->masses);
+    memset(out, 0, (size_t)row->width * sizeof *out);
+    for (int64_t i = 0; i < kept->count; ++i) out[kept->places[i]] = (double)scratch->masses[i] * each;
+    return kept->count;
+}
+
+static const struct passes *form(int32_t only_scalar) {
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    if (!only_scalar && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+        __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl"))
+        return &avx512_passes;
+#endif
+    return &scalar_passes;
+}
+
+/* What this library was built as, for Python to check its own against. */
+int64_t pl_noise_built_as(int32_t which) {
+    int64_t facts[] = {KERNELS_VERSION, sizeof(struct row)};
+    return facts[which];
+}
+
+/* `out` gets the place that each row chooses, or -1 for a row without a finite largest entry. */
+void pl_choose(const struct row *rows, int64_t num_rows, int32_t num_threads, int32_t only_scalar, int64_t *out) {
+    const struct passes *passes = form(only_scalar);
+#pragma omp parallel for schedule(dynamic) num_threads(num_threads) if (num_rows > 1)
+    for (int64_t i = 0; i < num_rows; ++i) out[i] = choose(passes, rows + i);
+}
+
+/* `out`, rows as wide as the widths say one after the other, gets scaled logits, -inf where a filter took them; `counts` -1
+ * for a row as above, whose part of `out` is then untouched. */
+void pl_process(const struct row *rows, int64_t num_rows, int32_t num_threads, int32_t only_scalar, float *out,
+                int64_t *counts) {
+    const struct passes *passes = form(only_scalar);
+#pragma omp parallel for schedule(dynamic) num_threads(num_threads) if (num_rows > 1)
+    for (int64_t i = 0; i < num_rows; ++i) counts[i] = process(passes, rows + i, out + i * rows[i].width);
+}
+
+/* The same for probabilities, rows of which follow one another in `out`. */
+void pl_share(const struct row *rows, int64_t num_rows, int32_t num_threads, int32_t only_scalar, double *out,
+              int64_t *counts) {
+    const struct passes *passes = form(only_scalar);
+#pragma omp parallel for schedule(dynamic) num_threads(num_threads) if (num_rows > 1)
+    for (int64_t i = 0; i < num_rows; ++i) counts[i] = share(passes, rows + i, out + i * rows[i].width);
+}
+
+/* Uniform number `index` of a decision. */
+double pl_uniform(uint64_t seed, uint64_t position, uint32_t role, uint32_t index) {
+    struct noise_key key = {seed, position, role};
+    uint32_t word[4];
+    philox(index >> 1, &key, word);
+    const uint32_t *pair = word + 2 * (index & 1);
+    return ((double)((uint64_t)pair[0] << 20 | pair[1] >> 12) + 0.5) * 0x1p-52;
+}
+
+/* The Gumbel numbers of n token ids, or of the first n. */
+void pl_gumbel(uint64_t seed, uint64_t position, uint32_t role, const int64_t *ids, int64_t n, float *out) {
+    struct noise_key key = {seed, position, role};
+    for (int64_t i = 0; i < n; ++i) out[i] = (float)gumbel_of(noise_word(ids ? ids[i] : i, &key));
+}

@@ -1,0 +1,45 @@
+/* The passes over a row of logits that cost time, in the forms that processors have. Every form gives the same bits. */
+#ifndef PACELINE_PASSES_H
+#define PACELINE_PASSES_H
+
+#include "noise.h"
+
+enum { GROUP = 16 }; /* entries that share one entry of `maxima`, at most */
+
+/* How a row's logits become what is left to choose from: (x - top) / temperature, nothing below `floor`. */
+struct scaling {
+    float top, temperature, floor;
+};
+
+/* Entries of a row that are left, places rising. */
+struct kept {
+    float *values;
+    int32_t *places;
+    int64_t count;
+};
+
+struct passes {
+    /* The largest entry, NaN if any entry is one. Where `maxima` is given it gets the largest of each of
+     * `count_of_maxima(n)` disjoint sets of entries. */
+    float (*row_max)(const float *x, int64_t n, float *maxima);
+    /* Scale a row and keep what reaches `floor`, which is not below the scaling's own. Where `total` is given it gets the
+     * mass of all that reaches the scaling's. */
+    void (*keep)(const float *x, int64_t n, struct scaling scaling, float floor, struct kept *kept, int64_t *total);
+    /* The masses of n values, and their sum. */
+    int64_t (*weigh)(const float *values, int64_t n, int64_t *masses);
+    /* Each entry's share of the mass of all that reach the floor; 0 for those that do not. */
+    void (*share)(const float *x, int64_t n, struct scaling scaling, double *out);
+    /* Where value plus Gumbel number is largest, first of equals: a place in the row. Token ids are the places. */
+    int64_t (*race)(const float *x, int64_t n, struct scaling scaling, const struct noise_key *key);
+    /* The same among kept entries: an index into them. Token ids are the places, or `ids[place]`. */
+    int64_t (*race_kept)(const struct kept *kept, const int64_t *ids, const struct noise_key *key);
+};
+
+static inline int64_t count_of_maxima(int64_t n) { return (n + GROUP * 16 - 1) / (GROUP * 16) * 16; }
+
+extern const struct passes scalar_passes;
+#if defined(__x86_64__)
+extern const struct passes avx512_passes;
+#endif
+
+#endif

@@ -1,0 +1,154 @@
+"""Rows of logits on the sampling kernels: choices and filtered logits, all rows in one call and without copies.
+
+Responsible for: describing rows to the kernels, and saying when they can be used: float32 on a CPU, library compiled.
+What comes back is bit for bit what the torch operators of `choices`, `noise` and `processors` give; they are the
+definition and take every row that the kernels do not.
+
+Deliberately does not know: sequences, trees, verification.
+
+Called by: `choices` and `processors`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from paceline.sampling import kernels
+from paceline.sampling.noise import NoiseRole
+from paceline.sampling.params import SamplingParams
+
+_MASK_64 = 2**64 - 1
+_LOWEST = -torch.finfo(torch.float32).max  # below it is only -inf, which no race is won with
+_SMALLEST_TEMPERATURE = torch.finfo(torch.float32).tiny
+_MAX_WIDTH = 2**22  # above, the masses of a nucleus could overflow 63 bits
+
+
+def can_run(logits: Tensor) -> bool:
+    """Whether the kernels take these rows: `[rows, vocab]` float32 in CPU memory."""
+    return (
+        logits.device.type == "cpu"
+        and logits.dtype == torch.float32
+        and logits.dim() == 2
+        and logits.stride(1) == 1
+        and 0 < logits.shape[1] <= _MAX_WIDTH
+        and not logits.requires_grad
+        and kernels.load() is not None
+    )
+
+
+def choose(
+    logits: Tensor,
+    at: Sequence[int],
+    positions: Sequence[int],
+    params: Sequence[SamplingParams],
+    only_scalar: bool = False,
+) -> list[int | None]:
+    """The winners of the coupled races of some rows, filters applied.
+
+    Args:
+        logits: `[rows, vocab]` that `can_run`.
+        at: the rows that are to choose.
+        positions: absolute position of the token that each of them chooses.
+        params: sampling parameters of each, temperature above 0.
+        only_scalar: for tests: the plain C form, whatever the processor has.
+
+    Returns:
+        A token id for each, or None for a row without a finite largest logit.
+    """
+    described = (kernels.Row * len(at))()
+    pointers = _pointers(logits, at)
+    for row, pointer, position, param in zip(described, pointers, positions, params, strict=True):
+        _describe(row, pointer, logits.shape[1], param)
+        row.key = _key(param.seed, position, NoiseRole.TARGET)
+    return _choose(described, only_scalar)
+
+
+def race(
+    processed: Tensor,
+    positions: Sequence[int],
+    seeds: Sequence[int],
+    token_ids: Tensor | None,
+    only_scalar: bool = False,
+) -> list[int | None]:
+    """The winners' places in rows as `process` gives them; `token_ids`: `[vocab]` int64, whose noise a place has."""
+    ids = None if token_ids is None else token_ids.contiguous()
+    pointer = 0 if ids is None else ids.data_ptr()
+    described = (kernels.Row * len(positions))()
+    pointers = _pointers(processed, range(len(positions)))
+    for row, place, position, seed in zip(described, pointers, positions, seeds, strict=True):
+        key = _key(seed, position, NoiseRole.TARGET)
+        row.logits, row.ids, row.width, row.key = place, pointer, processed.shape[1], key
+        row.top_k, row.top_p, row.temperature, row.floor = 0, 1.0, 1.0, _LOWEST
+    return _choose(described, only_scalar)
+
+
+def process(logits: Tensor, params: Sequence[SamplingParams], only_scalar: bool = False) -> Tensor | None:
+    """What `processors.process_logits` gives for rows with a temperature above 0: `[rows, vocab]` float32.
+
+    None where a row has no finite largest logit.
+    """
+    library = kernels.load()
+    assert library is not None, "checked by can_run"
+    return _fill(library.pl_process, torch.float32, logits, params, only_scalar)
+
+
+def probs(logits: Tensor, params: Sequence[SamplingParams], only_scalar: bool = False) -> Tensor | None:
+    """What `processors.target_probs` gives for such rows: `[rows, vocab]` float64. None as in `process`."""
+    library = kernels.load()
+    assert library is not None, "checked by can_run"
+    return _fill(library.pl_share, torch.float64, logits, params, only_scalar)
+
+
+def _fill(
+    function: Callable[..., None],
+    dtype: torch.dtype,
+    logits: Tensor,
+    params: Sequence[SamplingParams],
+    only_scalar: bool,
+) -> Tensor | None:
+    out = torch.empty(logits.shape, dtype=dtype)
+    counts = (ctypes.c_int64 * len(params))()
+    described = (kernels.Row * len(params))()
+    pointers = _pointers(logits, range(len(params)))
+    for row, pointer, param in zip(described, pointers, params, strict=True):
+        _describe(row, pointer, logits.shape[1], param)
+    function(
+        described, len(params), torch.get_num_threads(), only_scalar, out.data_ptr(), ctypes.addressof(counts)
+    )
+    return None if any(count < 0 for count in counts) else out
+
+
+def _choose(described: ctypes.Array[kernels.Row], only_scalar: bool) -> list[int | None]:
+    library = kernels.load()
+    assert library is not None, "checked by can_run"
+    chosen = (ctypes.c_int64 * len(described))()
+    library.pl_choose(
+        described, len(described), torch.get_num_threads(), only_scalar, ctypes.addressof(chosen)
+    )
+    return [None if place < 0 else place for place in chosen]
+
+
+def _describe(row: kernels.Row, pointer: int, width: int, param: SamplingParams) -> None:
+    """Fill in everything but the key."""
+    row.logits, row.ids, row.width = pointer, None, width
+    row.top_k, row.top_p = param.top_k, param.top_p
+    row.temperature = max(param.temperature, _SMALLEST_TEMPERATURE)
+    row.floor = math.log(param.min_p) if param.min_p > 0 else _LOWEST
+
+
+def _pointers(rows: Tensor, at: Sequence[int]) -> list[int]:
+    """Where rows begin in memory; checked, because the kernels would not notice."""
+    base, stride, count = rows.data_ptr(), rows.stride(0) * rows.element_size(), rows.shape[0]
+    for index in at:
+        if not 0 <= index < count:
+            raise IndexError(f"row {index} of {count}")
+    return [base + index * stride for index in at]
+
+
+def _key(seed: int, position: int, role: NoiseRole) -> kernels.NoiseKey:
+    return kernels.NoiseKey(seed & _MASK_64, position & _MASK_64, role)

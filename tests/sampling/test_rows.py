@@ -1,0 +1,199 @@
+"""The sampling kernels: the same bits as torch, in both forms, whatever the rows hold."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import math
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from paceline.sampling import (
+    RowParams,
+    SamplingParams,
+    kernels,
+    noise,
+    processors,
+    race_listed,
+    rows,
+    target_choices,
+)
+from paceline.sampling.choices import _race_filtered, _race_whole
+from paceline.sampling.processors import _probs_with_torch, _process_with_torch
+
+pytestmark = pytest.mark.skipif(kernels.load() is None, reason="the sampling kernels are not built")
+VECTORS = json.loads((Path(__file__).parent / "noise_vectors.json").read_text())
+
+parameters = st.builds(
+    SamplingParams,
+    temperature=st.sampled_from([1.0, 0.7, 1e-30, 3.0, 1e30]),
+    top_k=st.sampled_from([0, 0, 1, 3, 50, 700, 10**6]),
+    top_p=st.sampled_from([1.0, 1.0, 0.9, 0.3, 1e-9, 0.999999]),
+    min_p=st.sampled_from([0.0, 0.0, 0.05, 1.0]),
+    seed=st.integers(0, 2**64 - 1),
+)
+
+
+def some_logits(kind: str, width: int, seed: int) -> Tensor:
+    """One row of a kind that stresses something."""
+    logits = torch.randn(width, generator=torch.Generator().manual_seed(seed)) * 4
+    if kind == "ties":
+        return logits.round()
+    if kind == "equal":
+        return torch.full((width,), 2.5)
+    if kind == "masked":
+        logits[1:][torch.rand(width - 1, generator=torch.Generator().manual_seed(seed)) < 0.9] = -torch.inf
+    if kind == "near":  # one step of float32 apart, so that temperatures merge some
+        return 1 + torch.arange(width).remainder(97) * 2.0**-23
+    return logits * 1e30 if kind == "huge" else logits
+
+
+def by_torch(logits: Tensor, param: SamplingParams, position: int) -> tuple[Tensor, int]:
+    processed = _process_with_torch(logits, [param])
+    seeds = RowParams.build([param], [1]).seeds
+    winner = int(_race_whole(processed, torch.tensor([position]), seeds))
+    assert winner == int(_race_filtered(processed, torch.tensor([position]), seeds))
+    return processed, winner
+
+
+@given(
+    st.lists(parameters, min_size=1, max_size=3),
+    st.sampled_from(["plain", "ties", "equal", "masked", "near", "huge"]),
+    st.sampled_from([1, 2, 15, 16, 17, 31, 33, 255, 256, 257, 1000, 4097]),
+    st.integers(0, 2**40),
+    st.booleans(),
+)
+@settings(max_examples=400, deadline=None)
+def test_kernels_and_torch_agree(
+    params: list[SamplingParams], kind: str, width: int, position: int, only_scalar: bool
+) -> None:
+    logits = torch.stack([some_logits(kind, width, position % 1000 + i) for i in range(len(params))])
+    wanted = [by_torch(logits[i : i + 1], param, position + i) for i, param in enumerate(params)]
+    positions = [position + i for i in range(len(params))]
+    chosen = rows.choose(logits, range(len(params)), positions, params, only_scalar)
+    assert chosen == [winner for _, winner in wanted]
+    processed = rows.process(logits, params, only_scalar)
+    assert processed is not None
+    assert torch.equal(processed, torch.cat([row for row, _ in wanted]))
+    probs = rows.probs(logits, params, only_scalar)
+    assert probs is not None
+    expected = [_probs_with_torch(logits[i : i + 1], [param]) for i, param in enumerate(params)]
+    assert torch.equal(probs, torch.cat(expected))
+    seeds = [param.seed for param in params]
+    assert rows.race(processed, positions, seeds, None, only_scalar) == chosen
+
+
+@pytest.mark.parametrize("vocab", [49_152, 262_144])
+@pytest.mark.parametrize("only_scalar", [False, True])
+def test_whole_vocabularies_agree(vocab: int, only_scalar: bool) -> None:
+    """As wide as real ones; also nuclei larger than the first candidates."""
+    logits = torch.randn(4, vocab, generator=torch.Generator().manual_seed(3)) * 3
+    params = [
+        SamplingParams(seed=1),
+        SamplingParams(seed=2, temperature=0.8, top_k=40, top_p=0.95),
+        SamplingParams(seed=3, top_p=0.9),
+        SamplingParams(seed=4, temperature=2, top_p=0.999),
+    ]
+    positions = [5, 6, 7, 8]
+    wanted = [by_torch(logits[i : i + 1], param, positions[i])[1] for i, param in enumerate(params)]
+    assert rows.choose(logits, range(4), positions, params, only_scalar) == wanted
+    assert rows.choose(logits, [3, 0], [8, 5], [params[3], params[0]], only_scalar) == [wanted[3], wanted[0]]
+
+
+@pytest.mark.parametrize("only_scalar", [False, True])
+def test_listed_ids_take_their_own_noise(only_scalar: bool) -> None:
+    """A drafter's vocabulary: 3001 of 49,152 ids, not in order."""
+    generator = torch.Generator().manual_seed(4)
+    ids = torch.randperm(49_152, generator=generator)[:3001]
+    drafted = torch.randn(6, 3001, generator=generator).round()
+    wide = torch.full((6, 49_152), -torch.inf)
+    wide[:, ids] = drafted
+    positions, seeds = list(range(6)), [2**64 - 1 - i for i in range(6)]
+    whole = rows.race(wide, positions, seeds, None, only_scalar)
+    listed = rows.race(drafted, positions, seeds, ids, only_scalar)
+    values = [float(drafted[i, place]) for i, place in enumerate(listed) if place is not None]
+    assert values == [float(wide[i, token]) for i, token in enumerate(whole) if token is not None]
+    assert [int(ids[place]) for place in listed if place is not None] == whole
+
+
+def test_a_listed_race_without_kernels_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(6)
+    ids = torch.randperm(5000, generator=generator)[:700]
+    drafted = torch.randn(5, 700, generator=generator)
+    drafted -= drafted.amax(dim=-1, keepdim=True)
+    drafted[drafted < -4] = -torch.inf
+    part = RowParams.build([SamplingParams(seed=seed) for seed in range(5)], [1] * 5)
+    fast = race_listed(drafted, range(5), part, ids)
+    monkeypatch.setattr(rows, "can_run", lambda _: False)
+    assert torch.equal(race_listed(drafted, range(5), part, ids), fast)
+
+
+def test_choices_without_kernels_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All kinds of rows together, some broken, chosen out of order."""
+    logits = torch.randn(9, 4096, generator=torch.Generator().manual_seed(7)) * 3
+    logits[2, 7], logits[4, 9], logits[5] = math.nan, math.inf, -math.inf
+    params = [SamplingParams(seed=s, top_k=20 * (s % 3), top_p=1 - 0.2 * (s % 2)) for s in range(8)]
+    params.append(SamplingParams(temperature=0))
+    at = [8, 7, 6, 5, 4, 3, 2, 1, 0]
+    part = RowParams.build(params, [1] * 9)
+    fast = target_choices(logits, range(9), part, at)
+    monkeypatch.setattr(rows, "can_run", lambda _: False)
+    assert torch.equal(target_choices(logits, range(9), part, at), fast)
+
+
+@pytest.mark.parametrize("only_scalar", [False, True])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_broken_rows_are_left_to_torch(value: float, only_scalar: bool) -> None:
+    logits = torch.randn(3, 100)
+    logits[1, 77] = value
+    for param in (SamplingParams(), SamplingParams(top_k=5), SamplingParams(top_p=0.5)):
+        chosen = rows.choose(logits, range(3), [1, 2, 3], [param] * 3, only_scalar)
+        assert [winner is None for winner in chosen] == [False, True, False]
+        assert rows.process(logits, [param] * 3, only_scalar) is None
+    assert rows.choose(torch.full((1, 8), -math.inf), [0], [0], [SamplingParams()], only_scalar) == [None]
+
+
+def test_rows_out_of_range_are_refused() -> None:
+    for row in (-1, 2):
+        with pytest.raises(IndexError, match="of 2"):
+            rows.choose(torch.zeros(2, 8), [row], [0], [SamplingParams()])
+
+
+def test_what_the_kernels_do_not_take() -> None:
+    assert rows.can_run(torch.zeros(2, 8))
+    assert rows.can_run(torch.zeros(1, 8).expand(5, 8))
+    assert not rows.can_run(torch.zeros(2, 8, dtype=torch.float64))
+    assert not rows.can_run(torch.zeros(8, 2).T)
+    assert not rows.can_run(torch.zeros(2, 0))
+
+
+def test_c_has_the_constants_of_the_definition() -> None:
+    """And so has docs/noise.md; a last bit that differs would show in very few numbers."""
+    root = Path(kernels.__file__).parents[3]
+    header = (Path(kernels.__file__).parent / "noise.h").read_text()
+    found = dict(re.findall(r"#define (\w+) (-?0x1\.\w+p[+-]\d+)f?\s", header))
+    assert [float.fromhex(found[f"LOG_R{i}"]) for i in range(6)] == list(noise._LOG_SERIES)
+    assert [float.fromhex(found[f"EXP_P{i}"]) for i in range(6)] == list(processors._EXP2_SERIES)
+    assert float.fromhex(found["LN_2"]) == noise._LN_2 == math.log(2)
+    assert float.fromhex(found["LOG2_E"]) == processors._LOG2_E
+    assert f"#define SQRT_HALF_BITS {noise._SQRT_HALF_BITS:#X}LL".replace("0X", "0x") in header
+    text = (root / "docs" / "noise.md").read_text()
+    named = [*(f"LOG_R{i}" for i in range(6)), *(f"EXP_P{i}" for i in range(6)), "LN_2", "LOG2_E"]
+    assert [name for name in named if found[name] not in text] == []
+
+
+def test_c_numbers_are_the_published_vectors() -> None:
+    library = kernels.load()
+    assert library is not None
+    for draw in VECTORS["draws"]:
+        tokens = torch.tensor(draw["tokens"])
+        out = (ctypes.c_float * len(tokens))()
+        pointers = tokens.data_ptr(), len(tokens), ctypes.addressof(out)
+        library.pl_gumbel(int(draw["seed"], 16), draw["position"], draw["role"], *pointers)
+        assert [value.hex() for value in out] == draw["gumbels"]
