@@ -9,8 +9,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from paceline.sampling.bad_runs import BadRuns
     from paceline.sampling.batch import verify_step
+    from paceline.sampling.bias import LogitBias
     from paceline.sampling.choices import target_choices
+    from paceline.sampling.log_probs import TokenLogProbs, token_log_probs
+    from paceline.sampling.min_tokens import MinTokens
     from paceline.sampling.noise import NoiseRole, gumbel, gumbel_at, seed_tensor, uniform, uniform_scalar
     from paceline.sampling.params import (
         Constraint,
@@ -19,6 +23,7 @@ if TYPE_CHECKING:
         SamplingParams,
         VerifyMode,
     )
+    from paceline.sampling.penalties import Penalties
     from paceline.sampling.processors import RowParams, process_logits, target_probs
     from paceline.sampling.rejection import (
         DraftDistribution,
@@ -30,15 +35,20 @@ if TYPE_CHECKING:
     from paceline.sampling.verify import FinalKind, TreeWalk, Verdict, walk
 
 _HOMES = {
+    "BadRuns": "bad_runs",
     "Constraint": "params",
     "ConstraintKind": "params",
     "DraftDistribution": "rejection",
     "FinalKind": "verify",
+    "LogitBias": "bias",
     "LogitRule": "rules",
+    "MinTokens": "min_tokens",
     "NoiseRole": "noise",
     "ParameterError": "params",
+    "Penalties": "penalties",
     "RowParams": "processors",
     "SamplingParams": "params",
+    "TokenLogProbs": "log_probs",
     "TreeWalk": "verify",
     "Verdict": "verify",
     "VerifyMode": "params",
@@ -50,6 +60,7 @@ _HOMES = {
     "seed_tensor": "noise",
     "target_choices": "choices",
     "target_probs": "processors",
+    "token_log_probs": "log_probs",
     "uniform": "noise",
     "uniform_scalar": "noise",
     "verify_chain_rejection": "rejection",
@@ -58,15 +69,20 @@ _HOMES = {
 }
 
 __all__ = [
+    "BadRuns",
     "Constraint",
     "ConstraintKind",
     "DraftDistribution",
     "FinalKind",
+    "LogitBias",
     "LogitRule",
+    "MinTokens",
     "NoiseRole",
     "ParameterError",
+    "Penalties",
     "RowParams",
     "SamplingParams",
+    "TokenLogProbs",
     "TreeWalk",
     "Verdict",
     "VerifyMode",
@@ -78,6 +94,7 @@ __all__ = [
     "seed_tensor",
     "target_choices",
     "target_probs",
+    "token_log_probs",
     "uniform",
     "uniform_scalar",
     "verify_chain_rejection",
