@@ -16,7 +16,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-MAX_TOP = 20
 _ROWS_AT_A_TIME = 64  # bounds the copy that the softmax makes: 13 MB for 49,152 tokens
 
 

@@ -280,7 +280,8 @@ async def test_mailbox_merges_for_a_slow_reader_and_ends_once() -> None:
     mailbox.end(Ending(sampling_pb2.FINISH_REASON_STOP))
     mailbox.end(Ending(sampling_pb2.FINISH_REASON_ERROR))
     mailbox.wake()
-    tokens, ending = await mailbox.take()
+    mail = await mailbox.take()
+    tokens, ending = mail.tokens, mail.ending
     assert tokens == [1, 2, 3]
     assert ending is not None
     assert ending.finish_reason == sampling_pb2.FINISH_REASON_STOP
