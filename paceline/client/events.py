@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from paceline.client.log_probs import TokenLogProb, read_log_probs
 from paceline.v1 import generation_pb2, sampling_pb2
 
 
@@ -21,6 +22,7 @@ class Started:
         num_prompt_tokens: tokens of the prompt.
         seed: in force, also where the server drew it; sending it again gives the same text.
         mode: "greedy", "coupled" or "rejection".
+        index: choice that it belongs to; 0 unless several were asked for.
     """
 
     request_id: str
@@ -28,6 +30,21 @@ class Started:
     num_prompt_tokens: int
     seed: int
     mode: str
+    index: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogProbs:
+    """Log-probabilities of the prompt; comes before the first chunk, with choice 0.
+
+    Attributes:
+        token_ids: tokens of the prompt.
+        log_probs: of every token but the first, which nothing comes before.
+    """
+
+    token_ids: tuple[int, ...]
+    log_probs: tuple[TokenLogProb, ...]
+    index: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +54,14 @@ class Chunk:
     Attributes:
         text: since the last chunk; empty while a character is incomplete.
         token_ids: since the last chunk.
+        log_probs: of these tokens, where the request asked for them.
+        index: choice that it belongs to.
     """
 
     text: str
     token_ids: tuple[int, ...]
+    log_probs: tuple[TokenLogProb, ...] = ()
+    index: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +102,12 @@ class Finished:
     Attributes:
         reason: "stop", "length", "cancelled" or "error".
         stats: figures.
+        index: choice that ended.
     """
 
     reason: str
     stats: Stats
+    index: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +134,17 @@ class ModelInfo:
         )
 
 
-Event = Started | Chunk | Finished
+Event = Started | PromptLogProbs | Chunk | Finished
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A whole generation."""
+    """A whole generation.
+
+    Attributes:
+        log_probs: of its tokens, where the request asked for them.
+        prompt_log_probs: of the prompt's tokens but the first, where the request asked for them; with choice 0.
+    """
 
     text: str
     token_ids: tuple[int, ...]
@@ -125,20 +153,32 @@ class Completion:
     request_id: str
     model: str
     seed: int
+    log_probs: tuple[TokenLogProb, ...] = ()
+    prompt_log_probs: tuple[TokenLogProb, ...] = ()
+
+    @classmethod
+    def many_from_events(cls, events: Iterable[Event]) -> list[Completion]:
+        """Puts the events of several choices together; the result is in order of their index."""
+        by_choice: dict[int, list[Event]] = {}
+        for event in events:
+            by_choice.setdefault(event.index, []).append(event)
+        return [cls.from_events(by_choice[index]) for index in sorted(by_choice)]
 
     @classmethod
     def from_events(cls, events: Iterable[Event]) -> Completion:
         """Puts the events of one generation together.
 
         Args:
-            events: from the started event to the finished one.
+            events: from the started event to the finished one, of one choice.
         """
-        started, finished, chunks = None, None, []
+        started, finished, prompt, chunks = None, None, None, []
         for event in events:
             if isinstance(event, Started):
                 started = event
             elif isinstance(event, Finished):
                 finished = event
+            elif isinstance(event, PromptLogProbs):
+                prompt = event
             else:
                 chunks.append(event)
         assert started is not None, "a generation has a beginning"
@@ -151,6 +191,8 @@ class Completion:
             request_id=started.request_id,
             model=started.model,
             seed=started.seed,
+            log_probs=tuple(entry for chunk in chunks for entry in chunk.log_probs),
+            prompt_log_probs=() if prompt is None else prompt.log_probs,
         )
 
 
@@ -158,16 +200,24 @@ def from_response(response: generation_pb2.GenerateResponse) -> Event | None:
     """The event in a response; None for one that this version does not know."""
     kind = response.WhichOneof("event")
     if kind == "chunk":
-        return Chunk(response.chunk.text, tuple(response.chunk.token_ids))
+        token_ids = tuple(response.chunk.token_ids)
+        log_probs = read_log_probs(token_ids, response.chunk.log_probs)
+        return Chunk(response.chunk.text, token_ids, log_probs, response.index)
     if kind == "started":
         started = response.started
         mode = sampling_pb2.VerifyMode.Name(started.mode).removeprefix("VERIFY_MODE_").lower()
-        return Started(started.request_id, started.model, started.num_prompt_tokens, started.seed, mode)
+        return Started(
+            started.request_id, started.model, started.num_prompt_tokens, started.seed, mode, response.index
+        )
     if kind == "finished":
         reason = (
             sampling_pb2.FinishReason.Name(response.finished.reason).removeprefix("FINISH_REASON_").lower()
         )
-        return Finished(reason, _stats(response.finished.stats))
+        return Finished(reason, _stats(response.finished.stats), response.index)
+    if kind == "prompt_log_probs":
+        token_ids = tuple(response.prompt_log_probs.token_ids)
+        log_probs = read_log_probs(token_ids[1:], response.prompt_log_probs.log_probs)
+        return PromptLogProbs(token_ids, log_probs, response.index)
     return None
 
 
