@@ -51,7 +51,7 @@ def sampling_params(message: sampling_pb2.SamplingParams) -> SamplingParams:
 
 
 def check_token_ids(params: SamplingParams, vocab_size: int) -> None:
-    """Refuse parameters that name a token outside the vocabulary.
+    """Refuse parameters that name a token outside the vocabulary, or may forbid all that it has.
 
     Raises:
         InvalidRequestError: naming the entry, such as ``sampling.logit_bias[50000]``.
@@ -61,6 +61,8 @@ def check_token_ids(params: SamplingParams, vocab_size: int) -> None:
     for index, run in enumerate(params.bad_runs):
         for place, token in enumerate(run):
             _in_vocabulary(f"sampling.bad_runs[{index}].token_ids[{place}]", token, vocab_size)
+    if len({run[-1] for run in params.bad_runs}) >= vocab_size:
+        raise InvalidRequestError("sampling.bad_runs", "may leave no token to choose")
 
 
 def check_log_probs(options: sampling_pb2.LogProbOptions, vocab_size: int) -> tuple[int | None, int | None]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 
 import pytest
 from google.protobuf import text_format
@@ -243,6 +245,11 @@ def test_a_bad_number_of_choices_is_named(number: int) -> None:
     assert caught.value.field == "n"
     assert check_num_choices(request()) == 1
     assert check_num_choices(request("n: 16")) == 16
+
+
+def test_the_gateway_needs_no_torch() -> None:
+    code = "import sys; sys.modules['torch'] = None; import services.gateway.__main__"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 def test_chat_is_rendered_with_the_template(checker: RequestChecker, tokenizer: ModelTokenizer) -> None:
