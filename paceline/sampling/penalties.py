@@ -69,8 +69,8 @@ class Penalties:
         self._move_to(logits.device)
         rows, tokens, counts = self._path_entries(tree, logits.device)
         values = self._punished(logits[rows, tokens], counts)  # read before the columns change them
-        columns = logits[:, self._known]
-        logits[:, self._known] = self._punished(columns, self._counts[self._known])
+        columns = self._known.expand(logits.shape[0], -1)  # [rows, distinct tokens]
+        logits.scatter_(1, columns, self._punished(logits.gather(1, columns), self._counts[self._known]))
         logits[rows, tokens] = values
 
     def _path_entries(self, tree: DraftTree, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:

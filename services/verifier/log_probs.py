@@ -19,7 +19,7 @@ from paceline.v1 import sampling_pb2, target_pb2
 from services.verifier.sequence import TargetSequence
 
 MAX_PROMPT_ROWS = 256
-"""Rows of a prompt in one step whose logits are wanted: 50 MB of them for a vocabulary of 49,152."""
+"""Rows of prompts in one step whose logits are wanted: 50 MB of them for a vocabulary of 49,152."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -173,6 +173,7 @@ class StepLoop:
         """Rows of the next step: every running sequence, its drafts within the budget, prompts in chunks."""
         policy = self._policy
         prefill_left = policy.max_prefill_tokens
+        prompt_logits_left = MAX_PROMPT_ROWS
         turns: list[Turn] = []
         for sequence in self._table.running:
             if sequence.is_decoding:
@@ -181,7 +182,10 @@ class StepLoop:
             elif prefill_left > 0:
                 num_rows = min(sequence.num_uncached, prefill_left)
                 if sequence.spec.num_prompt_top is not None:
-                    num_rows = min(num_rows, MAX_PROMPT_ROWS)
+                    num_rows = min(num_rows, prompt_logits_left)
+                    prompt_logits_left -= num_rows
+                    if num_rows == 0:
+                        continue
                 prefill_left -= num_rows
                 reaches_root = num_rows == sequence.num_uncached
                 num_logits = num_prompt_rows(sequence, num_rows)

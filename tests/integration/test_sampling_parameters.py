@@ -61,7 +61,7 @@ def both_ways(site: Site, prompts: list[str], **parameters: Any) -> tuple[list[C
 
 @pytest.mark.parametrize("base", BASES)
 def test_each_parameter_plain_and_speculated(together: Site, prompts: list[str], base: str) -> None:
-    chosen = prompts[:3]
+    chosen = prompts[:2]
     unchanged = [together.complete(prompt, **BASES[base]).token_ids for prompt in chosen]
     num_accepted = 0
     for name, parameters in PARAMETERS.items():

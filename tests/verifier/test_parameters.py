@@ -189,6 +189,34 @@ async def test_prompt_log_probs_however_the_prompt_is_cut(
     assert not any(report.committed.log_probs for report in conductor.log_probs[sequence])
 
 
+async def test_prompts_whose_logits_are_wanted_share_a_bound(verifier: Process, engine: TargetEngine) -> None:
+    prompts = [[(7 * place + which) % VOCAB_SIZE for place in range(190)] for which in range(3)]
+    options = sampling_pb2.LogProbOptions(num_prompt_top=0)
+    openings = [
+        target_pb2.OpenSequence(
+            key=which + 1,
+            prompt_token_ids=prompt,
+            max_new_tokens=2,
+            max_draft_nodes=0,
+            sampling=Params(temperature=0.0),
+            log_probs=options,
+        )
+        for which, prompt in enumerate(prompts)
+    ]
+    async with Conductor(verifier.port) as conductor:
+        await conductor.send(opens=openings)
+        await conductor.read_until(lambda: len(conductor.finished) == 3)
+        assert 190 < max(step.num_prefill_rows for step in conductor.steps) <= 256
+        for which, prompt in enumerate(prompts):
+            reports = conductor.log_probs[conductor.opened[which + 1]]
+            values = [value for report in reports for value in report.prompt.log_probs]
+            slot = engine.open()
+            rows = engine.step([SequenceRows(slot, prompt)]).logits[0].log_softmax(-1)
+            engine.close(slot)
+            expected = [float(rows[at - 1, prompt[at]]) for at in range(1, len(prompt))]
+            assert values == pytest.approx(expected, abs=1e-4)
+
+
 async def test_penalties_go_on_where_a_moved_sequence_was(verifier: Process, engine: TargetEngine) -> None:
     params = Params(
         presence_penalty=1.1, frequency_penalty=0.6, repetition_penalty=1.2, min_tokens=20, bad_runs=[]
