@@ -156,6 +156,32 @@ async def test_sampled_text_with_rules_is_the_same_plain_and_drafted(verifier: P
         assert len(values[0]) == 120
 
 
+async def test_rejection_never_commits_a_drafted_token_that_is_forbidden(
+    verifier: Process, engine: TargetEngine
+) -> None:
+    text, _ = reference(engine, PROMPT, Params(), 150)
+    banned = sorted(set(text))[::3]
+    async with Conductor(verifier.port) as conductor:
+        await conductor.send(policy=SLOW_POLICY)
+        for seed in range(3):
+            sampling = Params(
+                temperature=0.6,
+                seed=seed,
+                mode=sampling_pb2.VERIFY_MODE_REJECTION,
+                bad_runs=[{"token_ids": [token]} for token in banned],
+            )
+            sequence = await conductor.open(PROMPT, 150, sampling=sampling)
+            # Wrong from the first banned token on, and sent again from every place.
+            for start in range(0, 140, 20):
+                await conductor.send(
+                    drafts=long_drafts(sequence, len(PROMPT) + start, text[start : start + 60])
+                )
+            [tokens] = await conductor.finish(sequence)
+            assert len(tokens) == 150
+            assert not set(tokens) & set(banned)
+    assert sum(sum(step.num_draft_tokens) for step in conductor.steps) > 0
+
+
 @pytest.mark.parametrize("chunk", [1, 3, 512])
 @pytest.mark.parametrize("num_resumed", [0, 2])
 async def test_prompt_log_probs_however_the_prompt_is_cut(
