@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.errors import UnavailableError
@@ -92,6 +92,7 @@ any_tokens = st.lists(st.one_of(st.integers(0, 299), st.integers(3, VOCAB_SIZE -
 spoken = st.text(alphabet="abhelo wä😀", max_size=20).map(lambda text: list(TOKENIZER.encode(text).ids))
 
 
+@settings(deadline=None)
 @given(
     st.one_of(any_tokens, spoken),
     st.lists(st.sampled_from(["lo", "o w", "ä", "😀a", "hello", "\ufffd", "zz", "a"]), max_size=3),

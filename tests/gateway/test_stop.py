@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.gateway.stop import StopTextMatcher
@@ -29,6 +29,7 @@ def test_the_cut_does_not_depend_on_the_pieces(text: str, stops: list[str], data
     assert feed(stops, pieces) == feed(stops, list(text)) == feed(stops, [text])
 
 
+@settings(deadline=None)
 @given(TEXTS, TEXTS, STOPS, st.data())
 def test_a_stop_text_that_is_complete_too_early_is_text(
     early: str, late: str, stops: list[str], data: st.DataObject

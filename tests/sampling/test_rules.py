@@ -67,7 +67,7 @@ def bits(row: torch.Tensor) -> list[int]:
     return row.view(torch.int32).tolist()
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(rule_sets(), tokens, tokens, st.integers(0, 12), trees(), st.integers(0, 2**31))
 def test_every_row_has_the_bits_of_plain_decoding(
     make: Make, prompt: list[int], completion: list[int], num_resumed: int, tree: DraftTree, seed: int
@@ -93,6 +93,7 @@ def test_every_row_has_the_bits_of_plain_decoding(
         assert bits(changed[row]) == bits(alone[0])
 
 
+@settings(deadline=None)
 @given(
     tokens,
     tokens,
@@ -124,6 +125,7 @@ def test_penalties_against_their_definition(
             assert float(changed[row, token]) == pytest.approx(value, abs=1e-4)
 
 
+@settings(deadline=None)
 @given(
     tokens,
     trees(),
