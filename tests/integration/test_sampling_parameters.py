@@ -28,7 +28,7 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "bad_words": {"bad_words": [" the", "is", " of"]},
     "min_tokens": {"min_tokens": 16, "stop_token_ids": [28, 30]},
     "stop": {"stop": ["ed ", " a"]},
-    "filters": {"top_k": 40, "min_p": 0.02},
+    "filters": {"top_k": 2, "min_p": 0.1},
     "everything": {
         "repetition_penalty": 1.1,
         "presence_penalty": 0.3,
