@@ -21,6 +21,7 @@ from orchestrator.counters import Counters
 from orchestrator.drafting import DraftingDesk
 from orchestrator.faults import RESOURCE_EXHAUSTED, RETRIABLE_CODES, RETRY_DELAY_S, error_of
 from orchestrator.journal import Journal, JournalGapError
+from orchestrator.log_probs import check_step, fresh_log_probs, take_prompt_log_probs
 from orchestrator.mailbox import Ending
 from orchestrator.placement import Placement
 from orchestrator.policy import PolicyInForce
@@ -102,6 +103,7 @@ class Cycles:
             stop_token_ids=tuple(request.stop_token_ids),
             max_draft_nodes=max_draft_nodes,
             max_draft_tokens=max_draft_nodes,
+            log_probs=request.log_probs,
             started_at=now,
             pending_since=now,
         )
@@ -168,6 +170,7 @@ class Cycles:
                 max_draft_nodes=sequence.max_draft_nodes,
                 epoch=sequence.epoch,
                 num_resumed_tokens=sequence.entry.num_generated_tokens,
+                log_probs=sequence.open_log_probs,
             )
         )
 
@@ -196,6 +199,12 @@ class Cycles:
             raise StreamProtocolError("the commits of a step report do not add up")
         if any(reason not in FINISH_REASONS for reason in step.finish_reasons):
             raise StreamProtocolError("a step report carries an unknown finish reason")
+        vocab_size = 0 if self.verifier.info is None else self.verifier.info.vocab_size
+        log_probs = check_step(step, self.table, vocab_size)
+        for sequence_id, message in log_probs.items():
+            asking = self.table.by_id(sequence_id)
+            if asking is not None:
+                take_prompt_log_probs(asking, message, vocab_size)
         now = self._clock()
         counters = self._counters
         counters.num_steps += 1
@@ -224,7 +233,8 @@ class Cycles:
                 counters.num_accepted_tokens += accepted
                 depths.append((depth, accepted))
             if fresh:
-                sequence.mailbox.put(fresh)
+                known = fresh_log_probs(sequence, log_probs.get(sequence_id), size, len(fresh))
+                sequence.mailbox.put(fresh, known)
                 sequence.last_token_at = now
                 if sequence.first_token_at is None:
                     sequence.first_token_at = now

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from paceline.errors import PacelineError
 from paceline.v1 import sampling_pb2
+from services.runtime.log_probs import join_log_probs
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,17 +29,40 @@ class Ending:
     error: PacelineError | None = None
 
 
+@dataclass(slots=True)
+class Mail:
+    """What a reader takes at once.
+
+    Attributes:
+        tokens: committed since the last time.
+        log_probs: of these tokens; empty where nobody asked.
+        prompt_log_probs: of more of the prompt's tokens.
+        ending: set at the end.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    log_probs: sampling_pb2.LogProbs = field(default_factory=sampling_pb2.LogProbs)
+    prompt_log_probs: sampling_pb2.LogProbs = field(default_factory=sampling_pb2.LogProbs)
+    ending: Ending | None = None
+
+
 class Mailbox:
     """Tokens on their way to one reader, then exactly one ending."""
 
     def __init__(self) -> None:
-        self._tokens: list[int] = []
+        self._mail = Mail()
         self._ending: Ending | None = None
         self._filled = asyncio.Event()
 
-    def put(self, tokens: Seq[int]) -> None:
+    def put(self, tokens: Seq[int], log_probs: sampling_pb2.LogProbs | None = None) -> None:
         """Adds tokens without waking the reader; `wake` does that once the drafters have been served."""
-        self._tokens.extend(tokens)
+        self._mail.tokens.extend(tokens)
+        if log_probs is not None:
+            join_log_probs(self._mail.log_probs, log_probs)
+
+    def put_prompt(self, log_probs: sampling_pb2.LogProbs) -> None:
+        """Adds log-probabilities of the prompt, which the reader gets with the first tokens at the latest."""
+        join_log_probs(self._mail.prompt_log_probs, log_probs)
 
     def end(self, ending: Ending) -> None:
         """Sets the ending; the first one stands."""
@@ -49,9 +73,10 @@ class Mailbox:
         """Lets the reader run."""
         self._filled.set()
 
-    async def take(self) -> tuple[list[int], Ending | None]:
+    async def take(self) -> Mail:
         """Waits for something, then takes all of it."""
         await self._filled.wait()
         self._filled.clear()
-        tokens, self._tokens = self._tokens, []
-        return tokens, self._ending
+        mail, self._mail = self._mail, Mail()
+        mail.ending = self._ending
+        return mail

@@ -114,6 +114,8 @@ class Sequence:
         stop_token_ids: tokens that end it.
         max_draft_nodes: most draft nodes in one step; 0 is plain decoding.
         max_draft_tokens: most draft tokens per entry.
+        log_probs: which log-probabilities the request wants.
+        num_prompt_log_probs: prompt tokens, from the second one on, whose log-probabilities have come in.
         started_at: loop time of Run.
         pending_since: loop time at which it last began to wait for a verifier.
         not_before: loop time before which it is not opened at the verifier.
@@ -130,6 +132,8 @@ class Sequence:
     max_draft_tokens: int
     started_at: float
     pending_since: float
+    log_probs: sampling_pb2.LogProbOptions = field(default_factory=sampling_pb2.LogProbOptions)
+    num_prompt_log_probs: int = 0
     not_before: float = 0.0
     key: int = 0
     sequence_id: int = 0
@@ -157,6 +161,15 @@ class Sequence:
     def has_streamed(self) -> bool:
         """Whether this Run has handed out a token."""
         return self.first_token_at is not None
+
+    @property
+    def open_log_probs(self) -> sampling_pb2.LogProbOptions:
+        """What is still wanted of a verifier: the prompt's come from one opening alone."""
+        options = sampling_pb2.LogProbOptions()
+        options.CopyFrom(self.log_probs)
+        if self.num_prompt_log_probs >= self.entry.num_prompt_tokens - 1:
+            options.ClearField("num_prompt_top")
+        return options
 
     def stats(self) -> generation_pb2.GenerationStats:
         """Figures so far, as sent in the last frame."""

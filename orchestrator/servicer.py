@@ -14,7 +14,9 @@ import structlog
 from orchestrator.cycles import Cycles
 from orchestrator.sequences import MAX_DRAFT_NODES, Sequence
 from paceline.errors import CapacityError, InvalidRequestError
+from paceline.sampling.params import MAX_TOKEN_ID
 from paceline.v1 import orchestrator_pb2, orchestrator_pb2_grpc, peer_pb2, sampling_pb2
+from services.runtime.sampling import check_log_probs, check_token_ids, sampling_params
 
 MAX_REQUEST_ID_BYTES = 64
 MAX_STOP_TOKENS = 64
@@ -44,18 +46,22 @@ class ConductorServicer(orchestrator_pb2_grpc.ConductorServiceServicer):
         sequence = self._cycles.begin(request, max_draft_nodes)
         try:
             while True:
-                tokens, ending = await sequence.mailbox.take()
-                if ending is None:
-                    # Figures with every frame: a reader that stops at a stop text never sees the last one.
-                    yield orchestrator_pb2.RunResponse(token_ids=tokens, stats=sequence.stats())
-                    continue
-                if ending.error is not None and not sequence.has_streamed:
+                mail = await sequence.mailbox.take()
+                ending = mail.ending
+                if ending is not None and ending.error is not None and not sequence.has_streamed:
                     raise ending.error
-                yield orchestrator_pb2.RunResponse(
-                    token_ids=tokens, finish_reason=ending.finish_reason, stats=sequence.stats()
-                )
-                _log_end(sequence, ending.finish_reason)
-                return
+                # Figures with every frame: a reader that stops at a stop text never sees the last one.
+                frame = orchestrator_pb2.RunResponse(token_ids=mail.tokens, stats=sequence.stats())
+                if mail.log_probs.log_probs:
+                    frame.log_probs.CopyFrom(mail.log_probs)
+                if mail.prompt_log_probs.log_probs:
+                    frame.prompt_log_probs.CopyFrom(mail.prompt_log_probs)
+                if ending is not None:
+                    frame.finish_reason = ending.finish_reason
+                    _log_end(sequence, ending.finish_reason)
+                yield frame
+                if ending is not None:
+                    return
         finally:
             self._cycles.end(sequence)
 
@@ -81,6 +87,11 @@ def check_run(request: orchestrator_pb2.RunRequest, verifier: peer_pb2.PeerInfo 
         raise InvalidRequestError("stop_token_ids", f"at most {MAX_STOP_TOKENS} are allowed")
     if not request.sampling.HasField("seed") or request.sampling.mode == sampling_pb2.VERIFY_MODE_UNSPECIFIED:
         raise InvalidRequestError("sampling", "seed and mode must be set")
+    vocab_size = MAX_TOKEN_ID if verifier is None else verifier.vocab_size
+    check_token_ids(sampling_params(request.sampling), vocab_size)
+    check_log_probs(request.log_probs, vocab_size)
+    if request.stop_token_ids and max(request.stop_token_ids) >= vocab_size:
+        raise InvalidRequestError("stop_token_ids", f"must be below the vocabulary size {vocab_size}")
     if verifier is not None:
         if max(request.prompt_token_ids) >= verifier.vocab_size:
             raise InvalidRequestError(

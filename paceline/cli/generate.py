@@ -14,8 +14,10 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from paceline.cli.biases import read_biases
 from paceline.cli.figures import comparison_line, figures_line
-from paceline.client import Chunk, Completion, Message, PacelineClient, RetryPolicy, Started
+from paceline.cli.log_probs import log_prob_lines
+from paceline.client import Chunk, Completion, Event, Finished, Message, PacelineClient, RetryPolicy
 from paceline.embedded.options import Placement
 from paceline.embedded.ports import FIRST_PORT
 from paceline.errors import InvalidRequestError, PacelineError
@@ -45,7 +47,36 @@ def generate(
             help="How drafts are verified; `paceline modes` lists them. By default the temperature decides."
         ),
     ] = None,
+    repetition_penalty: Annotated[
+        float | None, typer.Option(help="Above 1 makes tokens of prompt and text less likely.")
+    ] = None,
+    presence_penalty: Annotated[
+        float | None, typer.Option(help="Taken from the logit of each token that the text has.")
+    ] = None,
+    frequency_penalty: Annotated[
+        float | None, typer.Option(help="Taken once for each time that the text has it.")
+    ] = None,
+    logit_bias: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ID=VALUE", help="Added to a token's logit; may be given again."),
+    ] = None,
+    bad_word: Annotated[
+        list[str] | None, typer.Option(help="Never say this text; may be given again.")
+    ] = None,
+    min_tokens: Annotated[int | None, typer.Option(help="Do not end before so many tokens.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be given again.")] = None,
+    stop_token_id: Annotated[
+        list[int] | None, typer.Option(help="End after this token; may be given again.")
+    ] = None,
+    log_probs: Annotated[
+        int | None,
+        typer.Option(
+            "--logprobs", help="Print each token's log-probability and so many likeliest tokens beside it."
+        ),
+    ] = None,
+    num_choices: Annotated[
+        int, typer.Option("--n", help="Completions; the one with index i has the seed plus i.")
+    ] = 1,
     system: Annotated[str | None, typer.Option(help="System turn before the prompt.")] = None,
     raw: Annotated[
         bool, typer.Option(help="Continue the prompt as it is, without the chat template.")
@@ -72,10 +103,20 @@ def generate(
         "min_p": min_p,
         "seed": seed,
         "mode": mode,
+        "repetition_penalty": repetition_penalty,
+        "presence_penalty": presence_penalty,
+        "frequency_penalty": frequency_penalty,
+        "logit_bias": read_biases(logit_bias or ()),
+        "bad_words": bad_word or (),
+        "min_tokens": min_tokens,
         "stop": stop or (),
+        "stop_token_ids": stop_token_id or (),
+        "log_probs": log_probs,
         "ignore_eos": ignore_eos,
         "timeout_s": timeout_s,
     }
+    if compare and num_choices != 1:
+        raise InvalidRequestError("n", "--compare takes one completion")
     with (
         _gateway(endpoint, model, drafter, placement, dtype, console) as address,
         PacelineClient(address) as client,
@@ -83,15 +124,17 @@ def generate(
         if compare:
             _warm_up(client, parameters)
         try:
-            completion = _stream(client, parameters, speculation=speculation)
+            if num_choices == 1:
+                completion = _stream(client, parameters, speculation=speculation)
+            else:
+                _choices(client, parameters | {"speculation": speculation}, num_choices, quiet=quiet)
+                return
         except InvalidRequestError as error:
             if error.field == "chat":
                 raise InvalidRequestError("prompt", f"{error.description}: use --raw") from error
             raise
         if not quiet:
-            typer.echo(figures_line(completion.stats, completion.finish_reason))
-        if not completion.is_exact:
-            console.print(f"{mode} acceptance is not exact: the target alone would write other texts")
+            _echo_figures(completion)
         if compare:
             parameters["seed"] = completion.seed
             plain = client.complete(**parameters, speculation=False)
@@ -160,6 +203,29 @@ def _warm_up(client: PacelineClient, parameters: dict[str, Any]) -> None:
         client.complete(**short, speculation=uses_drafts)
 
 
+def _echo_figures(completion: Completion) -> None:
+    for line in log_prob_lines(completion):
+        typer.echo(line)
+    typer.echo(figures_line(completion.stats, completion.finish_reason))
+    if not completion.is_exact:
+        typer.echo("this mode is not exact: the target alone would write other texts", err=True)
+
+
+def _choices(client: PacelineClient, parameters: dict[str, Any], num_choices: int, *, quiet: bool) -> None:
+    """Prints each choice as it ends, since they are written at the same time."""
+    by_choice: dict[int, list[Event]] = {}
+    for event in client.generate(**parameters, n=num_choices):
+        by_choice.setdefault(event.index, []).append(event)
+        if not isinstance(event, Finished):
+            continue
+        completion = Completion.from_events(by_choice.pop(event.index))
+        if not quiet:
+            typer.echo(f"choice {event.index}, seed {completion.seed}:")
+        typer.echo(completion.text)
+        if not quiet:
+            _echo_figures(completion)
+
+
 def _stream(client: PacelineClient, parameters: dict[str, Any], *, speculation: bool) -> Completion:
     """Prints text as it comes."""
     events = []
@@ -168,6 +234,6 @@ def _stream(client: PacelineClient, parameters: dict[str, Any], *, speculation: 
         if isinstance(event, Chunk):
             sys.stdout.write(event.text)
             sys.stdout.flush()
-        elif not isinstance(event, Started):
+        elif isinstance(event, Finished):
             sys.stdout.write("\n")
     return Completion.from_events(events)

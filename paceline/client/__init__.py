@@ -6,7 +6,17 @@ Responsible for: what applications import. Deliberately does not know: servers, 
 from paceline.client.aio import AsyncPacelineClient
 from paceline.client.blocking import PacelineClient
 from paceline.client.errors import DeadlineError, OverloadedError, ServerError
-from paceline.client.events import Chunk, Completion, Event, Finished, ModelInfo, Started, Stats
+from paceline.client.events import (
+    Chunk,
+    Completion,
+    Event,
+    Finished,
+    ModelInfo,
+    PromptLogProbs,
+    Started,
+    Stats,
+)
+from paceline.client.log_probs import TokenLogProb
 from paceline.client.requests import Message, Prompt
 from paceline.client.retry import RetryPolicy
 from paceline.errors import CapacityError, InvalidRequestError, PacelineError, UnavailableError
@@ -26,9 +36,11 @@ __all__ = [
     "PacelineClient",
     "PacelineError",
     "Prompt",
+    "PromptLogProbs",
     "RetryPolicy",
     "ServerError",
     "Started",
     "Stats",
+    "TokenLogProb",
     "UnavailableError",
 ]

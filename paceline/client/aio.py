@@ -19,8 +19,9 @@ from grpc import aio
 from paceline.client.blocking import DEFAULT_ENDPOINT, DEFAULT_TIMEOUT_S
 from paceline.client.channel import OPTIONS, TlsFiles
 from paceline.client.errors import ServerError, from_failed_call
-from paceline.client.events import Chunk, Completion, Event, Finished, ModelInfo, Started, from_response
-from paceline.client.requests import Prompt, build_request
+from paceline.client.events import Completion, Event, ModelInfo
+from paceline.client.order import EventOrder
+from paceline.client.requests import Prompt, build_request, check_single
 from paceline.client.retry import RetryPolicy
 from paceline.errors import PacelineError
 from paceline.v1 import generation_pb2, generation_pb2_grpc
@@ -81,7 +82,9 @@ class AsyncPacelineClient:
     def generate(
         self, prompt: Prompt, *, timeout_s: float | None = None, **parameters: Any
     ) -> AsyncGenerator[Event, None]:
-        """Streams a completion: one Started, Chunks, one Finished.
+        """Streams a completion: one Started, Chunks, one Finished; with ``n`` choices, each of these n times.
+
+        Where the prompt's log-probabilities were asked for, they come before the first Chunk.
 
         Closing the iterator (``aclose``, or leaving an ``aclosing`` block) cancels the generation, and so does
         cancelling the task that reads it.
@@ -102,9 +105,20 @@ class AsyncPacelineClient:
     async def complete(
         self, prompt: Prompt, *, timeout_s: float | None = None, **parameters: Any
     ) -> Completion:
-        """Waits for a whole completion; arguments and errors as for :meth:`generate`."""
+        """Waits for a whole completion; arguments and errors as for :meth:`generate`, without ``n``."""
+        check_single(parameters)
         async with aclosing(self.generate(prompt, timeout_s=timeout_s, **parameters)) as events:
             return Completion.from_events([event async for event in events])
+
+    async def complete_many(
+        self, prompt: Prompt, n: int, *, timeout_s: float | None = None, **parameters: Any
+    ) -> list[Completion]:
+        """Waits for n completions of one prompt, 1 to 16; arguments and errors as for :meth:`generate`.
+
+        The one at index i has the seed plus i: asked for alone with that seed, it is the same text.
+        """
+        async with aclosing(self.generate(prompt, timeout_s=timeout_s, n=n, **parameters)) as events:
+            return Completion.many_from_events([event async for event in events])
 
     async def _stream(
         self, request: generation_pb2.GenerateRequest, deadline: float
@@ -131,19 +145,13 @@ class AsyncPacelineClient:
     ) -> AsyncGenerator[Event, None]:
         """One call. The started event waits for the next one, so that nothing is shown of a call that fails before."""
         call = self._stub.Generate(request, timeout=max(0.001, deadline - time.monotonic()))
-        started: Started | None = None
+        order = EventOrder(request.n if request.HasField("n") else 1)
         try:
             async for response in call:
-                event = from_response(response)
-                if isinstance(event, Started):
-                    started = event
-                elif isinstance(event, Chunk | Finished):
-                    if started is not None:
-                        yield started
-                        started = None
+                for event in order.push(response):
                     yield event
-                    if isinstance(event, Finished):
-                        return
+                if order.is_over:
+                    return
             raise ServerError("the stream ended without a finished event")
         except aio.AioRpcError as error:
             raise from_failed_call(error) from error

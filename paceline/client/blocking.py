@@ -16,8 +16,9 @@ import grpc
 
 from paceline.client.channel import OPTIONS, TlsFiles
 from paceline.client.errors import ServerError, from_failed_call
-from paceline.client.events import Chunk, Completion, Event, Finished, ModelInfo, Started, from_response
-from paceline.client.requests import Prompt, build_request
+from paceline.client.events import Completion, Event, ModelInfo
+from paceline.client.order import EventOrder
+from paceline.client.requests import Prompt, build_request, check_single
 from paceline.client.retry import RetryPolicy
 from paceline.errors import PacelineError
 from paceline.v1 import generation_pb2, generation_pb2_grpc
@@ -81,7 +82,9 @@ class PacelineClient:
     def generate(
         self, prompt: Prompt, *, timeout_s: float | None = None, **parameters: Any
     ) -> Generator[Event, None, None]:
-        """Streams a completion: one Started, Chunks, one Finished.
+        """Streams a completion: one Started, Chunks, one Finished; with ``n`` choices, each of these n times.
+
+        Where the prompt's log-probabilities were asked for, they come before the first Chunk.
 
         Closing the iterator (also by leaving it to the garbage collector) cancels the generation.
 
@@ -99,8 +102,18 @@ class PacelineClient:
         return self._stream(request, time.monotonic() + (self._timeout_s if timeout_s is None else timeout_s))
 
     def complete(self, prompt: Prompt, *, timeout_s: float | None = None, **parameters: Any) -> Completion:
-        """Waits for a whole completion; arguments and errors as for :meth:`generate`."""
+        """Waits for a whole completion; arguments and errors as for :meth:`generate`, without ``n``."""
+        check_single(parameters)
         return Completion.from_events(self.generate(prompt, timeout_s=timeout_s, **parameters))
+
+    def complete_many(
+        self, prompt: Prompt, n: int, *, timeout_s: float | None = None, **parameters: Any
+    ) -> list[Completion]:
+        """Waits for n completions of one prompt, 1 to 16; arguments and errors as for :meth:`generate`.
+
+        The one at index i has the seed plus i: asked for alone with that seed, it is the same text.
+        """
+        return Completion.many_from_events(self.generate(prompt, timeout_s=timeout_s, n=n, **parameters))
 
     def _stream(
         self, request: generation_pb2.GenerateRequest, deadline: float
@@ -126,19 +139,12 @@ class PacelineClient:
     ) -> Generator[Event, None, None]:
         """One call. The started event waits for the next one, so that nothing is shown of a call that fails before."""
         call = self._stub.Generate(request, timeout=max(0.001, deadline - time.monotonic()))
-        started: Started | None = None
+        order = EventOrder(request.n if request.HasField("n") else 1)
         try:
             for response in call:
-                event = from_response(response)
-                if isinstance(event, Started):
-                    started = event
-                elif isinstance(event, Chunk | Finished):
-                    if started is not None:
-                        yield started
-                        started = None
-                    yield event
-                    if isinstance(event, Finished):
-                        return
+                yield from order.push(response)
+                if order.is_over:
+                    return
             raise ServerError("the stream ended without a finished event")
         except grpc.RpcError as error:
             raise from_failed_call(error) from error

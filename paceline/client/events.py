@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from paceline.client.log_probs import TokenLogProb, read_log_probs
 from paceline.v1 import generation_pb2, sampling_pb2
 
 
@@ -22,6 +23,7 @@ class Started:
         seed: in force, also where the server drew it; sending it again gives the same text.
         mode: "greedy", "coupled", "rejection", "block" or "typical".
         is_exact: whether the text has the target's own distribution; False for typical acceptance.
+        index: choice that it belongs to; 0 unless several were asked for.
     """
 
     request_id: str
@@ -30,6 +32,21 @@ class Started:
     seed: int
     mode: str
     is_exact: bool
+    index: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogProbs:
+    """Log-probabilities of the prompt; comes before the first chunk, with choice 0.
+
+    Attributes:
+        token_ids: tokens of the prompt.
+        log_probs: of every token but the first, which nothing comes before.
+    """
+
+    token_ids: tuple[int, ...]
+    log_probs: tuple[TokenLogProb, ...]
+    index: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +56,14 @@ class Chunk:
     Attributes:
         text: since the last chunk; empty while a character is incomplete.
         token_ids: since the last chunk.
+        log_probs: of these tokens, where the request asked for them.
+        index: choice that it belongs to.
     """
 
     text: str
     token_ids: tuple[int, ...]
+    log_probs: tuple[TokenLogProb, ...] = ()
+    index: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +104,12 @@ class Finished:
     Attributes:
         reason: "stop", "length", "cancelled" or "error".
         stats: figures.
+        index: choice that ended.
     """
 
     reason: str
     stats: Stats
+    index: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,12 +136,17 @@ class ModelInfo:
         )
 
 
-Event = Started | Chunk | Finished
+Event = Started | PromptLogProbs | Chunk | Finished
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A whole generation."""
+    """A whole generation.
+
+    Attributes:
+        log_probs: of its tokens, where the request asked for them.
+        prompt_log_probs: of the prompt's tokens but the first, where the request asked for them; with choice 0.
+    """
 
     text: str
     token_ids: tuple[int, ...]
@@ -128,20 +156,32 @@ class Completion:
     model: str
     seed: int
     is_exact: bool = True
+    log_probs: tuple[TokenLogProb, ...] = ()
+    prompt_log_probs: tuple[TokenLogProb, ...] = ()
+
+    @classmethod
+    def many_from_events(cls, events: Iterable[Event]) -> list[Completion]:
+        """Puts the events of several choices together; the result is in order of their index."""
+        by_choice: dict[int, list[Event]] = {}
+        for event in events:
+            by_choice.setdefault(event.index, []).append(event)
+        return [cls.from_events(by_choice[index]) for index in sorted(by_choice)]
 
     @classmethod
     def from_events(cls, events: Iterable[Event]) -> Completion:
         """Puts the events of one generation together.
 
         Args:
-            events: from the started event to the finished one.
+            events: from the started event to the finished one, of one choice.
         """
-        started, finished, chunks = None, None, []
+        started, finished, prompt, chunks = None, None, None, []
         for event in events:
             if isinstance(event, Started):
                 started = event
             elif isinstance(event, Finished):
                 finished = event
+            elif isinstance(event, PromptLogProbs):
+                prompt = event
             else:
                 chunks.append(event)
         assert started is not None, "a generation has a beginning"
@@ -155,6 +195,8 @@ class Completion:
             model=started.model,
             seed=started.seed,
             is_exact=started.is_exact,
+            log_probs=tuple(entry for chunk in chunks for entry in chunk.log_probs),
+            prompt_log_probs=() if prompt is None else prompt.log_probs,
         )
 
 
@@ -162,7 +204,9 @@ def from_response(response: generation_pb2.GenerateResponse) -> Event | None:
     """The event in a response; None for one that this version does not know."""
     kind = response.WhichOneof("event")
     if kind == "chunk":
-        return Chunk(response.chunk.text, tuple(response.chunk.token_ids))
+        token_ids = tuple(response.chunk.token_ids)
+        log_probs = read_log_probs(token_ids, response.chunk.log_probs)
+        return Chunk(response.chunk.text, token_ids, log_probs, response.index)
     if kind == "started":
         started = response.started
         mode = sampling_pb2.VerifyMode.Name(started.mode).removeprefix("VERIFY_MODE_").lower()
@@ -173,12 +217,17 @@ def from_response(response: generation_pb2.GenerateResponse) -> Event | None:
             started.seed,
             mode,
             started.is_exact,
+            response.index,
         )
     if kind == "finished":
         reason = (
             sampling_pb2.FinishReason.Name(response.finished.reason).removeprefix("FINISH_REASON_").lower()
         )
-        return Finished(reason, _stats(response.finished.stats))
+        return Finished(reason, _stats(response.finished.stats), response.index)
+    if kind == "prompt_log_probs":
+        token_ids = tuple(response.prompt_log_probs.token_ids)
+        log_probs = read_log_probs(token_ids[1:], response.prompt_log_probs.log_probs)
+        return PromptLogProbs(token_ids, log_probs, response.index)
     return None
 
 

@@ -6,7 +6,8 @@ there is one place that does. Deliberately does not know: calls. Called by the t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TypedDict
 
 from paceline.errors import InvalidRequestError
@@ -44,6 +45,16 @@ def build_request(
     min_p: float | None = None,
     seed: int | None = None,
     mode: str | None = None,
+    repetition_penalty: float | None = None,
+    presence_penalty: float | None = None,
+    frequency_penalty: float | None = None,
+    logit_bias: Mapping[int, float] | None = None,
+    bad_words: Sequence[str] = (),
+    bad_runs: Sequence[Sequence[int]] = (),
+    min_tokens: int | None = None,
+    log_probs: int | None = None,
+    prompt_log_probs: int | None = None,
+    n: int | None = None,
     stop: str | Sequence[str] = (),
     stop_token_ids: Sequence[int] = (),
     ignore_eos: bool = False,
@@ -63,6 +74,16 @@ def build_request(
         seed: same seed and prompt, same text.
         mode: "greedy", "coupled", "rejection", "block" or "typical" (which is not exact); None lets the temperature
             decide between the first two.
+        repetition_penalty: divides positive and multiplies negative logits of tokens in prompt or completion.
+        presence_penalty: taken from the logit of each token that the completion has.
+        frequency_penalty: taken once for each time that it has it.
+        logit_bias: numbers added to logits, by token id.
+        bad_words: texts that never stand in the completion.
+        bad_runs: runs of token ids that never do.
+        min_tokens: no stop token and no stop text before so many tokens.
+        log_probs: log-probabilities of the completion's tokens, and of so many likeliest tokens beside each.
+        prompt_log_probs: the same for the prompt's tokens.
+        n: completions; the one with index i has the seed plus i.
         stop: texts before which the text ends.
         stop_token_ids: tokens after which it ends.
         ignore_eos: go on past the model's end token.
@@ -81,6 +102,10 @@ def build_request(
         "top_p": top_p,
         "min_p": min_p,
         "seed": seed,
+        "repetition_penalty": repetition_penalty,
+        "presence_penalty": presence_penalty,
+        "frequency_penalty": frequency_penalty,
+        "min_tokens": min_tokens,
     }
     request = generation_pb2.GenerateRequest(model=model, ignore_eos=ignore_eos)
     request.speculation.disabled = not speculation
@@ -89,12 +114,33 @@ def build_request(
         _set(request.sampling, name, value, f"sampling.{name}")
     _set(request, "max_tokens", max_tokens, "max_tokens")
     _set(request.speculation, "max_draft_tokens", max_draft_tokens, "speculation.max_draft_tokens")
+    _set(request, "n", n, "n")
+    _set(request.log_probs, "num_top", log_probs, "log_probs.num_top")
+    _set(request.log_probs, "num_prompt_top", prompt_log_probs, "log_probs.num_prompt_top")
+    for token_id, bias in (logit_bias or {}).items():
+        with _naming(f"sampling.logit_bias[{token_id}]", bias):
+            request.sampling.logit_bias[token_id] = bias
+    for index, run in enumerate(bad_runs):
+        with _naming(f"sampling.bad_runs[{index}]", run):
+            request.sampling.bad_runs.add(token_ids=run)
+    with _naming("bad_words", bad_words):
+        request.bad_words.extend((bad_words,) if isinstance(bad_words, str) else bad_words)
     for text in (stop,) if isinstance(stop, str) else stop:
         request.stop.add(type=sampling_pb2.STOP_TYPE_TEXT, text=text)
     for token_id in stop_token_ids:
         _set(request.stop.add(type=sampling_pb2.STOP_TYPE_TOKEN), "token_id", token_id, "stop.token_id")
     _set_prompt(request, prompt)
     return request
+
+
+def check_single(parameters: Mapping[str, object]) -> None:
+    """Refuses several choices where one completion is the answer.
+
+    Raises:
+        InvalidRequestError: naming ``n``.
+    """
+    if parameters.get("n") not in (None, 1):
+        raise InvalidRequestError("n", "complete gives one completion; complete_many gives several")
 
 
 def _set_prompt(request: generation_pb2.GenerateRequest, prompt: Prompt) -> None:
@@ -121,7 +167,14 @@ def _set_prompt(request: generation_pb2.GenerateRequest, prompt: Prompt) -> None
 def _set(message: object, name: str, value: float | None, field: str) -> None:
     if value is None:
         return
-    try:
+    with _naming(field, value):
         setattr(message, name, value)
-    except (TypeError, ValueError) as error:  # protobuf's own check of type and width
+
+
+@contextmanager
+def _naming(field: str, value: object) -> Iterator[None]:
+    """Names the field of a value that protobuf's own check of type and width refuses."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
         raise InvalidRequestError(field, f"{value!r} does not fit: {error}") from error

@@ -9,11 +9,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from paceline.sampling.bad_runs import BadRuns
     from paceline.sampling.batch import verify_step
+    from paceline.sampling.bias import LogitBias
     from paceline.sampling.block import decide_block, verify_block
     from paceline.sampling.choices import race_listed, target_choices
     from paceline.sampling.distribution import MAX_WEIGHT, DraftDistribution, inverse_cdf
     from paceline.sampling.draws import SUPPORT_SIZE, draft_distributions, draw_children, draw_siblings
+    from paceline.sampling.log_probs import TokenLogProbs, token_log_probs
+    from paceline.sampling.min_tokens import MinTokens
     from paceline.sampling.noise import NoiseRole, gumbel, gumbel_at, seed_tensor, uniform, uniform_scalar
     from paceline.sampling.params import (
         Constraint,
@@ -22,6 +26,7 @@ if TYPE_CHECKING:
         SamplingParams,
         VerifyMode,
     )
+    from paceline.sampling.penalties import Penalties
     from paceline.sampling.processors import RowParams, process_logits, target_probs
     from paceline.sampling.rejection import decide_chain, drawn_chain, verify_chain_rejection
     from paceline.sampling.rules import LogitRule
@@ -32,15 +37,20 @@ if TYPE_CHECKING:
 _HOMES = {
     "MAX_WEIGHT": "distribution",
     "SUPPORT_SIZE": "draws",
+    "BadRuns": "bad_runs",
     "Constraint": "params",
     "ConstraintKind": "params",
     "DraftDistribution": "distribution",
     "FinalKind": "verify",
+    "LogitBias": "bias",
     "LogitRule": "rules",
+    "MinTokens": "min_tokens",
     "NoiseRole": "noise",
     "ParameterError": "params",
+    "Penalties": "penalties",
     "RowParams": "processors",
     "SamplingParams": "params",
+    "TokenLogProbs": "log_probs",
     "TreeWalk": "verify",
     "Verdict": "verify",
     "VerifyMode": "params",
@@ -60,6 +70,7 @@ _HOMES = {
     "seed_tensor": "noise",
     "target_choices": "choices",
     "target_probs": "processors",
+    "token_log_probs": "log_probs",
     "uniform": "noise",
     "uniform_scalar": "noise",
     "verify_block": "block",
@@ -73,15 +84,20 @@ _HOMES = {
 __all__ = [
     "MAX_WEIGHT",
     "SUPPORT_SIZE",
+    "BadRuns",
     "Constraint",
     "ConstraintKind",
     "DraftDistribution",
     "FinalKind",
+    "LogitBias",
     "LogitRule",
+    "MinTokens",
     "NoiseRole",
     "ParameterError",
+    "Penalties",
     "RowParams",
     "SamplingParams",
+    "TokenLogProbs",
     "TreeWalk",
     "Verdict",
     "VerifyMode",
@@ -101,6 +117,7 @@ __all__ = [
     "seed_tensor",
     "target_choices",
     "target_probs",
+    "token_log_probs",
     "uniform",
     "uniform_scalar",
     "verify_block",

@@ -17,6 +17,7 @@ from services.gateway.detokenizer import Detokenizer
 from services.gateway.requests import CheckedRequest
 from services.gateway.served_model import ServedModel
 from services.gateway.stop import StopTextMatcher
+from services.runtime.log_probs import check_log_probs, cut_log_probs, join_log_probs
 
 EXACT_MODES = frozenset(
     {
@@ -37,6 +38,7 @@ class Generation:
         model: what serves it.
         detokenizer: a fresh one.
         clock: seconds, monotonic.
+        index: choice that its events belong to.
 
     Attributes:
         token_ids: tokens generated so far.
@@ -50,12 +52,16 @@ class Generation:
         model: ServedModel,
         detokenizer: Detokenizer,
         clock: Callable[[], float],
+        index: int = 0,
     ) -> None:
         self._request = request
         self._model = model
         self._detokenizer = detokenizer
         self._stop_texts = StopTextMatcher(request.stop_texts)
         self._clock = clock
+        self._index = index
+        self._prompt_log_probs = sampling_pb2.LogProbs()
+        self._wants_prompt = request.log_probs.HasField("num_prompt_top")  # until they are sent
         self._started_at = clock()
         self._num_frames = 0
         self._num_lost_frames = 0
@@ -72,6 +78,7 @@ class Generation:
     def started(self, request_id: str) -> generation_pb2.GenerateResponse:
         """The first event."""
         return generation_pb2.GenerateResponse(
+            index=self._index,
             started=generation_pb2.GenerationStarted(
                 request_id=request_id,
                 model=self._model.name,
@@ -79,16 +86,21 @@ class Generation:
                 seed=self._request.sampling.seed,
                 mode=self._request.sampling.mode,
                 is_exact=self._request.sampling.mode in EXACT_MODES,
-            )
+            ),
         )
 
     def push(self, frame: orchestrator_pb2.RunResponse) -> list[generation_pb2.GenerateResponse]:
         """Takes a frame of the conductor and returns the events that it caused.
 
         Raises:
-            UnavailableError: the conductor sent a token that the model does not have.
+            UnavailableError: the conductor sent a token that the model does not have, or log-probabilities that do not
+                fit the tokens.
         """
         assert not self.is_finished, "a frame after the end"
+        events = self._take_prompt_log_probs(frame)
+        options = self._request.log_probs
+        if options.HasField("num_top"):
+            self._check_log_probs(frame.log_probs, len(frame.token_ids), options.num_top)
         if frame.HasField("stats"):
             self._stats = frame.stats
         if frame.token_ids:
@@ -101,14 +113,15 @@ class Generation:
             text += self._end_of_text()
         if self._stop_texts.matched is not None:
             reason = sampling_pb2.FINISH_REASON_STOP
-        events = []
         if text or num_taken:
             chunk = generation_pb2.GenerationChunk(text=text, token_ids=frame.token_ids[:num_taken])
-            events.append(generation_pb2.GenerateResponse(chunk=chunk))
+            if num_taken and options.HasField("num_top"):
+                chunk.log_probs.CopyFrom(cut_log_probs(frame.log_probs, 0, num_taken))
+            events.append(generation_pb2.GenerateResponse(chunk=chunk, index=self._index))
         if reason != sampling_pb2.FINISH_REASON_UNSPECIFIED:
             self.finish_reason = reason
             finished = generation_pb2.GenerationFinished(reason=reason, stats=self._final_stats())
-            events.append(generation_pb2.GenerateResponse(finished=finished))
+            events.append(generation_pb2.GenerateResponse(finished=finished, index=self._index))
         return events
 
     def run_lost(self) -> None:
@@ -125,10 +138,35 @@ class Generation:
             self.token_ids.append(token_id)
             if token_id in self._request.stop_token_ids:  # kept among the tokens, its text is not shown
                 return text, index + 1
-            text += self._stop_texts.push(self._detokenizer.push(token_id))
+            may_stop = len(self.token_ids) > self._request.sampling.min_tokens
+            text += self._stop_texts.push(self._detokenizer.push(token_id), may_match=may_stop)
             if self._stop_texts.matched is not None:
                 return text, index + 1
         return text, len(token_ids)
+
+    def _take_prompt_log_probs(
+        self, frame: orchestrator_pb2.RunResponse
+    ) -> list[generation_pb2.GenerateResponse]:
+        """Gathers the prompt's, which may come in parts, and returns them as one event once they are complete."""
+        if not self._wants_prompt:
+            return []
+        join_log_probs(self._prompt_log_probs, frame.prompt_log_probs)
+        token_ids = self._request.prompt_token_ids
+        if len(self._prompt_log_probs.log_probs) < len(token_ids) - 1 and not frame.token_ids:
+            return []
+        num_top = self._request.log_probs.num_prompt_top
+        self._check_log_probs(self._prompt_log_probs, len(token_ids) - 1, num_top)
+        self._wants_prompt = False
+        prompt = generation_pb2.PromptLogProbs(token_ids=token_ids, log_probs=self._prompt_log_probs)
+        return [generation_pb2.GenerateResponse(prompt_log_probs=prompt, index=self._index)]
+
+    def _check_log_probs(self, message: sampling_pb2.LogProbs, num_tokens: int, num_top: int) -> None:
+        try:
+            check_log_probs(message, num_tokens, num_top, self._model.vocab_size)
+        except ValueError as error:
+            raise UnavailableError(
+                f"the conductor sent log-probabilities that do not fit: {error}"
+            ) from error
 
     def _end_of_text(self) -> str:
         text = self._stop_texts.push(self._detokenizer.flush())

@@ -8,15 +8,17 @@ Called by: :mod:`services.gateway.servicer`, once per request.
 
 from __future__ import annotations
 
-import math
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from paceline.errors import InvalidRequestError
+from paceline.sampling.params import MAX_BAD_RUNS, MAX_SEED
 from paceline.v1 import generation_pb2, orchestrator_pb2, sampling_pb2
+from services.gateway.rules import bad_word_runs, check_rules, in_range, token_in_vocabulary
 from services.gateway.served_model import ServedModel
 from services.gateway.tokenizer import ModelTokenizer
+from services.runtime.sampling import check_log_probs, sampling_params
 
 DEFAULT_MAX_TOKENS = 128
 MAX_TEMPERATURE = 100.0
@@ -24,6 +26,7 @@ MAX_STOP_CONDITIONS = 8
 MAX_STOP_TEXT_BYTES = 256
 MAX_DRAFT_TOKENS = 64
 MAX_MESSAGES = 4096
+MAX_CHOICES = 16
 _ROLES = ("system", "user", "assistant")
 # Seeds drawn here fit a JSON number, so that whoever reads one can send it back.
 _DRAWN_SEED_BITS = 53
@@ -40,6 +43,7 @@ class CheckedRequest:
         stop_token_ids: the request's and, unless ``ignore_eos``, the model's own.
         stop_texts: in the order of the request.
         speculation: as sent.
+        log_probs: as sent; in range.
     """
 
     prompt_token_ids: tuple[int, ...]
@@ -48,9 +52,28 @@ class CheckedRequest:
     stop_token_ids: frozenset[int]
     stop_texts: tuple[str, ...]
     speculation: sampling_pb2.SpeculationOptions
+    log_probs: sampling_pb2.LogProbOptions = field(default_factory=sampling_pb2.LogProbOptions)
+
+    def choice(self, index: int) -> CheckedRequest:
+        """The request of one of several completions: its own seed, and the prompt's log-probabilities only once."""
+        if index == 0:
+            return self
+        sampling, log_probs = sampling_pb2.SamplingParams(), sampling_pb2.LogProbOptions()
+        sampling.CopyFrom(self.sampling)
+        sampling.seed = (self.sampling.seed + index) & MAX_SEED
+        log_probs.CopyFrom(self.log_probs)
+        log_probs.ClearField("num_prompt_top")
+        return replace(self, sampling=sampling, log_probs=log_probs)
 
     def to_run_request(self, request_id: str, generated: Sequence[int] = ()) -> orchestrator_pb2.RunRequest:
-        """What a conductor gets; ``generated`` are tokens that an earlier run already streamed."""
+        """What a conductor gets; ``generated`` are tokens that an earlier run already streamed.
+
+        The prompt's log-probabilities came with the first of them, and are not asked for again.
+        """
+        log_probs = sampling_pb2.LogProbOptions()
+        log_probs.CopyFrom(self.log_probs)
+        if generated:
+            log_probs.ClearField("num_prompt_top")
         return orchestrator_pb2.RunRequest(
             request_id=request_id,
             prompt_token_ids=[*self.prompt_token_ids, *generated],
@@ -59,6 +82,7 @@ class CheckedRequest:
             stop_token_ids=sorted(self.stop_token_ids),
             speculation=self.speculation,
             num_resumed_tokens=len(generated),
+            log_probs=log_probs,
         )
 
 
@@ -87,11 +111,14 @@ class RequestChecker:
         sampling = check_sampling(request.sampling, model.vocab_size)
         max_tokens = request.max_tokens if request.HasField("max_tokens") else DEFAULT_MAX_TOKENS
         if request.HasField("max_tokens"):
-            _in_range("max_tokens", max_tokens, 1, model.max_positions)
+            in_range("max_tokens", max_tokens, 1, model.max_positions)
+        in_range("sampling.min_tokens", sampling.min_tokens, 0, max_tokens)
+        self._add_bad_words(sampling, request.bad_words, model.vocab_size)
+        check_log_probs(request.log_probs, model.vocab_size)
         stop_token_ids, stop_texts = check_stop(request.stop, model.vocab_size)
         if request.speculation.HasField("max_draft_tokens"):
             draft_tokens = request.speculation.max_draft_tokens
-            _in_range("speculation.max_draft_tokens", draft_tokens, 1, MAX_DRAFT_TOKENS)
+            in_range("speculation.max_draft_tokens", draft_tokens, 1, MAX_DRAFT_TOKENS)
         prompt = self._prompt(request, model)
         return CheckedRequest(
             prompt_token_ids=prompt,
@@ -102,7 +129,19 @@ class RequestChecker:
             | (frozenset() if request.ignore_eos else frozenset(model.eos_token_ids)),
             stop_texts=stop_texts,
             speculation=request.speculation,
+            log_probs=request.log_probs,
         )
+
+    def _add_bad_words(
+        self, sampling: sampling_pb2.SamplingParams, bad_words: Sequence[str], vocab_size: int
+    ) -> None:
+        for run in bad_word_runs(bad_words, self._tokenizer, vocab_size):
+            sampling.bad_runs.add(token_ids=run)
+        if len(sampling.bad_runs) > MAX_BAD_RUNS:
+            raise InvalidRequestError(
+                "bad_words",
+                f"makes, with sampling.bad_runs, {len(sampling.bad_runs)} runs; at most {MAX_BAD_RUNS} are possible",
+            )
 
     def _prompt(self, request: generation_pb2.GenerateRequest, model: ServedModel) -> tuple[int, ...]:
         form = request.WhichOneof("prompt")
@@ -121,7 +160,7 @@ class RequestChecker:
             field = "tokens.token_ids"
             token_ids = list(request.tokens.token_ids)
             for index, token_id in enumerate(token_ids):
-                _token_in_vocabulary(f"{field}[{index}]", token_id, model.vocab_size)
+                token_in_vocabulary(f"{field}[{index}]", token_id, model.vocab_size)
         if not token_ids:
             raise InvalidRequestError(field, "is empty")
         if len(token_ids) >= model.max_positions:
@@ -161,28 +200,34 @@ def check_sampling(sampling: sampling_pb2.SamplingParams, vocab_size: int) -> sa
     """
     temperature = sampling.temperature  # the defaults of absent fields are 0, except for top_p
     top_p = sampling.top_p if sampling.HasField("top_p") else 1.0
-    _in_range("sampling.temperature", temperature, 0.0, MAX_TEMPERATURE)
-    _in_range("sampling.top_k", sampling.top_k, 0, vocab_size)
-    _in_range("sampling.top_p", top_p, 0.0, 1.0)
+    in_range("sampling.temperature", temperature, 0.0, MAX_TEMPERATURE)
+    in_range("sampling.top_k", sampling.top_k, 0, vocab_size)
+    in_range("sampling.top_p", top_p, 0.0, 1.0)
     if top_p == 0:
         raise InvalidRequestError("sampling.top_p", "must be above 0")
-    _in_range("sampling.min_p", sampling.min_p, 0.0, 1.0)
-    checked = sampling_pb2.SamplingParams(
-        temperature=temperature,
-        top_k=sampling.top_k,
-        top_p=top_p,
-        min_p=sampling.min_p,
-        seed=sampling.seed if sampling.HasField("seed") else secrets.randbits(_DRAWN_SEED_BITS),
-        mode=_check_mode(sampling.mode, is_greedy=temperature == 0),
-    )
-    for field in ("typical_epsilon", "typical_delta"):
-        if sampling.HasField(field):
-            value = getattr(sampling, field)
-            _in_range(f"sampling.{field}", value, 0.0, 1.0)
-            if value == 0:
-                raise InvalidRequestError(f"sampling.{field}", "must be above 0")
-            setattr(checked, field, value)
+    in_range("sampling.min_p", sampling.min_p, 0.0, 1.0)
+    check_rules(sampling, vocab_size)
+    checked = sampling_pb2.SamplingParams()
+    checked.CopyFrom(sampling)
+    checked.temperature = temperature
+    checked.top_k = sampling.top_k
+    checked.top_p = top_p
+    checked.min_p = sampling.min_p
+    checked.seed = sampling.seed if sampling.HasField("seed") else secrets.randbits(_DRAWN_SEED_BITS)
+    checked.mode = _check_mode(sampling.mode, is_greedy=temperature == 0)
+    sampling_params(checked)  # whatever the verifier would refuse is refused here
     return checked
+
+
+def check_num_choices(request: generation_pb2.GenerateRequest) -> int:
+    """Completions asked for.
+
+    Raises:
+        InvalidRequestError: naming the field.
+    """
+    num_choices = request.n if request.HasField("n") else 1
+    in_range("n", num_choices, 1, MAX_CHOICES)
+    return num_choices
 
 
 def _check_mode(mode: sampling_pb2.VerifyMode, *, is_greedy: bool) -> sampling_pb2.VerifyMode:
@@ -213,7 +258,7 @@ def check_stop(
     texts: list[str] = []
     for index, condition in enumerate(conditions):
         if condition.type == sampling_pb2.STOP_TYPE_TOKEN:
-            _token_in_vocabulary(f"stop[{index}].token_id", condition.token_id, vocab_size)
+            token_in_vocabulary(f"stop[{index}].token_id", condition.token_id, vocab_size)
             if condition.text:
                 raise InvalidRequestError(
                     f"stop[{index}].text", "is not compared by a condition of type token"
@@ -235,13 +280,3 @@ def check_stop(
                 f"stop[{index}].type", f"{int(condition.type)} is neither token nor text"
             )
     return frozenset(token_ids), tuple(texts)
-
-
-def _in_range(field: str, value: float, low: float, high: float) -> None:
-    if not math.isfinite(value) or not low <= value <= high:
-        raise InvalidRequestError(field, f"must be from {low} to {high}, got {value}")
-
-
-def _token_in_vocabulary(field: str, token_id: int, vocab_size: int) -> None:
-    if token_id >= vocab_size:
-        raise InvalidRequestError(field, f"{token_id} is outside the vocabulary of {vocab_size} tokens")

@@ -19,10 +19,11 @@ from grpc import aio
 from paceline.errors import CapacityError, PacelineError, UnavailableError
 from paceline.v1 import generation_pb2, generation_pb2_grpc
 from services.gateway import metrics
+from services.gateway.choices import merged
 from services.gateway.director import DirectorClient
 from services.gateway.errors import DeadlineError
 from services.gateway.generation import Generation
-from services.gateway.requests import CheckedRequest, RequestChecker
+from services.gateway.requests import CheckedRequest, RequestChecker, check_num_choices
 from services.gateway.served_model import ModelWatch, ServedModel
 from services.gateway.tokenizer import ModelTokenizer
 
@@ -43,7 +44,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         checker: of requests.
         watch: of what is served.
         director: the orchestrator.
-        max_requests: most requests in flight; more are refused, to be tried again.
+        max_requests: most completions in flight; more are refused, to be tried again.
         default_timeout_s: for calls without a deadline.
         clock: seconds, monotonic.
     """
@@ -72,25 +73,32 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     async def Generate(
         self, request: generation_pb2.GenerateRequest, context: aio.ServicerContext
     ) -> AsyncGenerator[generation_pb2.GenerateResponse, None]:
-        """Streams one completion."""
+        """Streams the completions of one request."""
         arrived_at = self._clock()
         deadline = arrived_at + self._timeout_s(context)
         model = self._watch.current()
-        if self._num_running >= self._max_requests:
-            raise CapacityError(f"{self._num_running} requests are in flight, which is the limit")
-        self._num_running += 1
+        num_choices = check_num_choices(request)
+        if self._num_running + num_choices > self._max_requests:
+            raise CapacityError(
+                f"{self._num_running} completions are in flight, {self._max_requests} is the limit"
+            )
+        self._num_running += num_choices
         try:
             with metrics.in_flight(model.name):
                 # Long prompts take tens of milliseconds; the library releases the GIL, other streams go on.
                 checked = await asyncio.to_thread(self._checker.check, request, model)
-                async with aclosing(self._stream(checked, model, arrived_at, deadline)) as events:
+                choices = [
+                    self._stream(checked.choice(index), index, model, arrived_at, deadline)
+                    for index in range(num_choices)
+                ]
+                async with aclosing(merged(choices)) as events:
                     async for event in events:
                         yield event
         except PacelineError as error:
             metrics.observe_failure(model.name, error.reason)
             raise
         finally:
-            self._num_running -= 1
+            self._num_running -= num_choices
 
     async def GetModelInfo(
         self, request: generation_pb2.GetModelInfoRequest, context: aio.ServicerContext
@@ -122,10 +130,10 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         return remaining
 
     async def _stream(
-        self, request: CheckedRequest, model: ServedModel, arrived_at: float, deadline: float
+        self, request: CheckedRequest, index: int, model: ServedModel, arrived_at: float, deadline: float
     ) -> AsyncGenerator[generation_pb2.GenerateResponse, None]:
-        """Admits and runs; where a conductor dies, goes on at another from the tokens so far."""
-        generation = Generation(request, model, self._tokenizer.detokenizer(), self._clock)
+        """Admits and runs one choice; where a conductor dies, goes on at another from the tokens so far."""
+        generation = Generation(request, model, self._tokenizer.detokenizer(), self._clock, index)
         log = self._log
         num_runs = 0
         is_admitted = False
@@ -166,6 +174,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             log.info(
                 "request ended",
                 reason=int(generation.finish_reason),
+                choice=index,
                 num_prompt_tokens=len(request.prompt_token_ids),
                 num_tokens=len(generation.token_ids),
                 seconds=round(now - arrived_at, 3),

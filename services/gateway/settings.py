@@ -24,7 +24,7 @@ class GatewaySettings(ServerSettings):
     )
     orchestrator: str = Field("127.0.0.1:50054", description="host:port of the director")
     served_model_name: str | None = Field(None, description="name that requests use; absent: the verifier's")
-    max_requests: int = Field(256, ge=1, le=100_000, description="most requests in flight")
+    max_requests: int = Field(256, ge=1, le=100_000, description="most completions in flight")
     max_prompt_bytes: int = Field(
         4 << 20, ge=1, le=64 << 20, description="longest prompt text that is tokenised"
     )

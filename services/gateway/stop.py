@@ -26,12 +26,23 @@ class StopTextMatcher:
         self._held = ""
         self.matched: str | None = None
 
-    def push(self, text: str) -> str:
-        """Adds text and returns what may be shown now. Nothing may be added after a match."""
+    def push(self, text: str, *, may_match: bool = True) -> str:
+        """Adds text and returns what may be shown now. Nothing may be added after a match.
+
+        Args:
+            text: what the last tokens added.
+            may_match: False lets stop texts pass that are complete within this text; one that only begins here may
+                still match later.
+        """
         assert self.matched is None, "text after the stop text"
+        num_old = len(self._held)  # what was held back has no match in it that counts
         text = self._held + text
-        found = [(at + len(stop), at, stop) for stop in self._stop_texts if (at := text.find(stop)) >= 0]
-        if found:
+        found = [
+            (at + len(stop), at, stop)
+            for stop in self._stop_texts
+            if (at := text.find(stop, max(0, num_old - len(stop) + 1))) >= 0
+        ]
+        if found and may_match:
             _, at, self.matched = min(found)
             self._held = ""
             return text[:at]

@@ -49,6 +49,10 @@ class ModelTokenizer:
         """Token ids of a text, with the special tokens that the tokenizer itself puts around texts."""
         return list(self._tokenizer.encode(text).ids)
 
+    def encode_part(self, text: str) -> list[int]:
+        """Token ids of a piece of text, without special tokens around it."""
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """Token ids of a conversation; the template writes all special tokens.
 

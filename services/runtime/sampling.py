@@ -1,12 +1,13 @@
 """Sampling parameters from the wire, with the defaults that paceline.v1.SamplingParams documents.
 
-Called by: verifier and drafter, which must choose alike.
+Called by: gateway, conductor and verifier, which refuse alike, and the drafter, which must choose as the verifier does.
 """
 
 from __future__ import annotations
 
 from paceline.errors import InvalidRequestError
 from paceline.sampling import Constraint, ConstraintKind, ParameterError, SamplingParams, VerifyMode
+from paceline.sampling.params import MAX_TOP_LOG_PROBS
 from paceline.v1 import sampling_pb2
 
 _MODES = {
@@ -47,6 +48,44 @@ def sampling_params(message: sampling_pb2.SamplingParams) -> SamplingParams:
         )
     except ParameterError as error:
         raise InvalidRequestError(f"sampling.{error.field}", error.message) from None
+
+
+def check_token_ids(params: SamplingParams, vocab_size: int) -> None:
+    """Refuse parameters that name a token outside the vocabulary, or may forbid all that it has.
+
+    Raises:
+        InvalidRequestError: naming the entry, such as ``sampling.logit_bias[50000]``.
+    """
+    for token, _ in params.logit_bias:
+        _in_vocabulary(f"sampling.logit_bias[{token}]", token, vocab_size)
+    for index, run in enumerate(params.bad_runs):
+        for place, token in enumerate(run):
+            _in_vocabulary(f"sampling.bad_runs[{index}].token_ids[{place}]", token, vocab_size)
+    if len({run[-1] for run in params.bad_runs}) >= vocab_size:
+        raise InvalidRequestError("sampling.bad_runs", "may leave no token to choose")
+
+
+def check_log_probs(options: sampling_pb2.LogProbOptions, vocab_size: int) -> tuple[int | None, int | None]:
+    """Alternatives asked for beside each token of the completion and of the prompt; None asks for nothing.
+
+    Raises:
+        InvalidRequestError: naming the field.
+    """
+    limit = min(MAX_TOP_LOG_PROBS, vocab_size)
+    for field in ("num_top", "num_prompt_top"):
+        if getattr(options, field) > limit:
+            raise InvalidRequestError(
+                f"log_probs.{field}", f"must be from 0 to {limit}, got {getattr(options, field)}"
+            )
+    return (
+        options.num_top if options.HasField("num_top") else None,
+        options.num_prompt_top if options.HasField("num_prompt_top") else None,
+    )
+
+
+def _in_vocabulary(field: str, token: int, vocab_size: int) -> None:
+    if token >= vocab_size:
+        raise InvalidRequestError(field, f"{token} is outside the vocabulary of {vocab_size} tokens")
 
 
 def _constraint(message: sampling_pb2.Constraint) -> Constraint:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import structlog
 import torch
@@ -22,6 +22,15 @@ from paceline.v1 import target_pb2
 from services.verifier.colocated import ColocatedDrafter
 from services.verifier.features import FeatureHub
 from services.verifier.inbox import Inbox
+from services.verifier.log_probs import (
+    MAX_PROMPT_ROWS,
+    Share,
+    committed_share,
+    num_prompt_rows,
+    prompt_share,
+    raw_rows,
+    report_shares,
+)
 from services.verifier.policy import StepPolicy, share_nodes
 from services.verifier.report import Reporter, SequenceCommit, StepFigures
 from services.verifier.sequence import Finish, SequenceState, TargetSequence
@@ -42,12 +51,14 @@ class Turn:
         num_settled: leading rows that are committed tokens, the root included where it is in this step.
         tree: draft nodes run behind the root; empty while the prompt is still being run.
         reaches_root: True where the step runs the root, so that tokens are committed.
+        num_prompt_logits: leading rows whose logits are wanted for the prompt's log-probabilities.
     """
 
     sequence: TargetSequence
     num_settled: int
     tree: DraftTree
     reaches_root: bool
+    num_prompt_logits: int = 0
 
 
 class StepLoop:
@@ -118,9 +129,10 @@ class StepLoop:
             self._table.fail(turns[-1].sequence, "KV_CACHE_EXHAUSTED", str(error))
             return
         forward_end_s = time.monotonic()
-        commits = self._commit(turns, output)
+        commits, shares = self._commit(turns, output)
+        log_probs = report_shares(shares)
         self._last_step_end_s = time.monotonic()
-        self._report(turns, commits, held_us, started_s, forward_end_s)
+        self._report(turns, commits, log_probs, held_us, started_s, forward_end_s)
         self._draft(commits)
         self._table.drop_finished()
 
@@ -161,6 +173,7 @@ class StepLoop:
         """Rows of the next step: every running sequence, its drafts within the budget, prompts in chunks."""
         policy = self._policy
         prefill_left = policy.max_prefill_tokens
+        prompt_logits_left = MAX_PROMPT_ROWS
         turns: list[Turn] = []
         for sequence in self._table.running:
             if sequence.is_decoding:
@@ -168,11 +181,18 @@ class StepLoop:
                 turns.append(Turn(sequence, 1, tree, reaches_root=True))
             elif prefill_left > 0:
                 num_rows = min(sequence.num_uncached, prefill_left)
+                if sequence.spec.num_prompt_top is not None:
+                    num_rows = min(num_rows, prompt_logits_left)
+                    prompt_logits_left -= num_rows
+                    if num_rows == 0:
+                        continue
                 prefill_left -= num_rows
-                turns.append(Turn(sequence, num_rows, EMPTY_TREE, num_rows == sequence.num_uncached))
+                reaches_root = num_rows == sequence.num_uncached
+                num_logits = num_prompt_rows(sequence, num_rows)
+                turns.append(Turn(sequence, num_rows, EMPTY_TREE, reaches_root, num_logits))
         trees = share_nodes([turn.tree for turn in turns], policy.max_nodes_per_step)
         return [
-            turn if tree is turn.tree else Turn(turn.sequence, turn.num_settled, tree, turn.reaches_root)
+            turn if tree is turn.tree else replace(turn, tree=tree)
             for turn, tree in zip(turns, trees, strict=True)
         ]
 
@@ -191,15 +211,21 @@ class StepLoop:
                     slot=sequence.slot,
                     tokens=[*settled, *tree.tokens],
                     parents=parents,
-                    num_logits=range(root, num_rows) if turn.reaches_root else "none",
+                    num_logits=[
+                        *range(turn.num_prompt_logits),
+                        *range(root, num_rows if turn.reaches_root else root),
+                    ],
                     wants_features=sequence.may_draft,
                 )
             )
         return self._engine.step(rows)
 
-    def _commit(self, turns: list[Turn], output: StepOutput) -> list[SequenceCommit]:
-        """Verify, keep the accepted rows, and move every sequence on."""
+    def _commit(self, turns: list[Turn], output: StepOutput) -> tuple[list[SequenceCommit], list[Share]]:
+        """Verify, keep the accepted rows, and move every sequence on; also whose log-probabilities are wanted."""
         deciding = [which for which, turn in enumerate(turns) if turn.reaches_root]
+        logits = {which: output.logits[which][turns[which].num_prompt_logits :] for which in deciding}
+        raw = {which: raw_rows(turns[which].sequence, rows) for which, rows in logits.items()}
+        shares: list[Share] = []
         verdicts: dict[int, Verdict] = {}
         if deciding:
             verdicts = dict(
@@ -208,7 +234,7 @@ class StepLoop:
                     judge(
                         [turns[which].sequence for which in deciding],
                         [turns[which].tree for which in deciding],
-                        [output.logits[which] for which in deciding],
+                        [logits[which] for which in deciding],
                     ),
                     strict=True,
                 )
@@ -221,9 +247,15 @@ class StepLoop:
             self._engine.keep(turn.sequence.slot, kept)
             start = turn.sequence.num_cached
             turn.sequence.num_cached += len(kept)
+            if turn.num_prompt_logits:
+                prompt_logits = output.logits[which][: turn.num_prompt_logits]
+                shares.append(prompt_share(turn.sequence, start, prompt_logits))
             going_on: Sequence[int] = ()  # tokens that a drafter may go on from
             if verdict is not None:
                 commits.append(self._settle(turn, verdict))
+                if (rows_before_rules := raw[which]) is not None:
+                    tokens = commits[-1].tokens
+                    shares.append(committed_share(turn.sequence, rows_before_rules, verdict, tokens))
                 if commits[-1].finish is Finish.NOT_YET:
                     going_on = commits[-1].tokens
             if output.features and turn.sequence.may_draft:
@@ -234,7 +266,7 @@ class StepLoop:
             features
         ) in settled:  # one right after the other, so that a drafter can draft for all of them together
             self._hand_over(*features)
-        return commits
+        return commits, shares
 
     def _hand_over(
         self, sequence: TargetSequence, start: int, rows: torch.Tensor, tokens: Sequence[int]
@@ -267,6 +299,7 @@ class StepLoop:
         self,
         turns: list[Turn],
         commits: list[SequenceCommit],
+        log_probs: list[tuple[TargetSequence, target_pb2.SequenceLogProbs]],
         held_us: int,
         started_s: float,
         forward_end_s: float,
@@ -284,7 +317,7 @@ class StepLoop:
             colocated_draft_us=self._colocated_draft_us,
             policy_version=self._policy.version,
         )
-        dropped = self._reporter.send(figures, [turn.sequence for turn in turns], commits)
+        dropped = self._reporter.send(figures, [turn.sequence for turn in turns], commits, log_probs)
         num_ended = sum(commit.finish is not Finish.NOT_YET for commit in commits)
         self._observe(figures, commits, dropped, self._table.num_running - num_ended)
 

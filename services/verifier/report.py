@@ -74,7 +74,11 @@ class Reporter:
     drops: Drops = field(default_factory=Drops)
 
     def send(
-        self, figures: StepFigures, ran: Sequence[TargetSequence], commits: Sequence[SequenceCommit]
+        self,
+        figures: StepFigures,
+        ran: Sequence[TargetSequence],
+        commits: Sequence[SequenceCommit],
+        log_probs: Sequence[tuple[TargetSequence, target_pb2.SequenceLogProbs]] = (),
     ) -> target_pb2.DroppedDrafts:
         """Push each session its part of a step; returns the drops reported with it.
 
@@ -86,7 +90,9 @@ class Reporter:
             by_session[commit.sequence.owner].append(commit)
         dropped = self.drops.take()
         for session, own in by_session.items():
-            session.push(target_pb2.VerifyResponse(step=_report(figures, own, dropped)))
+            report = _report(figures, own, dropped)
+            report.log_probs.extend(message for sequence, message in log_probs if sequence.owner is session)
+            session.push(target_pb2.VerifyResponse(step=report))
         return dropped
 
 

@@ -32,7 +32,14 @@ class Finish(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SequenceSpec:
-    """What a conductor asks for, checked."""
+    """What a conductor asks for, checked.
+
+    Attributes:
+        max_new_tokens: most tokens to commit here.
+        num_resumed_tokens: tokens at the end of the prompt that were generated before a move.
+        num_top: alternatives to report beside each committed token; None reports no log-probabilities.
+        num_prompt_top: the same for the prompt's tokens.
+    """
 
     key: int
     epoch: int
@@ -41,6 +48,14 @@ class SequenceSpec:
     max_new_tokens: int
     stop_token_ids: frozenset[int]
     max_draft_nodes: int
+    num_resumed_tokens: int = 0
+    num_top: int | None = None
+    num_prompt_top: int | None = None
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens that the request itself began with."""
+        return len(self.prompt) - self.num_resumed_tokens
 
 
 @dataclass(slots=True)

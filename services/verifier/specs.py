@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from paceline.errors import InvalidRequestError
 from paceline.v1 import target_pb2
-from services.runtime.sampling import sampling_params
+from services.runtime.sampling import check_log_probs, check_token_ids, sampling_params
 from services.verifier.sequence import SequenceSpec
 
 MAX_STOP_TOKENS = 64
@@ -37,14 +37,24 @@ def sequence_spec(opening: target_pb2.OpenSequence, vocab_size: int, max_positio
         raise InvalidRequestError("max_new_tokens", f"must be between 1 and {max_positions} and not used up")
     if len(opening.stop_token_ids) > MAX_STOP_TOKENS:
         raise InvalidRequestError("stop_token_ids", f"at most {MAX_STOP_TOKENS} are allowed")
+    if opening.stop_token_ids and max(opening.stop_token_ids) >= vocab_size:
+        raise InvalidRequestError(
+            "stop_token_ids", f"token id {max(opening.stop_token_ids)} is not below {vocab_size}"
+        )
     if opening.max_draft_nodes > MAX_DRAFT_NODES:
         raise InvalidRequestError("max_draft_nodes", f"must be at most {MAX_DRAFT_NODES}")
+    sampling = sampling_params(opening.sampling)
+    check_token_ids(sampling, vocab_size)
+    num_top, num_prompt_top = check_log_probs(opening.log_probs, vocab_size)
     return SequenceSpec(
         key=opening.key,
         epoch=opening.epoch,
         prompt=prompt,
-        sampling=sampling_params(opening.sampling),
+        sampling=sampling,
         max_new_tokens=opening.max_new_tokens - opening.num_resumed_tokens,
         stop_token_ids=frozenset(opening.stop_token_ids),
         max_draft_nodes=opening.max_draft_nodes,
+        num_resumed_tokens=opening.num_resumed_tokens,
+        num_top=num_top,
+        num_prompt_top=num_prompt_top,
     )

@@ -17,6 +17,7 @@ from services.verifier.features import FeatureHub
 from services.verifier.inbox import Attach, Close, CloseSession, Command, Drafts, Open, SetPolicy
 from services.verifier.policy import StepPolicy
 from services.verifier.report import Drops
+from services.verifier.rules import make_rules
 from services.verifier.sequence import SequenceState, TargetSequence
 from services.verifier.session import Session
 
@@ -100,6 +101,7 @@ class SequenceTable:
             slot=slot,
             max_positions=self._engine.shape.max_positions,
             vocab_size=self._engine.shape.vocab_size,
+            rules=make_rules(spec, self._engine.shape.vocab_size),
         )
         self._next_id += 1
         self._by_id[sequence.sequence_id] = sequence

@@ -51,6 +51,54 @@ def test_parameters_reach_the_gateway(serve: Serve) -> None:
     assert (sent.speculation.disabled, list(sent.stop_token_ids)) == (True, [])
 
 
+def test_sampling_parameters_reach_the_gateway(serve: Serve) -> None:
+    served = serve(Script(TOKENS))
+    flags = ["--repetition-penalty", "1.5", "--presence-penalty", "0.5", "--frequency-penalty", "-0.5"]
+    flags += ["--logit-bias", "7=-100", "--logit-bias", "9=1.5", "--bad-word", "wo", "--bad-word", "lo"]
+    flags += ["--min-tokens", "2", "--stop-token-id", "8", "--stop-token-id", "9", "--logprobs", "2"]
+    assert run("hello", *flags, "--endpoint", served.endpoint) == 0
+    sent = served.conductor.runs[0]
+    sampling = sent.sampling
+    assert (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty) == (
+        1.5,
+        0.5,
+        -0.5,
+    )
+    assert (dict(sampling.logit_bias), sampling.min_tokens) == ({7: -100.0, 9: 1.5}, 2)
+    assert len(sampling.bad_runs) == 4
+    assert (list(sent.stop_token_ids), sent.log_probs.num_top) == ([1, 8, 9], 2)
+
+
+def test_log_probs_are_a_line_for_each_token(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:
+    served = serve(Script(TOKENS))
+    assert run("hello", "--logprobs", "1", "--endpoint", served.endpoint) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == TEXT
+    assert len(lines) == 1 + len(TOKENS) + 1
+    token = TOKENS[0]
+    assert lines[1].split() == [
+        "token",
+        str(token),
+        "log-prob",
+        f"{-token:.4f}",
+        "rank",
+        str(token + 1),
+        f"{token}:-0.0000",
+    ]
+
+
+def test_several_completions_are_printed_one_by_one(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:
+    served = serve(Script(TOKENS))
+    assert run("hello", "--n", "3", "--seed", "5", "-t", "1", "--endpoint", served.endpoint) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert sorted(line for line in lines if line.startswith("choice")) == [
+        f"choice {index}, seed {5 + index}:" for index in range(3)
+    ]
+    assert lines.count(TEXT) == 3
+    assert run("hello", "--n", "2", "--quiet", "--endpoint", served.endpoint) == 0
+    assert capsys.readouterr().out.splitlines() == [TEXT, TEXT]
+
+
 def test_a_chat_has_a_system_turn_where_given(serve: Serve) -> None:
     served = serve(Script(TOKENS))
     assert run("hello", "--system", "be brief", "--endpoint", served.endpoint) == 0
@@ -83,8 +131,16 @@ def test_a_mode_is_asked_for_by_name(serve: Serve, capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("flags", "field"),
     [
-        (["-t", "-1"], "sampling.temperature"),
         (["--mode", "best"], "sampling.mode"),
+        (["--logit-bias", "7"], "sampling.logit_bias"),
+        (["--logit-bias", "7=x"], "sampling.logit_bias"),
+        (["--logit-bias", "7=1", "--logit-bias", "7=2"], "sampling.logit_bias"),
+        (["--logit-bias", "300=1"], "sampling.logit_bias[300]"),
+        (["--bad-word", ""], "bad_words[0]"),
+        (["--logprobs", "21"], "log_probs.num_top"),
+        (["--n", "17"], "n"),
+        (["--n", "2", "--compare"], "n"),
+        (["-t", "-1"], "sampling.temperature"),
         (["-n", "0"], "max_tokens"),
         (["--stop", ""], "stop[0].text"),
     ],

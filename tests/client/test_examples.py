@@ -25,6 +25,7 @@ TEXT = "hello wörld"
             "generate_sync.py",
             [TEXT, "tokens per target pass]", "same text: True", "refused: sampling.temperature"],
         ),
+        ("sampling.py", [f"seed 9: {TEXT!r}", ", rank ", "nats"]),
         ("generate_async.py", [f"'One, two, three,' -> {TEXT!r} (length)", "ended after 3 chunks"]),
     ],
 )

@@ -16,6 +16,17 @@ from grpc import aio
 from paceline.v1 import generation_pb2, orchestrator_pb2, orchestrator_pb2_grpc, peer_pb2, sampling_pb2
 
 
+def log_probs_of(tokens: Sequence[int], num_top: int) -> sampling_pb2.LogProbs:
+    """What the scripted conductor says of tokens: numbers that tell which token they are of."""
+    return sampling_pb2.LogProbs(
+        log_probs=[-float(token) for token in tokens],
+        ranks=[token + 1 for token in tokens],
+        num_top=num_top,
+        top_token_ids=[(token + place) % 300 for token in tokens for place in range(num_top)],
+        top_log_probs=[-float(place) for _ in tokens for place in range(num_top)],
+    )
+
+
 @dataclass
 class Script:
     """What a conductor does.
@@ -28,6 +39,8 @@ class Script:
         hang_after: send nothing more after this many frames.
         admit_status: refuse admission with this status.
         stats_in_every_frame: whether figures come before the end.
+        fail_seed: abort the run with this seed after its first frame.
+        tokens_by_seed: other texts for some seeds.
     """
 
     tokens: Sequence[int] = ()
@@ -37,6 +50,12 @@ class Script:
     hang_after: int | None = None
     admit_status: grpc.StatusCode | None = None
     stats_in_every_frame: bool = False
+    fail_seed: int | None = None
+    tokens_by_seed: dict[int, Sequence[int]] = field(default_factory=dict)
+
+    def text(self, request: orchestrator_pb2.RunRequest) -> Sequence[int]:
+        """The whole text of a run."""
+        return self.tokens_by_seed.get(request.sampling.seed, self.tokens)
 
 
 @dataclass
@@ -91,16 +110,26 @@ class ScriptedConductor(
             self.num_running -= 1
 
     async def _frames(self, request, context) -> AsyncIterator[orchestrator_pb2.RunResponse]:
-        script = self.script
+        script, options = self.script, request.log_probs
+        tokens = script.text(request)
         at, num_frames = request.num_resumed_tokens, 0
-        while at < len(script.tokens):
+        if options.HasField("num_prompt_top"):
+            for part in (request.prompt_token_ids[1:3], request.prompt_token_ids[3:]):
+                yield orchestrator_pb2.RunResponse(
+                    prompt_log_probs=log_probs_of(part, options.num_prompt_top)
+                )
+        while at < len(tokens):
+            if num_frames and request.sampling.seed == script.fail_seed:
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "scripted fault")
             if len(self.runs) == 1 and num_frames == script.fail_first_run_after:
                 await context.abort(grpc.StatusCode.UNAVAILABLE, "scripted death")
             if num_frames == script.hang_after:
                 await asyncio.Event().wait()
             size = script.frame_sizes[min(num_frames, len(script.frame_sizes) - 1)]
             num_frames += 1
-            frame = orchestrator_pb2.RunResponse(token_ids=script.tokens[at : at + size])
+            frame = orchestrator_pb2.RunResponse(token_ids=tokens[at : at + size])
+            if options.HasField("num_top"):
+                frame.log_probs.CopyFrom(log_probs_of(tokens[at : at + size], options.num_top))
             at += size
             if script.stats_in_every_frame:
                 frame.stats.CopyFrom(self._stats(num_frames))

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 
 import pytest
 from google.protobuf import text_format
 
 from paceline.errors import InvalidRequestError
 from paceline.v1 import generation_pb2, sampling_pb2
-from services.gateway.requests import RequestChecker
+from services.gateway.requests import RequestChecker, check_num_choices
 from services.gateway.served_model import ServedModel
 from services.gateway.tokenizer import ModelTokenizer
 from tests.gateway.tiny_model import byte_fallback_tokenizer
@@ -56,6 +58,33 @@ BAD_FIELDS = [
     ("sampling { typical_epsilon: 0 }", "sampling.typical_epsilon"),
     ("sampling { typical_delta: 1.5 }", "sampling.typical_delta"),
     ("sampling { typical_delta: nan }", "sampling.typical_delta"),
+    ("sampling { repetition_penalty: 0 }", "sampling.repetition_penalty"),
+    ("sampling { repetition_penalty: 10.5 }", "sampling.repetition_penalty"),
+    ("sampling { repetition_penalty: nan }", "sampling.repetition_penalty"),
+    ("sampling { presence_penalty: 2.1 }", "sampling.presence_penalty"),
+    ("sampling { presence_penalty: inf }", "sampling.presence_penalty"),
+    ("sampling { frequency_penalty: -2.1 }", "sampling.frequency_penalty"),
+    ("sampling { frequency_penalty: nan }", "sampling.frequency_penalty"),
+    ("sampling { logit_bias { key: 300 value: 1 } }", "sampling.logit_bias[300]"),
+    ("sampling { logit_bias { key: 4294967295 value: 1 } }", "sampling.logit_bias[4294967295]"),
+    ("sampling { logit_bias { key: 7 value: 100.5 } }", "sampling.logit_bias[7]"),
+    ("sampling { logit_bias { key: 7 value: nan } }", "sampling.logit_bias[7]"),
+    ("sampling { bad_runs { } }", "sampling.bad_runs[0].token_ids"),
+    (
+        "sampling { bad_runs { token_ids: 1 } bad_runs { token_ids: 1 token_ids: 300 } }",
+        "sampling.bad_runs[1].token_ids[1]",
+    ),
+    ("sampling { bad_runs { " + "token_ids: 1 " * 33 + "} }", "sampling.bad_runs[0].token_ids"),
+    ("sampling { " + "bad_runs { token_ids: 1 } " * 257 + "}", "sampling.bad_runs"),
+    ("sampling { " + "bad_runs { token_ids: 1 } " * 256 + '} bad_words: "x"', "bad_words"),
+    ("sampling { min_tokens: 10 } max_tokens: 9", "sampling.min_tokens"),
+    ("sampling { typical_epsilon: 1.5 }", "sampling.typical_epsilon"),
+    ('bad_words: "x" bad_words: ""', "bad_words[1]"),
+    (f'bad_words: "{"x" * 257}"', "bad_words[0]"),
+    (f'bad_words: "{"x" * 33}"', "bad_words[0]"),  # more tokens than a run may have
+    ('bad_words: "x" ' * 65, "bad_words"),
+    ("log_probs { num_top: 21 }", "log_probs.num_top"),
+    ("log_probs { num_prompt_top: 4294967295 }", "log_probs.num_prompt_top"),
     ("max_tokens: 0", "max_tokens"),
     ("max_tokens: 65", "max_tokens"),
     ("max_tokens: 1000000000", "max_tokens"),
@@ -170,6 +199,61 @@ def test_a_resumed_run_carries_the_tokens_so_far(checker: RequestChecker) -> Non
     run = checked.to_run_request("id", [5, 6])
     assert list(run.prompt_token_ids) == [*checked.prompt_token_ids, 5, 6]
     assert (run.num_resumed_tokens, run.max_new_tokens) == (2, 9)
+
+
+def test_rules_and_log_probs_reach_the_conductor(checker: RequestChecker) -> None:
+    fields = (
+        "sampling { repetition_penalty: 1.5 presence_penalty: 0.5 frequency_penalty: -0.5 min_tokens: 3"
+        " logit_bias { key: 9 value: -100 } bad_runs { token_ids: 8 token_ids: 9 } }"
+        " log_probs { num_top: 0 num_prompt_top: 2 }"
+    )
+    checked = checker.check(request(fields), MODEL)
+    run = checked.to_run_request("id")
+    sampling = run.sampling
+    assert (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty) == (
+        1.5,
+        0.5,
+        -0.5,
+    )
+    assert (sampling.min_tokens, dict(sampling.logit_bias)) == (3, {9: -100.0})
+    assert [list(run.token_ids) for run in sampling.bad_runs] == [[8, 9]]
+    assert run.log_probs == sampling_pb2.LogProbOptions(num_top=0, num_prompt_top=2)
+    # What came before the first token is not asked for again.
+    assert checked.to_run_request("id", [5]).log_probs == sampling_pb2.LogProbOptions(num_top=0)
+
+
+def test_bad_words_become_runs_at_the_start_and_after_a_space(
+    checker: RequestChecker, tokenizer: ModelTokenizer
+) -> None:
+    words = 'bad_words: "hello" bad_words: " wo" bad_words: " " bad_words: "hello"'
+    checked = checker.check(request(f"sampling {{ bad_runs {{ token_ids: 8 }} }} {words}"), MODEL)
+    runs = [list(run.token_ids) for run in checked.sampling.bad_runs]
+    texts = ["hello", " hello", "wo", " wo", " "]
+    assert runs == [[8], *(tokenizer.encode_part(text) for text in texts)]
+
+
+def test_a_choice_has_its_own_seed_and_no_prompt_log_probs(checker: RequestChecker) -> None:
+    checked = checker.check(
+        request(f"sampling {{ seed: {2**64 - 2} }} log_probs {{ num_top: 1 num_prompt_top: 1 }}"), MODEL
+    )
+    choices = [checked.choice(index) for index in range(4)]
+    assert [choice.sampling.seed for choice in choices] == [2**64 - 2, 2**64 - 1, 0, 1]
+    assert [choice.log_probs.HasField("num_prompt_top") for choice in choices] == [True, False, False, False]
+    assert all(choice.log_probs.num_top == 1 for choice in choices)
+
+
+@pytest.mark.parametrize("number", [0, 17, 2**32 - 1])
+def test_a_bad_number_of_choices_is_named(number: int) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        check_num_choices(request(f"n: {number}"))
+    assert caught.value.field == "n"
+    assert check_num_choices(request()) == 1
+    assert check_num_choices(request("n: 16")) == 16
+
+
+def test_the_gateway_needs_no_torch() -> None:
+    code = "import sys; sys.modules['torch'] = None; import services.gateway.__main__"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 def test_chat_is_rendered_with_the_template(checker: RequestChecker, tokenizer: ModelTokenizer) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.gateway.stop import StopTextMatcher
@@ -27,6 +27,34 @@ def test_the_cut_does_not_depend_on_the_pieces(text: str, stops: list[str], data
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
     pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
     assert feed(stops, pieces) == feed(stops, list(text)) == feed(stops, [text])
+
+
+@settings(deadline=None)
+@given(TEXTS, TEXTS, STOPS, st.data())
+def test_a_stop_text_that_is_complete_too_early_is_text(
+    early: str, late: str, stops: list[str], data: st.DataObject
+) -> None:
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(early)), max_size=4)))
+    pieces = [early[a:b] for a, b in zip([0, *cuts], [*cuts, len(early)], strict=True)]
+    matcher = StopTextMatcher(stops)
+    shown = "".join(matcher.push(piece, may_match=False) for piece in pieces)
+    for character in late:
+        shown += matcher.push(character)
+        if matcher.matched is not None:
+            break
+    else:
+        shown += matcher.flush()
+    whole = early + late
+    ends = [
+        end
+        for end in range(len(early) + 1, len(whole) + 1)
+        if any(whole[:end].endswith(stop) for stop in stops)
+    ]
+    if not ends:
+        assert (shown, matcher.matched) == (whole, None)
+    else:
+        longest = max((stop for stop in stops if whole[: ends[0]].endswith(stop)), key=len)
+        assert (shown, matcher.matched) == (whole[: ends[0] - len(longest)], longest)
 
 
 @given(TEXTS, STOPS)

@@ -35,6 +35,12 @@ BAD = [
     (request(max_tokens=0), "max_tokens"),
     (request(max_tokens=10**9), "max_tokens"),
     (request(stop=[Stop(type=9)]), "stop[0].type"),
+    (request(sampling=Sampling(repetition_penalty=0)), "sampling.repetition_penalty"),
+    (request(sampling=Sampling(logit_bias={49152: 1.0})), "sampling.logit_bias[49152]"),
+    (request(sampling=Sampling(bad_runs=[{"token_ids": [1, 49152]}])), "sampling.bad_runs[0].token_ids[1]"),
+    (request(bad_words=["fine", ""]), "bad_words[1]"),
+    (request(log_probs={"num_top": 21}), "log_probs.num_top"),
+    (request(n=17), "n"),
 ]
 
 

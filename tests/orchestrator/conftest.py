@@ -53,6 +53,8 @@ class Outcome:
     reason: int = 0
     stats: generation_pb2.GenerationStats = field(default_factory=generation_pb2.GenerationStats)
     num_ends: int = 0
+    log_probs: sampling_pb2.LogProbs = field(default_factory=sampling_pb2.LogProbs)
+    prompt_log_probs: sampling_pb2.LogProbs = field(default_factory=sampling_pb2.LogProbs)
 
 
 class Bench:
@@ -108,6 +110,9 @@ class Bench:
         outcome = Outcome()
         async for frame in self.stub.Run(request, timeout=timeout_s):
             outcome.tokens.extend(frame.token_ids)
+            outcome.log_probs.MergeFrom(frame.log_probs)
+            outcome.prompt_log_probs.MergeFrom(frame.prompt_log_probs)
+            assert not frame.token_ids or len(outcome.log_probs.log_probs) in (0, len(outcome.tokens))
             if frame.finish_reason:
                 outcome.num_ends += 1
                 outcome.reason = frame.finish_reason

@@ -38,6 +38,17 @@ def continuation(tokens: Sequence[int], num_tokens: int) -> list[int]:
     return text[len(tokens) :]
 
 
+def log_probs_of(tokens: Sequence[int], num_top: int) -> sampling_pb2.LogProbs:
+    """What the scripted verifier says of tokens: numbers that tell which token they are of."""
+    return sampling_pb2.LogProbs(
+        log_probs=[-float(token) for token in tokens],
+        ranks=[token + 1 for token in tokens],
+        num_top=num_top,
+        top_token_ids=[(token + place) % VOCAB_SIZE for token in tokens for place in range(num_top)],
+        top_log_probs=[-float(place) for _ in tokens for place in range(num_top)],
+    )
+
+
 def peer_info(role: str, **changes: Any) -> peer_pb2.PeerInfo:
     """An identity; all scripted peers belong to the same target."""
     fields: dict[str, Any] = {
@@ -90,6 +101,9 @@ class Running:
     num_left: int
     stop_token_ids: frozenset[int]
     max_draft_nodes: int
+    log_probs: sampling_pb2.LogProbOptions
+    prompt: list[int]  # whose log-probabilities are wanted and not yet sent, from its first token on
+    prompt_start: int = 1
     drafts: dict[int, list[int]] = field(default_factory=dict)  # start -> tokens of a chain
 
 
@@ -112,6 +126,8 @@ class ScriptedVerifier(Server, target_pb2_grpc.TargetServiceServicer):
         self.is_paused = False
         self.max_tokens_before_break: int | None = None
         self.held_until_draft = False
+        self.prompt_chunk = 1 << 30
+        self.has_log_probs = True
         self._ids = itertools.count(1)
 
     def add_to(self, server: grpc.aio.Server) -> None:
@@ -176,6 +192,8 @@ class ScriptedVerifier(Server, target_pb2_grpc.TargetServiceServicer):
                 opening.max_new_tokens - opening.num_resumed_tokens,
                 frozenset(opening.stop_token_ids),
                 opening.max_draft_nodes,
+                opening.log_probs,
+                list(opening.prompt_token_ids)[: len(opening.prompt_token_ids) - opening.num_resumed_tokens],
             )
             self.running[sequence.sequence_id] = sequence
             opened = target_pb2.SequenceOpened(
@@ -209,6 +227,17 @@ class ScriptedVerifier(Server, target_pb2_grpc.TargetServiceServicer):
         )
         for sequence in list(self.running.values()):
             start = len(sequence.text)
+            said = report.log_probs.add(sequence_id=sequence.sequence_id)
+            if sequence.log_probs.HasField("num_prompt_top") and sequence.prompt_start < len(sequence.prompt):
+                stop = sequence.prompt_start + self.prompt_chunk
+                span = sequence.prompt[sequence.prompt_start : stop]
+                said.prompt.CopyFrom(log_probs_of(span, sequence.log_probs.num_prompt_top))
+                said.prompt_start = sequence.prompt_start
+                sequence.prompt_start += len(span)
+                if self.max_tokens_before_break is not None:
+                    self.max_tokens_before_break -= len(span)
+                if sequence.prompt_start < len(sequence.prompt):
+                    continue
             draft = sequence.drafts.pop(start, [])[: sequence.max_draft_nodes]
             if self.held_until_draft and not draft and sequence.max_draft_nodes:
                 continue
@@ -229,6 +258,8 @@ class ScriptedVerifier(Server, target_pb2_grpc.TargetServiceServicer):
                 stopped = tokens[-1] in sequence.stop_token_ids
                 reason = sampling_pb2.FINISH_REASON_STOP if stopped else sampling_pb2.FINISH_REASON_LENGTH
                 del self.running[sequence.sequence_id]
+            if sequence.log_probs.HasField("num_top") and self.has_log_probs:
+                said.committed.CopyFrom(log_probs_of(tokens, sequence.log_probs.num_top))
             report.commits.sequence_ids.append(sequence.sequence_id)
             report.commits.epochs.append(sequence.epoch)
             report.commits.starts.append(start)

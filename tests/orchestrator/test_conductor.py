@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+from typing import Any
 
 import grpc
 import pytest
@@ -12,6 +14,14 @@ from tests.orchestrator.conftest import Bench, eventually, run_request
 from tests.orchestrator.scripted_peers import ScriptedDrafter, ScriptedVerifier, continuation
 
 PROMPT = [5, 6, 7]
+
+
+def greedy(**fields: Any) -> sampling_pb2.SamplingParams:
+    return sampling_pb2.SamplingParams(
+        temperature=0.0, seed=1, mode=sampling_pb2.VERIFY_MODE_GREEDY, **fields
+    )
+
+
 LENGTH = sampling_pb2.FINISH_REASON_LENGTH
 STOP = sampling_pb2.FINISH_REASON_STOP
 
@@ -291,6 +301,11 @@ async def test_resumed_run_streams_only_what_is_new(bench: Bench) -> None:
         ({"max_new_tokens": 4094}, "max_new_tokens"),
         ({"num_resumed_tokens": 3}, "num_resumed_tokens"),
         ({"sampling": sampling_pb2.SamplingParams()}, "sampling"),
+        ({"sampling": greedy(logit_bias={997: 1.0})}, "sampling.logit_bias[997]"),
+        ({"sampling": greedy(bad_runs=[{"token_ids": [1, 997]}])}, "sampling.bad_runs[0].token_ids[1]"),
+        ({"sampling": greedy(presence_penalty=3.0)}, "sampling.presence_penalty"),
+        ({"stop_token_ids": [997]}, "stop_token_ids"),
+        ({"log_probs": sampling_pb2.LogProbOptions(num_top=21)}, "log_probs.num_top"),
         (
             {"speculation": sampling_pb2.SpeculationOptions(max_draft_tokens=65)},
             "speculation.max_draft_tokens",
@@ -302,7 +317,7 @@ async def test_invalid_request_is_refused_naming_the_field(
 ) -> None:
     verifier = ScriptedVerifier()
     await bench.start(verifier)
-    with pytest.raises(grpc.aio.AioRpcError, match=field) as raised:
+    with pytest.raises(grpc.aio.AioRpcError, match=re.escape(field)) as raised:
         await bench.run(run_request(**({"prompt": PROMPT, "max_new_tokens": 10} | changes)))  # type: ignore[arg-type]
     assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert not verifier.opens

@@ -31,7 +31,7 @@ from orchestrator.status import ConductorStatus
 from orchestrator.verifier_link import _append_drafts
 from paceline.errors import CapacityError, IncompatiblePeerError, InvalidRequestError, UnavailableError
 from paceline.v1 import drafter_pb2, peer_pb2, sampling_pb2, scheduler_pb2, target_pb2
-from tests.orchestrator.scripted_peers import peer_info
+from tests.orchestrator.scripted_peers import log_probs_of, peer_info
 
 
 def sequence(request_id: str = "r") -> Sequence:
@@ -274,14 +274,19 @@ def test_statuses_become_metrics() -> None:
 
 async def test_mailbox_merges_for_a_slow_reader_and_ends_once() -> None:
     mailbox = Mailbox()
-    mailbox.put([1])
+    mailbox.put_prompt(log_probs_of([7, 8], 1))
+    mailbox.put([1], log_probs_of([1], 2))
     mailbox.wake()
-    mailbox.put([2, 3])
+    mailbox.put_prompt(log_probs_of([9], 1))
+    mailbox.put([2, 3], log_probs_of([2, 3], 2))
     mailbox.end(Ending(sampling_pb2.FINISH_REASON_STOP))
     mailbox.end(Ending(sampling_pb2.FINISH_REASON_ERROR))
     mailbox.wake()
-    tokens, ending = await mailbox.take()
+    mail = await mailbox.take()
+    tokens, ending = mail.tokens, mail.ending
     assert tokens == [1, 2, 3]
+    assert mail.log_probs == log_probs_of([1, 2, 3], 2)
+    assert mail.prompt_log_probs == log_probs_of([7, 8, 9], 1)
     assert ending is not None
     assert ending.finish_reason == sampling_pb2.FINISH_REASON_STOP
     with pytest.raises(TimeoutError):

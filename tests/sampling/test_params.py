@@ -34,6 +34,24 @@ from paceline.sampling import ParameterError, SamplingParams, VerifyMode
         ("seed", 2**64),
         ("seed", 1.0),
         ("seed", None),
+        ("repetition_penalty", 0),
+        ("repetition_penalty", 10.5),
+        ("repetition_penalty", math.nan),
+        ("presence_penalty", 2.1),
+        ("presence_penalty", -math.inf),
+        ("frequency_penalty", -2.1),
+        ("frequency_penalty", math.nan),
+        ("logit_bias", ((1, 100.5),)),
+        ("logit_bias", ((1, math.nan),)),
+        ("logit_bias", ((-1, 1.0),)),
+        ("logit_bias", ((1, 1.0), (1, 2.0))),
+        ("logit_bias", tuple((token, 1.0) for token in range(1025))),
+        ("bad_runs", ((),)),
+        ("bad_runs", ((1,) * 33,)),
+        ("bad_runs", ((1,),) * 257),
+        ("bad_runs", ((-1,),)),
+        ("min_tokens", -1),
+        ("min_tokens", 2.0),
         ("mode", "greedy"),
         ("mode", VerifyMode.GREEDY),
     ],
@@ -57,10 +75,32 @@ def test_out_of_range_values_are_refused_by_name(field: str, value: object) -> N
         {"top_p": 1e-12},
         {"min_p": 1},
         {"seed": 2**64 - 1},
+        {"repetition_penalty": 1e-3},
+        {"repetition_penalty": 10},
+        {"presence_penalty": -2, "frequency_penalty": 2},
+        {"logit_bias": tuple((token, -100.0) for token in range(1024))},
+        {"bad_runs": ((2**31 - 1,) * 32,) * 256},
     ],
 )
 def test_values_at_the_edge_are_accepted(values: dict[str, float]) -> None:
     SamplingParams(**values)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("values", "has_rules"),
+    [
+        ({}, False),
+        ({"temperature": 0.3, "top_k": 4, "top_p": 0.5, "min_p": 0.1, "seed": 3}, False),
+        ({"repetition_penalty": 1.1}, True),
+        ({"presence_penalty": -0.1}, True),
+        ({"frequency_penalty": 0.1}, True),
+        ({"logit_bias": ((0, 1.0),)}, True),
+        ({"bad_runs": ((0,),)}, True),
+        ({"min_tokens": 1}, True),
+    ],
+)
+def test_only_what_changes_logits_by_the_text_is_a_rule(values: dict[str, object], has_rules: bool) -> None:
+    assert SamplingParams(**values).has_rules is has_rules  # type: ignore[arg-type]
 
 
 def test_the_mode_follows_the_temperature() -> None:

@@ -28,6 +28,7 @@ class Conductor:
         self.failures: list[peer_pb2.SequenceFailure] = []
         self.steps: list[target_pb2.StepReport] = []
         self.num_accepted = 0
+        self.log_probs: dict[int, list[target_pb2.SequenceLogProbs]] = {}
         self._next_key = 0
 
     async def __aenter__(self) -> Conductor:
@@ -74,6 +75,8 @@ class Conductor:
         if not frame.HasField("step"):
             return
         self.steps.append(frame.step)
+        for message in frame.step.log_probs:
+            self.log_probs.setdefault(message.sequence_id, []).append(message)
         commits, begin = frame.step.commits, 0
         for which, sequence_id in enumerate(commits.sequence_ids):
             size = commits.sizes[which]

@@ -1,0 +1,32 @@
+"""Logit biases as they are written on a command line.
+
+Responsible for: entries of the form ID=VALUE. Deliberately does not know: ranges, which the gateway checks. Called by
+``paceline generate``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from paceline.errors import InvalidRequestError
+
+
+def read_biases(entries: Sequence[str]) -> dict[int, float]:
+    """Biases by token id.
+
+    Raises:
+        InvalidRequestError: an entry has another form, or an id comes twice.
+    """
+    biases: dict[int, float] = {}
+    for entry in entries:
+        token, _, value = entry.partition("=")
+        try:
+            token_id, bias = int(token), float(value)
+        except ValueError:
+            raise InvalidRequestError(
+                "sampling.logit_bias", f"{entry!r} is not of the form ID=VALUE"
+            ) from None
+        if token_id in biases:
+            raise InvalidRequestError("sampling.logit_bias", f"token {token_id} comes twice")
+        biases[token_id] = bias
+    return biases

@@ -1,0 +1,52 @@
+"""Forbidden runs of tokens, from which bad words are made.
+
+Responsible for: masking the last token of a run wherever the completion ends with the rest of it, also where that began
+in the committed text and goes on in drafted nodes.
+
+Deliberately does not know: texts, tokenizers; the gateway makes runs of words.
+
+Called by: the verifier, through `LogitRule`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from paceline.drafts import DraftTree
+from paceline.sampling.paths import last_tokens
+
+_ANY = -2  # in a run shorter than the longest one; compares equal to whatever stands there
+
+
+class BadRuns:
+    """Runs that never stand in one sequence's completion; the prompt may hold them, as in vLLM.
+
+    Args:
+        runs: each of at least one token id below the vocabulary size.
+        completion: tokens of the completion so far.
+    """
+
+    def __init__(self, runs: Sequence[Sequence[int]], completion: Sequence[int] = ()) -> None:
+        self._num_before = max(len(run) for run in runs) - 1
+        before = [[_ANY] * (self._num_before - len(run) + 1) + list(run[:-1]) for run in runs]
+        self._before = torch.tensor(before, dtype=torch.int64)  # [runs, longest run - 1], ends aligned
+        self._last = torch.tensor([run[-1] for run in runs], dtype=torch.int64)  # [runs]
+        self._tail: list[int] = []
+        self.commit(completion)
+
+    def apply(self, logits: Tensor, tree: DraftTree) -> None:
+        """Mask in `[1 + nodes, vocab]` float32 logits, in place; see `LogitRule.apply`."""
+        if self._before.device != logits.device:
+            self._before, self._last = self._before.to(logits.device), self._last.to(logits.device)
+        text = last_tokens(self._tail, tree, self._num_before, logits.device)  # [rows, longest run - 1]
+        is_begun = (text.unsqueeze(1) == self._before) | (self._before == _ANY)
+        rows, runs = is_begun.all(dim=-1).nonzero(as_tuple=True)
+        logits[rows, self._last[runs]] = -torch.inf
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        """Take in what was committed."""
+        if self._num_before:
+            self._tail = [*self._tail, *tokens][-self._num_before :]

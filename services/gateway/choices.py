@@ -1,0 +1,59 @@
+"""Several streams of events as one, in the order in which events come.
+
+Responsible for: running the choices of a request at once, ending with the first that fails, and ending all of them when
+the reader goes away. Deliberately does not know: what an event is.
+
+Called by: :mod:`services.gateway.servicer`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import TypeVar
+
+T = TypeVar("T")
+
+_EVENTS_PER_STREAM = 16
+"""A reader that is slower than the target holds up the streams, and they their mailboxes, which merge."""
+
+
+async def merged(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
+    """Yields the events of all streams until all have ended; closing it closes them.
+
+    Raises:
+        Exception: what the first stream that failed raised.
+    """
+    if len(streams) == 1:
+        async with aclosing(streams[0]) as events:
+            async for event in events:
+                yield event
+        return
+    queue: asyncio.Queue[tuple[T] | Exception | None] = asyncio.Queue(_EVENTS_PER_STREAM * len(streams))
+
+    async def pump(stream: AsyncGenerator[T, None]) -> None:
+        try:
+            async with aclosing(stream) as events:
+                async for event in events:
+                    await queue.put((event,))
+        except Exception as error:
+            await queue.put(error)
+        else:
+            await queue.put(None)
+
+    pumps = [asyncio.create_task(pump(stream)) for stream in streams]
+    try:
+        num_running = len(pumps)
+        while num_running:
+            item = await queue.get()
+            if item is None:
+                num_running -= 1
+            elif isinstance(item, Exception):
+                raise item
+            else:
+                yield item[0]
+    finally:
+        for task in pumps:
+            task.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)

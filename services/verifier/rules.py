@@ -1,0 +1,45 @@
+"""The rules of a sequence, made when it opens.
+
+Responsible for: which rules a request asks for, and their order. Deliberately does not know: how a rule works
+(`paceline.sampling`), logits, drafts.
+
+Called by: services.verifier.table.
+"""
+
+from __future__ import annotations
+
+from paceline.sampling import BadRuns, LogitBias, LogitRule, MinTokens, Penalties
+from services.verifier.sequence import SequenceSpec
+
+
+def make_rules(spec: SequenceSpec, vocab_size: int) -> list[LogitRule]:
+    """Rules in the order in which they are applied: what is forbidden, then biases, then penalties, as in vLLM.
+
+    Args:
+        spec: checked, every token id below `vocab_size`. The end of its prompt that was generated before a move is
+            completion to the rules.
+        vocab_size: number of logits.
+    """
+    sampling = spec.sampling
+    if not sampling.has_rules:
+        return []
+    prompt, completion = spec.prompt[: spec.num_prompt_tokens], spec.prompt[spec.num_prompt_tokens :]
+    rules: list[LogitRule] = []
+    if sampling.bad_runs:
+        rules.append(BadRuns(sampling.bad_runs, completion))
+    if sampling.min_tokens and spec.stop_token_ids:
+        rules.append(MinTokens(sampling.min_tokens, spec.stop_token_ids, len(completion)))
+    if sampling.logit_bias:
+        rules.append(LogitBias(sampling.logit_bias))
+    if sampling.repetition_penalty != 1 or sampling.presence_penalty or sampling.frequency_penalty:
+        rules.append(
+            Penalties(
+                vocab_size,
+                prompt,
+                completion,
+                repetition=sampling.repetition_penalty,
+                presence=sampling.presence_penalty,
+                frequency=sampling.frequency_penalty,
+            )
+        )
+    return rules
