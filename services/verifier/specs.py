@@ -47,4 +47,6 @@ def sequence_spec(opening: target_pb2.OpenSequence, vocab_size: int, max_positio
         max_new_tokens=opening.max_new_tokens - opening.num_resumed_tokens,
         stop_token_ids=frozenset(opening.stop_token_ids),
         max_draft_nodes=opening.max_draft_nodes,
+        # Log-probabilities of the prompt need the logits of all its rows.
+        may_share_prefix=not opening.log_probs.HasField("num_prompt_top"),
     )

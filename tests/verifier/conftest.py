@@ -65,7 +65,13 @@ def plain_text(target_dir: Path) -> Any:
 async def verifier(target_dir: Path) -> AsyncIterator[Process]:
     """A serving verifier in fp32."""
     settings = Settings(
-        model=str(target_dir), dtype="float32", port=0, metrics_port=None, drain_s=5.0, max_sequences=8
+        model=str(target_dir),
+        dtype="float32",
+        port=0,
+        metrics_port=None,
+        drain_s=5.0,
+        max_sequences=8,
+        max_waiting=1,
     )
 
     async def build(process: Process) -> None:

@@ -179,15 +179,20 @@ async def test_bad_opening_fails_alone_and_names_the_field(
         assert (await conductor.finish(running))[0] == plain_text(PROMPT, 24)
 
 
-async def test_capacity_is_refused_and_comes_back(verifier: Process) -> None:
-    async with Conductor(verifier.port) as conductor:
+async def test_who_finds_no_room_waits_and_past_the_queue_is_refused(
+    verifier: Process, plain_text: Any
+) -> None:
+    async with Conductor(verifier.port) as conductor, Conductor(verifier.port) as other:
         for _ in range(8):
-            assert await conductor.open(PROMPT, 150)
-        assert await conductor.open(PROMPT, 4) == 0
-        assert conductor.failures[-1].reason == "CAPACITY_EXHAUSTED"
+            assert await conductor.open(PROMPT, 190)
+        waiting = await other.open(PROMPT, 4)
+        assert await other.open(PROMPT, 4) == 0
+        assert other.failures[-1].reason == "CAPACITY_EXHAUSTED"
+        await other.read_until(lambda: len(other.steps) >= 3)
+        assert not other.tokens[waiting]  # reports come all the same: silence would look like trouble
         first = next(iter(conductor.opened.values()))
         await conductor.send(closes=[first])
-        assert await conductor.open(PROMPT, 4)
+        assert await other.finish(waiting) == [plain_text(PROMPT, 4)]
 
 
 async def test_a_stream_that_ends_frees_its_sequences(verifier: Process) -> None:
