@@ -123,7 +123,7 @@ class SequenceTable:
         It is not admitted again before something ends, or nothing else runs: the room is for those that came before it.
         """
         sequence = self.running[-1]
-        log.info("preempted", sequence_id=sequence.sequence_id, num_tokens=sequence.committed_length)
+        log.debug("preempted", sequence_id=sequence.sequence_id, num_tokens=sequence.committed_length)
         self.room.release(sequence, keep=False)
         self.room.note_preemption()
         sequence.move_to(SequenceState.WAITING)
