@@ -57,7 +57,6 @@ def test_text_is_the_plain_text_whatever_happens(kit: Kit) -> None:
     run_state_machine_as_test(WorldMachine, settings=RUN)
     missing = [name for name in MUST_HAPPEN if not WorldMachine.totals[name]]
     assert not missing, f"never happened: {missing}"
-    print(WorldMachine.totals)
     assert WorldMachine.totals["tied"] <= WorldMachine.totals["finished"] // 100
 
 
