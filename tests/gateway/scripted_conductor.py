@@ -25,6 +25,7 @@ class Script:
         frame_sizes: tokens per frame, the last one repeated.
         finish_reason: of the last frame; unspecified ends the stream without one.
         fail_first_run_after: abort the first run with UNAVAILABLE after this many frames.
+        gives_up: end it with FINISH_REASON_ERROR instead, as a conductor does whose verifier is gone.
         hang_after: send nothing more after this many frames.
         admit_status: refuse admission with this status.
         stats_in_every_frame: whether figures come before the end.
@@ -34,6 +35,7 @@ class Script:
     frame_sizes: Sequence[int] = (1,)
     finish_reason: sampling_pb2.FinishReason = sampling_pb2.FINISH_REASON_LENGTH
     fail_first_run_after: int | None = None
+    gives_up: bool = False
     hang_after: int | None = None
     admit_status: grpc.StatusCode | None = None
     stats_in_every_frame: bool = False
@@ -95,6 +97,9 @@ class ScriptedConductor(
         at, num_frames = request.num_resumed_tokens, 0
         while at < len(script.tokens):
             if len(self.runs) == 1 and num_frames == script.fail_first_run_after:
+                if script.gives_up:
+                    yield orchestrator_pb2.RunResponse(finish_reason=sampling_pb2.FINISH_REASON_ERROR)
+                    return
                 await context.abort(grpc.StatusCode.UNAVAILABLE, "scripted death")
             if num_frames == script.hang_after:
                 await asyncio.Event().wait()
