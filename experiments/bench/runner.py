@@ -92,6 +92,8 @@ def serving(plan: Plan, dtype: str) -> Iterator[dict[str, tuple[PacelineClient, 
                 draft_length=plan.draft_length,
                 hold_us=plan.hold_us,
                 max_nodes=plan.max_nodes,
+                # Rounds repeat their prompts; each time they are to be run, as the yardstick runs them.
+                extra_flags={"verifier": ("--prefix-cache-mib", "0")},
                 **fixed,  # type: ignore[arg-type]
             )
             deployment = stack.enter_context(Deployment(options))

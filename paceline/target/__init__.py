@@ -11,13 +11,16 @@ from paceline.target.errors import (
     UnsupportedModelError,
 )
 from paceline.target.executor import ModelShape
+from paceline.target.prefix_cache import KeptPrefix, PrefixCache, common_prefix
 from paceline.target.rows import SequenceRows
 from paceline.target.taps import TapSpec
 
 __all__ = [
     "Device",
     "KVCacheFullError",
+    "KeptPrefix",
     "ModelShape",
+    "PrefixCache",
     "SequenceRows",
     "SlotError",
     "StepError",
@@ -27,5 +30,6 @@ __all__ = [
     "TargetError",
     "UnknownDeviceError",
     "UnsupportedModelError",
+    "common_prefix",
     "configure_threads",
 ]

@@ -224,6 +224,10 @@ class KVCache:
         """Open slots."""
         return len(self._slots)
 
+    def slot_bytes(self, slot_id: int) -> int:
+        """Bytes of one open slot, its room to grow included."""
+        return self.get(slot_id).capacity * self.layout.bytes_per_token
+
     def open(self, capacity_tokens: int = MIN_CAPACITY_TOKENS) -> int:
         """Allocate a slot.
 

@@ -17,7 +17,7 @@ import structlog
 from grpc import aio
 
 from paceline.errors import CapacityError, PacelineError, UnavailableError
-from paceline.v1 import generation_pb2, generation_pb2_grpc
+from paceline.v1 import generation_pb2, generation_pb2_grpc, sampling_pb2
 from services.gateway import metrics
 from services.gateway.choices import merged
 from services.gateway.director import DirectorClient
@@ -132,7 +132,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     async def _stream(
         self, request: CheckedRequest, index: int, model: ServedModel, arrived_at: float, deadline: float
     ) -> AsyncGenerator[generation_pb2.GenerateResponse, None]:
-        """Admits and runs one choice; where a conductor dies, goes on at another from the tokens so far."""
+        """Admits and runs one choice; where a conductor dies or gives up, goes on at another from the tokens so far."""
         generation = Generation(request, model, self._tokenizer.detokenizer(), self._clock, index)
         log = self._log
         num_runs = 0
@@ -155,8 +155,18 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
                     )
                     async with aclosing(frames):
                         async for frame in frames:
+                            # Its verifier is lost for longer than a conductor waits; another one may have its own.
+                            is_given_up = (
+                                frame.finish_reason == sampling_pb2.FINISH_REASON_ERROR
+                                and num_runs < _MAX_RUNS
+                                and bool(generation.token_ids or frame.token_ids)
+                            )
+                            if is_given_up:
+                                frame.finish_reason = sampling_pb2.FINISH_REASON_UNSPECIFIED
                             for event in generation.push(frame):
                                 yield event
+                            if is_given_up:
+                                raise UnavailableError("the conductor gave the request up")
                             if generation.is_finished:
                                 return
                 except UnavailableError as error:

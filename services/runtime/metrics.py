@@ -83,6 +83,7 @@ NUM_ACCEPTED_TOKENS_PER_POS = _counter(
 # vLLM's names: load (verifier)
 NUM_REQUESTS_RUNNING = _gauge("vllm:num_requests_running", "Sequences that take part in steps")
 NUM_REQUESTS_WAITING = _gauge("vllm:num_requests_waiting", "Sequences that wait for room")
+NUM_PREEMPTIONS = _counter("vllm:num_preemptions", "Sequences that lost their slot to older ones")
 KV_CACHE_USAGE = _gauge("vllm:kv_cache_usage_perc", "Share of the KV cache in use, from 0 to 1")
 PREFIX_CACHE_QUERIES = _counter("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache")
 PREFIX_CACHE_HITS = _counter("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache")
@@ -122,6 +123,11 @@ VERIFIED_NODES = _histogram(
 )
 COMMITTED_PER_PASS = _histogram(
     "paceline_committed_tokens_per_pass", "Tokens one target pass committed to a sequence", _COMMIT_BUCKETS
+)
+PREFIXES_SHARED = _counter(
+    "paceline_prefixes_shared",
+    "Sequences that started from a prefix that was there, by how they got it",
+    "how",
 )
 LEASE_EXPIRIES = _counter("paceline_lease_expiries", "Sequences freed because their stream fell silent")
 

@@ -33,6 +33,10 @@ class ColocatedDrafter:
         """Drafting method, such as "eagle3"."""
         return self._drafter.method
 
+    def knows(self, sequence_id: int) -> bool:
+        """Whether it follows a sequence."""
+        return sequence_id in self._open
+
     def open(self, sequence: TargetSequence) -> None:
         """Start drafting for a sequence."""
         self._guard(sequence.sequence_id, self._begin, sequence)

@@ -38,6 +38,8 @@ class FeatureLog:
 
     def append(self, rows: Tensor) -> None:
         """Add the next positions' features `[n, width]`."""
+        if rows.untyped_storage().nbytes() > 2 * rows.nbytes:
+            rows = rows.clone()  # a view would keep all rows of its step
         self._chunks.append(rows)
         self.length += int(rows.shape[0])
 
@@ -97,21 +99,43 @@ class FeatureHub:
                 self._readers[sequence_id] = (subscriber_id, epoch)
                 self._replay(sequence_id, start)
 
-    def append(self, sequence_id: int, rows: Tensor, tokens: Sequence[int] = ()) -> None:
-        """Log the features `[n, width]` of a sequence's next positions and push them to its reader.
+    def length(self, sequence_id: int) -> int:
+        """Positions whose features are logged; 0 without a log."""
+        with self._lock:
+            log = self._logs.get(sequence_id)
+            return 0 if log is None else log.length
+
+    def first(self, sequence_id: int, num_positions: int) -> Tensor | None:
+        """Features `[num_positions, width]` of a sequence's first positions; None where fewer, or none, are logged."""
+        with self._lock:
+            log = self._logs.get(sequence_id)
+            if log is None or log.length < max(num_positions, 1):
+                return None
+            rows = log.since(0)
+            return None if rows is None else rows[:num_positions]
+
+    def append(self, sequence_id: int, start: int, rows: Tensor, tokens: Sequence[int] = ()) -> None:
+        """Log the features of a sequence's positions and push them to its reader.
+
+        What is logged already is neither logged nor pushed again: a sequence that lost its slot runs its text twice.
 
         Args:
             sequence_id: the sequence.
-            rows: of the positions that the step settled.
+            start: position of the first row, at most the log's length.
+            rows: `[n, width]` of the positions that the step settled.
             tokens: what the step committed, up to the position behind the last row; they are not logged.
         """
         with self._lock:
             log = self._logs.get(sequence_id)
-            if log is None or not len(rows):
+            if log is None:
+                return
+            assert start <= log.length, f"features from {log.length} to {start - 1} are missing"
+            fresh = rows[log.length - start :]
+            if not len(fresh):
                 return
             start = log.length
-            log.append(rows)
-            self._push(sequence_id, start, rows, tokens)
+            log.append(fresh)
+            self._push(sequence_id, start, fresh, tokens)
 
     def _replay(self, sequence_id: int, start: int) -> None:
         rows = self._logs[sequence_id].since(start)

@@ -38,7 +38,14 @@ class Host:
     ):
         self._features = FeatureHub()
         self._inbox = Inbox()
-        self._table = SequenceTable(engine, self._features, drafter, settings.max_sequences)
+        self._table = SequenceTable(
+            engine,
+            self._features,
+            drafter,
+            settings.max_sequences,
+            settings.max_waiting,
+            settings.prefix_cache_bytes,
+        )
         self.info = peer_info(
             engine, model_dir, model_dir.name, settings.device, "" if drafter is None else drafter.method
         )
@@ -85,7 +92,7 @@ class Host:
 
         async def drain() -> None:
             """Let running sequences end, then the streams; the drain's own bound cuts this off."""
-            while self._table.num_running and self._loop.is_alive:
+            while self._table.num_unfinished and self._loop.is_alive:
                 await asyncio.sleep(0.02)
             servicer.end_streams()
 

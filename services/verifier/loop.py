@@ -108,26 +108,32 @@ class StepLoop:
     def _run(self) -> None:
         try:
             self._on_start()
-            with torch.inference_mode():
-                while not self._stopping.is_set():
-                    self._turn()
+            while not self._stopping.is_set():
+                if not self.turn():
+                    self._inbox.wait_until(None)
         except BaseException as error:  # the process must not go on without its loop
             self.failure = error
             log.exception("step loop failed")
 
-    def _turn(self) -> None:
+    def turn(self) -> bool:
+        """Take in what has come, and run one step; False where there was nothing to run.
+
+        The thread calls it again and again; a test that calls it instead of starting the thread decides what comes in
+        before each step.
+        """
+        with torch.inference_mode():
+            return self._turn()
+
+    def _turn(self) -> bool:
         self._take_commands()
+        self._table.admit()
         if not self._table.running:
-            self._inbox.wait_until(None)
-            return
+            return False
         held_us = self._hold()
         started_s = time.monotonic()
-        turns = self._choose()
-        try:
-            output = self._forward(turns)
-        except KVCacheFullError as error:  # nothing was run; the youngest gives way
-            self._table.fail(turns[-1].sequence, "KV_CACHE_EXHAUSTED", str(error))
-            return
+        turns, output = self._run_what_fits(self._choose())
+        if not turns:  # the last one gave its slot back; it is admitted anew, alone, or fails
+            return True
         forward_end_s = time.monotonic()
         commits, shares = self._commit(turns, output)
         log_probs = report_shares(shares)
@@ -135,6 +141,7 @@ class StepLoop:
         self._report(turns, commits, log_probs, held_us, started_s, forward_end_s)
         self._draft(commits)
         self._table.drop_finished()
+        return True
 
     def _take_commands(self) -> None:
         for command in self._inbox.drain():
@@ -195,6 +202,23 @@ class StepLoop:
             turn if tree is turn.tree else replace(turn, tree=tree)
             for turn, tree in zip(turns, trees, strict=True)
         ]
+
+    def _run_what_fits(self, turns: list[Turn]) -> tuple[list[Turn], StepOutput]:
+        """Run the step, and where the cache is full, less of it: none of this changes any text.
+
+        Kept prefixes go first, then this step's drafts, then the slots of the youngest sequences.
+        """
+        while True:
+            try:
+                return turns, self._forward(turns)
+            except KVCacheFullError:  # nothing was run
+                if self._table.room.evict():
+                    continue
+                if any(len(turn.tree) for turn in turns):
+                    turns = [replace(turn, tree=EMPTY_TREE) for turn in turns]
+                    continue
+                preempted = self._table.preempt_youngest()
+                turns = [turn for turn in turns if turn.sequence is not preempted]
 
     def _forward(self, turns: list[Turn]) -> StepOutput:
         rows = []
@@ -274,8 +298,9 @@ class StepLoop:
         """Features `[n, width]` of positions from `start` on, and the tokens committed with them, to the drafter."""
         if self._drafter is not None:
             self._drafter.feed(sequence.sequence_id, start, rows)
-        else:
-            self._features.append(sequence.sequence_id, rows.cpu(), tokens)
+        self._features.append(
+            sequence.sequence_id, start, rows if self._drafter is not None else rows.cpu(), tokens
+        )
 
     def _settle(self, turn: Turn, verdict: Verdict) -> SequenceCommit:
         sequence = turn.sequence
@@ -305,6 +330,7 @@ class StepLoop:
         forward_end_s: float,
     ) -> None:
         self._step_index += 1
+        waiting = self._table.waiting
         figures = StepFigures(
             step_index=self._step_index,
             num_rows=sum(turn.num_settled + len(turn.tree) for turn in turns),
@@ -316,10 +342,12 @@ class StepLoop:
             held_us=held_us,
             colocated_draft_us=self._colocated_draft_us,
             policy_version=self._policy.version,
+            num_waiting=len(waiting),
+            room=self._table.room.take_figures(),
         )
-        dropped = self._reporter.send(figures, [turn.sequence for turn in turns], commits, log_probs)
-        num_ended = sum(commit.finish is not Finish.NOT_YET for commit in commits)
-        self._observe(figures, commits, dropped, self._table.num_running - num_ended)
+        present = [*(turn.sequence for turn in turns), *waiting]
+        dropped = self._reporter.send(figures, present, commits, log_probs)
+        self._observe(figures, commits, dropped, len(self._table.running))
 
     def _draft(self, commits: list[SequenceCommit]) -> None:
         """Let a drafter in this process go on from what was committed."""

@@ -21,6 +21,12 @@ class StepObserver:
         self._held_seconds = metrics.HELD_SECONDS.labels(model_name)
         self._num_rows = metrics.ITERATION_TOKENS.labels(model_name)
         self._num_running = metrics.NUM_REQUESTS_RUNNING.labels(model_name)
+        self._num_waiting = metrics.NUM_REQUESTS_WAITING.labels(model_name)
+        self._num_preemptions = metrics.NUM_PREEMPTIONS.labels(model_name)
+        self._prefix_queries = metrics.PREFIX_CACHE_QUERIES.labels(model_name)
+        self._prefix_hits = metrics.PREFIX_CACHE_HITS.labels(model_name)
+        self._prefixes_adopted = metrics.PREFIXES_SHARED.labels(model_name, "adopted")
+        self._prefixes_copied = metrics.PREFIXES_SHARED.labels(model_name, "copied")
         self._kv_usage = metrics.KV_CACHE_USAGE.labels(model_name)
         self._prompt_tokens = metrics.PROMPT_TOKENS.labels(model_name)
         self._generation_tokens = metrics.GENERATION_TOKENS.labels(model_name)
@@ -42,6 +48,7 @@ class StepObserver:
         self._held_seconds.inc(figures.held_us * 1e-6)
         self._num_rows.observe(figures.num_rows)
         self._num_running.set(num_running)
+        self._observe_room(figures)
         if self._cache.limit_bytes:
             self._kv_usage.set(self._cache.used_bytes / self._cache.limit_bytes)
         self._prompt_tokens.inc(figures.num_prefill_rows)
@@ -52,6 +59,14 @@ class StepObserver:
         for commit in commits:
             if commit.num_draft_tokens:
                 self._observe_draft(commit)
+
+    def _observe_room(self, figures: StepFigures) -> None:
+        self._num_waiting.set(figures.num_waiting)
+        self._num_preemptions.inc(figures.room.num_preemptions)
+        self._prefix_queries.inc(figures.room.num_looked_up_tokens)
+        self._prefix_hits.inc(figures.room.num_reused_tokens)
+        self._prefixes_adopted.inc(figures.room.num_adopted)
+        self._prefixes_copied.inc(figures.room.num_copied)
 
     def _observe_draft(self, commit: SequenceCommit) -> None:
         self._drafts.inc()

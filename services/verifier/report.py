@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from paceline.v1 import peer_pb2, sampling_pb2, target_pb2
+from services.verifier.room import RoomFigures
 from services.verifier.sequence import Finish, TargetSequence
 from services.verifier.session import Session
 
@@ -35,7 +36,12 @@ class SequenceCommit:
 
 @dataclass(slots=True)
 class StepFigures:
-    """Sizes and times of a step; the fields are those of paceline.v1.StepReport."""
+    """Sizes and times of a step, as in paceline.v1.StepReport; the last two are for the metrics alone.
+
+    Attributes:
+        num_waiting: sequences that wait for room.
+        room: what happened to slots since the last step.
+    """
 
     step_index: int = 0
     num_rows: int = 0
@@ -47,6 +53,8 @@ class StepFigures:
     held_us: int = 0
     colocated_draft_us: int = 0
     policy_version: int = 0
+    num_waiting: int = 0
+    room: RoomFigures = field(default_factory=RoomFigures)
 
 
 @dataclass(slots=True)
@@ -76,16 +84,16 @@ class Reporter:
     def send(
         self,
         figures: StepFigures,
-        ran: Sequence[TargetSequence],
+        present: Sequence[TargetSequence],
         commits: Sequence[SequenceCommit],
         log_probs: Sequence[tuple[TargetSequence, target_pb2.SequenceLogProbs]] = (),
     ) -> target_pb2.DroppedDrafts:
         """Push each session its part of a step; returns the drops reported with it.
 
-        Every session with a sequence in the step gets a report, also while only prompts are run: a conductor takes
-        silence as trouble.
+        Every session with a sequence in the step or waiting for room gets a report, also while only prompts are run: a
+        conductor takes silence as trouble.
         """
-        by_session: dict[Session, list[SequenceCommit]] = {sequence.owner: [] for sequence in ran}
+        by_session: dict[Session, list[SequenceCommit]] = {sequence.owner: [] for sequence in present}
         for commit in commits:
             by_session[commit.sequence.owner].append(commit)
         dropped = self.drops.take()

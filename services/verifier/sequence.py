@@ -14,12 +14,30 @@ from paceline.sampling import LogitRule, SamplingParams, VerifyMode
 from paceline.trie import EMPTY_TREE, AddOutcome, DraftEntry, DraftTree, DraftTrie
 from services.verifier.session import Session
 
+NO_SLOT = -1
+"""Stands for the slot of a sequence that has none."""
+
 
 class SequenceState(Enum):
-    """Where a sequence stands. RUNNING -> FINISHED is the only transition."""
+    """Where a sequence stands; TRANSITIONS says how it moves."""
 
+    WAITING = "waiting"
+    """It has no slot: it was opened just now, or lost its slot to older ones."""
     RUNNING = "running"
+    """It takes part in steps."""
     FINISHED = "finished"
+    """It ended, whatever the reason."""
+
+
+TRANSITIONS: dict[SequenceState, frozenset[SequenceState]] = {
+    SequenceState.WAITING: frozenset({SequenceState.RUNNING, SequenceState.FINISHED}),
+    SequenceState.RUNNING: frozenset({SequenceState.WAITING, SequenceState.FINISHED}),
+    SequenceState.FINISHED: frozenset(),
+}
+
+
+class IllegalTransitionError(RuntimeError):
+    """A change of state that the table does not allow: a bug of ours."""
 
 
 class Finish(Enum):
@@ -39,6 +57,7 @@ class SequenceSpec:
         num_resumed_tokens: tokens at the end of the prompt that were generated before a move.
         num_top: alternatives to report beside each committed token; None reports no log-probabilities.
         num_prompt_top: the same for the prompt's tokens.
+        may_share_prefix: False where every row of the prompt must be run for this request itself.
     """
 
     key: int
@@ -51,6 +70,7 @@ class SequenceSpec:
     num_resumed_tokens: int = 0
     num_top: int | None = None
     num_prompt_top: int | None = None
+    may_share_prefix: bool = True
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -60,14 +80,14 @@ class SequenceSpec:
 
 @dataclass(slots=True)
 class TargetSequence:
-    """A running sequence.
+    """A sequence that runs, or waits for room to.
 
     `committed[:num_cached]` is in the KV cache; the last committed token, the root, never is: it is the first row of
     the next step together with whatever of the prompt is still to run.
 
     Attributes:
         owner: session that opened it and gets its reports.
-        slot: the engine's handle of its KV cache.
+        slot: the engine's handle of its KV cache; NO_SLOT while it waits.
         has_drafter: a draft has come in for it, so that another may be due.
         num_missed_holds: steps held in vain for this sequence since a draft of use last came in.
         rules: what the request forbids, favours or punishes.
@@ -77,12 +97,12 @@ class TargetSequence:
     sequence_id: int
     spec: SequenceSpec
     owner: Session
-    slot: int
     max_positions: int
     vocab_size: int
+    slot: int = NO_SLOT
     committed: list[int] = field(default_factory=list)
     num_cached: int = 0
-    state: SequenceState = SequenceState.RUNNING
+    state: SequenceState = SequenceState.WAITING
     has_drafter: bool = False
     num_missed_holds: int = 0
     rules: list[LogitRule] = field(default_factory=list)
@@ -92,6 +112,16 @@ class TargetSequence:
     def __post_init__(self) -> None:
         self.committed = list(self.spec.prompt)
         self.trie = DraftTrie(self.committed, vocab_size=self.vocab_size)
+
+    def move_to(self, state: SequenceState) -> None:
+        """Change the state.
+
+        Raises:
+            IllegalTransitionError: TRANSITIONS does not allow it.
+        """
+        if state not in TRANSITIONS[self.state]:
+            raise IllegalTransitionError(f"sequence {self.sequence_id}: {self.state.value} -> {state.value}")
+        self.state = state
 
     @property
     def committed_length(self) -> int:
@@ -181,7 +211,7 @@ class TargetSequence:
         if finish is Finish.NOT_YET and self.num_tokens_left <= 0:
             finish = Finish.LENGTH
         if finish is not Finish.NOT_YET:
-            self.state = SequenceState.FINISHED
+            self.move_to(SequenceState.FINISHED)
             return kept, finish, self.trie.num_nodes
         num_dropped = 0
         if not is_whole_draft and self.spec.sampling.resolved_mode is VerifyMode.BLOCK:

@@ -10,6 +10,8 @@ from pydantic_settings import SettingsConfigDict
 
 from services.runtime.settings import Port, ServerSettings
 
+PREFIX_MIB_WITHOUT_LIMIT = 256
+
 
 class Settings(ServerSettings):
     """Paceline verifier: hosts the target and decides every token."""
@@ -30,8 +32,22 @@ class Settings(ServerSettings):
     cores: str | None = Field(None, description="cores to compute on, such as 0-3,6")
     row_buckets: tuple[int, ...] = Field((), description="pad each step's rows to the next of these counts")
     kv_limit_mib: int | None = Field(None, ge=1, description="bound on the KV cache, MiB; absent: none")
+    prefix_cache_mib: int | None = Field(
+        None,
+        ge=0,
+        description="most memory for prefixes of ended texts, MiB; 0: no sharing of prefixes; absent: half of the KV "
+        f"limit, or {PREFIX_MIB_WITHOUT_LIMIT} without one",
+    )
     max_sequences: int = Field(256, ge=1, le=65536, description="sequences that may run at once")
+    max_waiting: int = Field(256, ge=1, le=65536, description="sequences that may wait for room")
     drafter: Path | None = Field(None, description="drafter checkpoint to host in this process (co-located)")
     tap_from: Path | None = Field(
         None, description="drafter checkpoint whose feature tap to serve to drafters elsewhere"
     )
+
+    @property
+    def prefix_cache_bytes(self) -> int:
+        """Most bytes of kept prefixes; 0 where prefixes are not shared."""
+        if self.prefix_cache_mib is not None:
+            return self.prefix_cache_mib << 20
+        return PREFIX_MIB_WITHOUT_LIMIT << 20 if self.kv_limit_mib is None else self.kv_limit_mib << 19

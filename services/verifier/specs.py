@@ -57,4 +57,6 @@ def sequence_spec(opening: target_pb2.OpenSequence, vocab_size: int, max_positio
         num_resumed_tokens=opening.num_resumed_tokens,
         num_top=num_top,
         num_prompt_top=num_prompt_top,
+        # Log-probabilities of the prompt need the logits of all its rows.
+        may_share_prefix=not opening.log_probs.HasField("num_prompt_top"),
     )

@@ -1,6 +1,8 @@
-"""The sequences of this process: opened, fed with drafts and closed by commands.
+"""The sequences of this process: opened, fed with drafts and closed by commands; who of them runs and who waits.
 
-Owns the engine's slots and the feature logs by way of opening and closing them. Called by the step loop alone.
+Sequences run in order of arrival. One that finds no room waits, and the youngest that runs gives way to older ones
+when room runs out, so that those that wait are always younger than those that run, and the oldest always goes on. Slots
+come from `room.py`. Called by the step loop alone.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ import secrets
 
 import structlog
 
-from paceline.target import KVCacheFullError, TargetEngine
+from paceline.target import TargetEngine
 from paceline.trie import DraftError
 from paceline.v1 import peer_pb2, target_pb2
 from services.verifier.colocated import ColocatedDrafter
@@ -17,6 +19,7 @@ from services.verifier.features import FeatureHub
 from services.verifier.inbox import Attach, Close, CloseSession, Command, Drafts, Open, SetPolicy
 from services.verifier.policy import StepPolicy
 from services.verifier.report import Drops
+from services.verifier.room import Room
 from services.verifier.rules import make_rules
 from services.verifier.sequence import SequenceState, TargetSequence
 from services.verifier.session import Session
@@ -24,12 +27,17 @@ from services.verifier.session import Session
 log = structlog.get_logger()
 
 RESOURCE_EXHAUSTED = 8
+KV_CACHE_EXHAUSTED = "KV_CACHE_EXHAUSTED"
 
 
 class SequenceTable:
-    """Running sequences by id.
+    """Unfinished sequences by id.
 
-    Ids start at a random number and only rise, so that no id is used twice by one instance and hardly ever by two.
+    Ids start at a random number and only rise, so that no id is used twice by one instance and hardly ever by two, and
+    order by id is order of arrival.
+
+    Attributes:
+        room: where slots come from.
     """
 
     def __init__(
@@ -38,23 +46,33 @@ class SequenceTable:
         features: FeatureHub,
         drafter: ColocatedDrafter | None,
         max_sequences: int,
+        max_waiting: int = 256,
+        prefix_cache_bytes: int = 0,
     ) -> None:
         self._engine = engine
         self._features = features
         self._drafter = drafter
         self._max_sequences = max_sequences
+        self._max_waiting = max_waiting
+        self.room = Room(engine, features, prefix_cache_bytes)
         self._by_id: dict[int, TargetSequence] = {}
         self._next_id = secrets.randbits(48) << 8 | 1
+        self._may_admit = False  # something changed since the first in the queue found no room
         self.drops = Drops()
 
     @property
     def running(self) -> list[TargetSequence]:
-        """Sequences that go on, in order of arrival."""
-        return list(self._by_id.values())
+        """Sequences that have a slot, in order of arrival."""
+        return [s for s in self._by_id.values() if s.state is SequenceState.RUNNING]
 
     @property
-    def num_running(self) -> int:
-        """How many go on; may be read from another thread."""
+    def waiting(self) -> list[TargetSequence]:
+        """Sequences that wait for a slot, in order of arrival; each came after all that run."""
+        return [s for s in self._by_id.values() if s.state is SequenceState.WAITING]
+
+    @property
+    def num_unfinished(self) -> int:
+        """How many run or wait; may be read from another thread."""
         return len(self._by_id)
 
     def apply(self, command: Command) -> StepPolicy | None:
@@ -79,6 +97,39 @@ class SequenceTable:
                 self._take_drafts(command)
         return None
 
+    def admit(self) -> None:
+        """Let those that wait run, oldest first, as long as there is room; nobody overtakes.
+
+        One that finds no room although nothing else runs never will, and fails.
+        """
+        running = self.running
+        if not self._may_admit and running:
+            return
+        self._may_admit = False
+        for sequence in self.waiting:
+            if len(running) >= self._max_sequences:
+                return
+            if self.room.take(sequence, running):
+                sequence.move_to(SequenceState.RUNNING)
+                self._begin(sequence)
+                running.append(sequence)
+            elif running:
+                return
+            else:
+                self._fail(sequence, f"{sequence.committed_length} tokens do not fit into the KV cache")
+
+    def preempt_youngest(self) -> TargetSequence:
+        """Take the slot of the sequence that came last; it waits, and runs its text again when there is room.
+
+        It is not admitted again before something ends, or nothing else runs: the room is for those that came before it.
+        """
+        sequence = self.running[-1]
+        log.debug("preempted", sequence_id=sequence.sequence_id, num_tokens=sequence.committed_length)
+        self.room.release(sequence, keep=False)
+        self.room.note_preemption()
+        sequence.move_to(SequenceState.WAITING)
+        return sequence
+
     def drop_finished(self) -> None:
         """Free the sequences that ended in this step."""
         for sequence in [s for s in self._by_id.values() if s.state is SequenceState.FINISHED]:
@@ -86,51 +137,63 @@ class SequenceTable:
 
     def _open(self, command: Open) -> None:
         session, spec = command.session, command.spec
-        if len(self._by_id) >= self._max_sequences:
-            self._refuse(session, spec.key, f"{self._max_sequences} sequences are running")
+        self.admit()  # who came before it is not counted as waiting where there is room
+        if not self.room.can_hold(len(spec.prompt)):
+            self._refuse(session, spec.key, KV_CACHE_EXHAUSTED, "the prompt does not fit into the KV cache")
             return
-        try:
-            slot = self._engine.open(len(spec.prompt) + min(spec.max_new_tokens, 256))
-        except KVCacheFullError as error:
-            self._refuse(session, spec.key, str(error))
+        if len(self.waiting) >= self._max_waiting:
+            message = f"{len(self.running)} sequences run and {self._max_waiting} wait"
+            self._refuse(session, spec.key, "CAPACITY_EXHAUSTED", message)
             return
         sequence = TargetSequence(
             sequence_id=self._next_id,
             spec=spec,
             owner=session,
-            slot=slot,
             max_positions=self._engine.shape.max_positions,
             vocab_size=self._engine.shape.vocab_size,
             rules=make_rules(spec, self._engine.shape.vocab_size),
         )
         self._next_id += 1
         self._by_id[sequence.sequence_id] = sequence
-        if sequence.may_draft:
-            if self._drafter is not None:
-                self._drafter.open(sequence)
-            elif self._engine.taps:
-                self._features.open(sequence.sequence_id)
+        # A drafter in this process reads no log; one is kept for those that share the prefix later.
+        reads_log = self._drafter is None or self.room.shares_prefixes
+        if sequence.may_draft and self._engine.taps and reads_log:
+            self._features.open(sequence.sequence_id)
+        self._may_admit = True
         opened = target_pb2.SequenceOpened(key=spec.key, sequence_id=sequence.sequence_id, epoch=spec.epoch)
         session.push(target_pb2.VerifyResponse(opened=[opened]))
 
-    def _refuse(self, session: Session, key: int, message: str) -> None:
-        failure = peer_pb2.SequenceFailure(
-            key=key, code=RESOURCE_EXHAUSTED, reason="CAPACITY_EXHAUSTED", message=message
-        )
+    def _begin(self, sequence: TargetSequence) -> None:
+        """Tell a drafter in this process of a sequence that runs, the features of its shared prefix included."""
+        if self._drafter is None or not sequence.may_draft:
+            return
+        if not self._drafter.knows(sequence.sequence_id):
+            self._drafter.open(sequence)
+        features = self._features.first(sequence.sequence_id, sequence.num_cached)
+        if features is not None:
+            self._drafter.feed(sequence.sequence_id, 0, features)
+
+    def _refuse(self, session: Session, key: int, reason: str, message: str) -> None:
+        failure = peer_pb2.SequenceFailure(key=key, code=RESOURCE_EXHAUSTED, reason=reason, message=message)
         session.push(target_pb2.VerifyResponse(failures=[failure]))
 
-    def fail(self, sequence: TargetSequence, reason: str, message: str) -> None:
+    def _fail(self, sequence: TargetSequence, message: str) -> None:
         """End one sequence for want of room; the others do not notice."""
         failure = peer_pb2.SequenceFailure(
-            sequence_id=sequence.sequence_id, code=RESOURCE_EXHAUSTED, reason=reason, message=message
+            sequence_id=sequence.sequence_id,
+            code=RESOURCE_EXHAUSTED,
+            reason=KV_CACHE_EXHAUSTED,
+            message=message,
         )
         sequence.owner.push(target_pb2.VerifyResponse(failures=[failure]))
         self._drop(sequence)
 
     def _drop(self, sequence: TargetSequence) -> None:
-        sequence.state = SequenceState.FINISHED
         del self._by_id[sequence.sequence_id]
-        self._engine.close(sequence.slot)
+        if sequence.state is not SequenceState.FINISHED:
+            sequence.move_to(SequenceState.FINISHED)
+        self.room.release(sequence, keep=True)
+        self._may_admit = True
         self._features.close(sequence.sequence_id)
         if self._drafter is not None:
             self._drafter.close(sequence.sequence_id)

@@ -36,6 +36,7 @@ class Script:
         frame_sizes: tokens per frame, the last one repeated.
         finish_reason: of the last frame; unspecified ends the stream without one.
         fail_first_run_after: abort the first run with UNAVAILABLE after this many frames.
+        gives_up: end it with FINISH_REASON_ERROR instead, as a conductor does whose verifier is gone.
         hang_after: send nothing more after this many frames.
         admit_status: refuse admission with this status.
         stats_in_every_frame: whether figures come before the end.
@@ -47,6 +48,7 @@ class Script:
     frame_sizes: Sequence[int] = (1,)
     finish_reason: sampling_pb2.FinishReason = sampling_pb2.FINISH_REASON_LENGTH
     fail_first_run_after: int | None = None
+    gives_up: bool = False
     hang_after: int | None = None
     admit_status: grpc.StatusCode | None = None
     stats_in_every_frame: bool = False
@@ -122,6 +124,9 @@ class ScriptedConductor(
             if num_frames and request.sampling.seed == script.fail_seed:
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "scripted fault")
             if len(self.runs) == 1 and num_frames == script.fail_first_run_after:
+                if script.gives_up:
+                    yield orchestrator_pb2.RunResponse(finish_reason=sampling_pb2.FINISH_REASON_ERROR)
+                    return
                 await context.abort(grpc.StatusCode.UNAVAILABLE, "scripted death")
             if num_frames == script.hang_after:
                 await asyncio.Event().wait()

@@ -119,8 +119,11 @@ async def test_bad_input_is_named_and_nothing_else_notices(gateway: Gateway) -> 
     assert len(conductor.admissions) == 1
 
 
-async def test_a_lost_conductor_is_replaced_and_the_text_is_the_same(gateway: Gateway) -> None:
-    script = Script(TOKENS, frame_sizes=(2,), fail_first_run_after=3)
+@pytest.mark.parametrize("gives_up", [False, True])
+async def test_a_lost_conductor_is_replaced_and_the_text_is_the_same(
+    gateway: Gateway, gives_up: bool
+) -> None:
+    script = Script(TOKENS, frame_sizes=(2,), fail_first_run_after=3, gives_up=gives_up)
     async with scripted_orchestrator(script) as conductor, gateway(conductor.endpoint) as stub:
         await ready(stub)
         events = await collect(stub, request())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -64,8 +65,15 @@ def plain_text(target_dir: Path) -> Any:
 @pytest.fixture
 async def verifier(target_dir: Path) -> AsyncIterator[Process]:
     """A serving verifier in fp32."""
+    async with serving(target_dir, max_sequences=8, max_waiting=1) as process:
+        yield process
+
+
+@contextlib.asynccontextmanager
+async def serving(target_dir: Path, **fields: Any) -> AsyncIterator[Process]:
+    """A serving verifier in fp32 with further settings."""
     settings = Settings(
-        model=str(target_dir), dtype="float32", port=0, metrics_port=None, drain_s=5.0, max_sequences=8
+        model=str(target_dir), dtype="float32", port=0, metrics_port=None, drain_s=5.0, **fields
     )
 
     async def build(process: Process) -> None:

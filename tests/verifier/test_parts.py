@@ -61,7 +61,7 @@ def sequence(
         frozenset({9}),
         max_draft_nodes,
     )
-    return TargetSequence(1, spec, Session(loop, "test"), 0, max_positions, 50)
+    return TargetSequence(1, spec, Session(loop, "test"), max_positions, 50)
 
 
 def test_commit_is_cut_at_the_stop_token() -> None:
@@ -142,19 +142,19 @@ async def test_features_are_replayed_to_a_subscriber_that_comes_late() -> None:
     hub = FeatureHub()
     rows = torch.arange(12, dtype=torch.float32).view(6, 2)
     hub.open(7)
-    hub.append(7, rows[:2])
+    hub.append(7, 0, rows[:2])
     hub.attach(7, epoch=4, subscriber_id="d", start=0)
-    hub.append(7, rows[2:3], tokens=[8])
+    hub.append(7, 2, rows[2:3], tokens=[8])
     subscriber = Subscriber(asyncio.get_running_loop(), "d")
     hub.subscribe(subscriber)
-    hub.append(7, rows[3:], tokens=[5, 6])
+    hub.append(7, 3, rows[3:], tokens=[5, 6])
     chunks = [await subscriber.pop() for _ in range(2)]
     assert [(c.sequence_id, c.epoch, c.start) for c in chunks] == [(7, 4, 0), (7, 4, 3)]
     assert [list(c.tokens) for c in chunks] == [[], [5, 6]]  # what is replayed was committed long ago
     received = torch.cat([tensors.decode(c.features, 1 << 20) for c in chunks])
     assert torch.equal(received, rows)
     hub.close(7)
-    hub.append(7, rows)
+    hub.append(7, 0, rows)
     hub.attach(7, 4, "d", 0)
     subscriber.end()
     assert await subscriber.pop() is None

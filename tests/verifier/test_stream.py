@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import random
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
 from paceline.v1 import peer_pb2, sampling_pb2, target_pb2
+from services.runtime import metrics
 from services.runtime.lifecycle import Process
 from tests.verifier.conductor import MAX_POSITIONS, VOCAB_SIZE, Conductor
+from tests.verifier.conftest import serving
 
 PROMPT = [5, 9, 17, 3]
 SLOW_POLICY = target_pb2.VerifyPolicy(
@@ -179,15 +182,50 @@ async def test_bad_opening_fails_alone_and_names_the_field(
         assert (await conductor.finish(running))[0] == plain_text(PROMPT, 24)
 
 
-async def test_capacity_is_refused_and_comes_back(verifier: Process) -> None:
-    async with Conductor(verifier.port) as conductor:
+async def test_who_finds_no_room_waits_and_past_the_queue_is_refused(
+    verifier: Process, plain_text: Any
+) -> None:
+    async with Conductor(verifier.port) as conductor, Conductor(verifier.port) as other:
         for _ in range(8):
-            assert await conductor.open(PROMPT, 150)
-        assert await conductor.open(PROMPT, 4) == 0
-        assert conductor.failures[-1].reason == "CAPACITY_EXHAUSTED"
+            assert await conductor.open(PROMPT, 190)
+        waiting = await other.open(PROMPT, 4)
+        assert await other.open(PROMPT, 4) == 0
+        assert other.failures[-1].reason == "CAPACITY_EXHAUSTED"
+        await other.read_until(lambda: len(other.steps) >= 3)
+        assert not other.tokens[waiting]  # reports come all the same: silence would look like trouble
         first = next(iter(conductor.opened.values()))
         await conductor.send(closes=[first])
-        assert await conductor.open(PROMPT, 4)
+        assert await other.finish(waiting) == [plain_text(PROMPT, 4)]
+
+
+@pytest.mark.parametrize("max_prefill_tokens", [1, 3, 64])
+async def test_prompts_may_be_run_in_chunks_of_any_size(
+    verifier: Process, plain_text: Any, max_prefill_tokens: int
+) -> None:
+    prompts = [[7 * place % VOCAB_SIZE for place in range(length)] for length in (2, 17, 40)]
+    policy = target_pb2.VerifyPolicy(version=1, max_prefill_tokens_per_step=max_prefill_tokens)
+    async with Conductor(verifier.port) as conductor:
+        await conductor.send(policy=policy)
+        sequences = [await conductor.open(prompt, 12) for prompt in prompts]
+        texts = await conductor.finish(*sequences)
+        assert texts == [plain_text(prompt, 12) for prompt in prompts]
+
+
+async def test_twelve_share_a_cache_that_holds_ten(
+    target_dir: Path, plain_text: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.verifier.room.GROWTH_TOKENS", 8)  # as if they were told to write much more
+    prompts = [[first, *PROMPT] for first in range(12)]
+    labels = {"model_name": target_dir.name}
+    before = metrics.REGISTRY.get_sample_value("vllm:num_preemptions_total", labels) or 0.0
+    async with serving(target_dir, kv_limit_mib=1) as verifier, Conductor(verifier.port) as conductor:
+        sequences = [await conductor.open(prompt, 190) for prompt in prompts]
+        texts = await conductor.finish(*sequences)
+        assert texts == [plain_text(prompt, 190) for prompt in prompts]
+        assert not conductor.failures
+        after = metrics.REGISTRY.get_sample_value("vllm:num_preemptions_total", labels)
+        assert after is not None
+        assert after > before
 
 
 async def test_a_stream_that_ends_frees_its_sequences(verifier: Process) -> None:

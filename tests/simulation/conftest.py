@@ -1,0 +1,26 @@
+"""The tiny target and drafters of the drafters' tests, loaded once, and slots that must grow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.drafters.conftest import (  # noqa: F401  fixtures
+    eagle3_dir,
+    eagle3_tensors,
+    independent_dir,
+    target_dir,
+)
+from tests.simulation.world import Kit
+
+
+@pytest.fixture(scope="module")
+def kit(target_dir: Path, eagle3_dir: Path, independent_dir: Path) -> Iterator[Kit]:  # noqa: F811
+    """Engines, drafters and texts for any number of worlds."""
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("services.verifier.room.GROWTH_TOKENS", 8)
+        yield Kit.load(target_dir, eagle3_dir, independent_dir)

@@ -1,0 +1,118 @@
+"""A verifier's real parts without its thread and its wire: the test decides what comes in before each step."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import torch
+
+from paceline.target import TargetEngine
+from paceline.v1 import target_pb2
+from services.verifier.colocated import ColocatedDrafter
+from services.verifier.features import FeatureHub, Subscriber
+from services.verifier.inbox import Command, Inbox
+from services.verifier.loop import StepLoop
+from services.verifier.report import SequenceCommit, StepFigures
+from services.verifier.room import RoomFigures
+from services.verifier.session import Session
+from services.verifier.table import SequenceTable
+
+
+def _closed_loop() -> asyncio.AbstractEventLoop:
+    loop = asyncio.new_event_loop()
+    loop.close()
+    return loop
+
+
+class ListedSession(Session):
+    """A stream whose frames are kept in a list."""
+
+    def __init__(self, client_id: str = "test") -> None:
+        super().__init__(_closed_loop(), client_id)
+        self.frames: list[target_pb2.VerifyResponse] = []
+
+    def push(self, frame: target_pb2.VerifyResponse) -> None:
+        """Keep a frame; as on the wire, nobody changes it afterwards."""
+        self.frames.append(frame)
+
+    def take(self) -> list[target_pb2.VerifyResponse]:
+        """Frames since the last call."""
+        frames, self.frames = self.frames, []
+        return frames
+
+
+class ListedSubscriber(Subscriber):
+    """A drafter's feature stream whose chunks are kept in a list."""
+
+    def __init__(self, subscriber_id: str) -> None:
+        super().__init__(_closed_loop(), subscriber_id)
+        self.chunks: list[target_pb2.StreamFeaturesResponse] = []
+
+    def push(self, frame: target_pb2.StreamFeaturesResponse) -> None:
+        """Keep a chunk."""
+        self.chunks.append(frame)
+
+    def take(self) -> list[target_pb2.StreamFeaturesResponse]:
+        """Chunks since the last call."""
+        chunks, self.chunks = self.chunks, []
+        return chunks
+
+
+class SteppedVerifier:
+    """Engine, table, features and step loop of one verifier instance; the loop's thread is never started."""
+
+    def __init__(
+        self,
+        engine: TargetEngine,
+        *,
+        drafter: ColocatedDrafter | None = None,
+        max_sequences: int = 64,
+        max_waiting: int = 64,
+        prefix_cache_bytes: int = 1 << 20,
+        kv_limit_tokens: int | None = None,
+    ) -> None:
+        self.engine = engine
+        self.inbox = Inbox()
+        self.features = FeatureHub()
+        self.table = SequenceTable(
+            engine, self.features, drafter, max_sequences, max_waiting, prefix_cache_bytes
+        )
+        self.figures: list[StepFigures] = []
+        self.room = RoomFigures()
+        self._loop = StepLoop(engine, self.inbox, self.table, self.features, drafter, self._observe)
+        self.limit_kv(kv_limit_tokens)
+
+    def limit_kv(self, num_tokens: int | None) -> None:
+        """Bound the cache to so many tokens' keys and values."""
+        cache = self.engine.cache
+        cache.limit_bytes = None if num_tokens is None else num_tokens * cache.layout.bytes_per_token
+
+    def put(self, *commands: Command) -> None:
+        """Say something to the loop."""
+        for command in commands:
+            self.inbox.put(command)
+
+    def turn(self, count: int = 1) -> int:
+        """Make steps; returns how many found something to run."""
+        return sum(self._loop.turn() for _ in range(count))
+
+    def close(self) -> None:
+        """Drop what is kept, once every sequence has ended, and see that nothing is left."""
+        assert self.table.num_unfinished == 0
+        with torch.inference_mode():
+            while self.table.room.evict():
+                pass
+        assert self.engine.cache.num_slots == 0
+        self.limit_kv(None)
+
+    def _observe(
+        self,
+        figures: StepFigures,
+        commits: Sequence[SequenceCommit],
+        dropped: target_pb2.DroppedDrafts,
+        num_running: int,
+    ) -> None:
+        self.figures.append(figures)
+        for name in RoomFigures.__dataclass_fields__:
+            setattr(self.room, name, getattr(self.room, name) + getattr(figures.room, name))
