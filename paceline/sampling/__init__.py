@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         sample_draft,
         verify_chain_rejection,
     )
-    from paceline.sampling.rules import LogitRule
+    from paceline.sampling.rules import LogitRule, RuleError
     from paceline.sampling.verify import FinalKind, TreeWalk, Verdict, walk
 
 _HOMES = {
@@ -38,6 +38,7 @@ _HOMES = {
     "NoiseRole": "noise",
     "ParameterError": "params",
     "RowParams": "processors",
+    "RuleError": "rules",
     "SamplingParams": "params",
     "TreeWalk": "verify",
     "Verdict": "verify",
@@ -66,6 +67,7 @@ __all__ = [
     "NoiseRole",
     "ParameterError",
     "RowParams",
+    "RuleError",
     "SamplingParams",
     "TreeWalk",
     "Verdict",

@@ -19,6 +19,20 @@ from torch import Tensor
 from paceline.drafts import DraftTree
 
 
+class RuleError(Exception):
+    """A rule that cannot go on: its sequence ends with this error, and nothing else notices.
+
+    Attributes:
+        field: the sampling parameter behind the rule.
+        message: why it cannot go on.
+    """
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field} {message}")
+        self.field = field
+        self.message = message
+
+
 class LogitRule(Protocol):
     """One rule of one sequence, with whatever it remembers of the committed text."""
 
@@ -30,7 +44,14 @@ class LogitRule(Protocol):
                 node i, so that the text before it is the committed one and the path from the root to node i.
             tree: the drafted nodes; a node that the rule itself forbids may be there, and its rows then do not
                 matter.
+
+        Raises:
+            RuleError: nothing can be chosen any more.
         """
 
     def commit(self, tokens: Sequence[int]) -> None:
-        """Take in what was committed."""
+        """Take in what was committed.
+
+        Raises:
+            RuleError: it should not have been.
+        """
