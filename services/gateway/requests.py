@@ -17,6 +17,7 @@ from paceline.errors import InvalidRequestError
 from paceline.v1 import generation_pb2, orchestrator_pb2, sampling_pb2
 from services.gateway.served_model import ServedModel
 from services.gateway.tokenizer import ModelTokenizer
+from services.runtime.sampling import sampling_params
 
 DEFAULT_MAX_TOKENS = 128
 MAX_TEMPERATURE = 100.0
@@ -85,6 +86,8 @@ class RequestChecker:
                 "model", f"{request.model[:200]!r} is not served here, {model.name!r} is"
             )
         sampling = check_sampling(request.sampling, model.vocab_size)
+        if request.ignore_eos and sampling.HasField("constraint"):
+            raise InvalidRequestError("ignore_eos", "cannot be: a constrained text ends with the end token")
         max_tokens = request.max_tokens if request.HasField("max_tokens") else DEFAULT_MAX_TOKENS
         if request.HasField("max_tokens"):
             _in_range("max_tokens", max_tokens, 1, model.max_positions)
@@ -167,7 +170,7 @@ def check_sampling(sampling: sampling_pb2.SamplingParams, vocab_size: int) -> sa
     if top_p == 0:
         raise InvalidRequestError("sampling.top_p", "must be above 0")
     _in_range("sampling.min_p", sampling.min_p, 0.0, 1.0)
-    return sampling_pb2.SamplingParams(
+    checked = sampling_pb2.SamplingParams(
         temperature=temperature,
         top_k=sampling.top_k,
         top_p=top_p,
@@ -175,6 +178,10 @@ def check_sampling(sampling: sampling_pb2.SamplingParams, vocab_size: int) -> sa
         seed=sampling.seed if sampling.HasField("seed") else secrets.randbits(_DRAWN_SEED_BITS),
         mode=_check_mode(sampling.mode, is_greedy=temperature == 0),
     )
+    if sampling.HasField("constraint"):
+        checked.constraint.CopyFrom(sampling.constraint)
+        sampling_params(checked)  # sizes; what it says is for ConstraintDesk to check
+    return checked
 
 
 def _check_mode(mode: sampling_pb2.VerifyMode, *, is_greedy: bool) -> sampling_pb2.VerifyMode:

@@ -19,6 +19,7 @@ from grpc import aio
 from paceline.errors import CapacityError, PacelineError, UnavailableError
 from paceline.v1 import generation_pb2, generation_pb2_grpc
 from services.gateway import metrics
+from services.gateway.constraints import ConstraintDesk
 from services.gateway.director import DirectorClient
 from services.gateway.errors import DeadlineError
 from services.gateway.generation import Generation
@@ -41,6 +42,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     Args:
         tokenizer: of the served model.
         checker: of requests.
+        constraints: checks what a completion must look like.
         watch: of what is served.
         director: the orchestrator.
         max_requests: most requests in flight; more are refused, to be tried again.
@@ -53,6 +55,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         *,
         tokenizer: ModelTokenizer,
         checker: RequestChecker,
+        constraints: ConstraintDesk,
         watch: ModelWatch,
         director: DirectorClient,
         max_requests: int,
@@ -61,6 +64,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     ) -> None:
         self._tokenizer = tokenizer
         self._checker = checker
+        self._constraints = constraints
         self._watch = watch
         self._director = director
         self._max_requests = max_requests
@@ -83,6 +87,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             with metrics.in_flight(model.name):
                 # Long prompts take tens of milliseconds; the library releases the GIL, other streams go on.
                 checked = await asyncio.to_thread(self._checker.check, request, model)
+                await self._constraints.check(checked.sampling, model)
                 async with aclosing(self._stream(checked, model, arrived_at, deadline)) as events:
                     async for event in events:
                         yield event

@@ -32,7 +32,11 @@ class Finish(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SequenceSpec:
-    """What a conductor asks for, checked."""
+    """What a conductor asks for, checked.
+
+    Attributes:
+        num_resumed_tokens: tokens at the end of the prompt that belong to the completion.
+    """
 
     key: int
     epoch: int
@@ -41,6 +45,7 @@ class SequenceSpec:
     max_new_tokens: int
     stop_token_ids: frozenset[int]
     max_draft_nodes: int
+    num_resumed_tokens: int = 0
 
 
 @dataclass(slots=True)
@@ -141,6 +146,9 @@ class TargetSequence:
 
         Returns:
             The tokens kept, why the sequence ended, and the number of draft nodes that fell away.
+
+        Raises:
+            RuleError: a rule cannot go on; the sequence is of no use any more.
         """
         kept, finish = [], Finish.NOT_YET
         for token in tokens[: self.num_tokens_left]:

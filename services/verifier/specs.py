@@ -47,4 +47,5 @@ def sequence_spec(opening: target_pb2.OpenSequence, vocab_size: int, max_positio
         max_new_tokens=opening.max_new_tokens - opening.num_resumed_tokens,
         stop_token_ids=frozenset(opening.stop_token_ids),
         max_draft_nodes=opening.max_draft_nodes,
+        num_resumed_tokens=opening.num_resumed_tokens,
     )

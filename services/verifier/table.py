@@ -9,6 +9,8 @@ import secrets
 
 import structlog
 
+from paceline.errors import InvalidRequestError
+from paceline.sampling import RuleError
 from paceline.target import KVCacheFullError, TargetEngine
 from paceline.trie import DraftError
 from paceline.v1 import peer_pb2, target_pb2
@@ -22,6 +24,7 @@ from services.verifier.session import Session
 
 log = structlog.get_logger()
 
+INVALID_ARGUMENT = 3
 RESOURCE_EXHAUSTED = 8
 
 
@@ -101,6 +104,8 @@ class SequenceTable:
             max_positions=self._engine.shape.max_positions,
             vocab_size=self._engine.shape.vocab_size,
         )
+        if command.constraint is not None:
+            sequence.rules.append(command.constraint)  # last: it has the last word on what may be chosen
         self._next_id += 1
         self._by_id[sequence.sequence_id] = sequence
         if sequence.may_draft:
@@ -117,13 +122,20 @@ class SequenceTable:
         )
         session.push(target_pb2.VerifyResponse(failures=[failure]))
 
-    def fail(self, sequence: TargetSequence, reason: str, message: str) -> None:
-        """End one sequence for want of room; the others do not notice."""
+    def fail(
+        self, sequence: TargetSequence, reason: str, message: str, code: int = RESOURCE_EXHAUSTED
+    ) -> None:
+        """End one sequence, by default for want of room; the others do not notice."""
         failure = peer_pb2.SequenceFailure(
-            sequence_id=sequence.sequence_id, code=RESOURCE_EXHAUSTED, reason=reason, message=message
+            sequence_id=sequence.sequence_id, code=code, reason=reason, message=message
         )
         sequence.owner.push(target_pb2.VerifyResponse(failures=[failure]))
         self._drop(sequence)
+
+    def fail_rule(self, sequence: TargetSequence, error: RuleError) -> None:
+        """End one sequence that a rule of its own request leaves nothing to choose from."""
+        refusal = InvalidRequestError(f"sampling.{error.field}", error.message)
+        self.fail(sequence, refusal.reason, str(refusal), INVALID_ARGUMENT)
 
     def _drop(self, sequence: TargetSequence) -> None:
         sequence.state = SequenceState.FINISHED
