@@ -60,6 +60,20 @@ class GrammarRule:
         self._saved_s = _MAX_SAVED_S
         self.commit(resumed)
 
+    def keep(self, tree: DraftTree) -> DraftTree:
+        """The nodes that the grammar allows; a drafter knows nothing of it, and each forbidden node costs a row."""
+        if not len(tree):
+            return tree
+        started_s = time.thread_time()
+        try:
+            with self._guarded():
+                kept = self._allowed_nodes(tree)
+        except RuleError:  # applying it meets the same, where the sequence can be ended
+            return tree
+        finally:
+            self._saved_s -= time.thread_time() - started_s
+        return tree.only(kept)
+
     def apply(self, logits: Tensor, tree: DraftTree) -> None:
         """Mask the root's row and the row of every node that can be reached; see `LogitRule.apply`.
 
@@ -69,6 +83,7 @@ class GrammarRule:
         started_s = time.thread_time()
         allowed = np.full((1 + len(tree), self._num_words), -1, dtype=np.int32)
         with self._guarded():
+            self._move_to(())
             self._mask_root(allowed[0])
             self._mask_nodes(allowed, tree)
             self._move_to(())
@@ -103,9 +118,7 @@ class GrammarRule:
 
         Rows of nodes that the sequence cannot get to stay as they are.
         """
-        children: list[list[int]] = [[] for _ in range(1 + len(tree))]
-        for node, parent in enumerate(tree.parents):
-            children[1 + parent].append(node)
+        children = _children(tree)
         paths: list[tuple[int, ...]] = [()] * (1 + len(tree))
         pending = children[0][::-1]
         while pending:
@@ -119,6 +132,28 @@ class GrammarRule:
             else:  # a dead end: what chooses here chooses nothing, and the sequence ends when it is committed
                 allowed[1 + node] = 0
                 self._begin_again(self._committed)
+
+    def _allowed_nodes(self, tree: DraftTree) -> list[int]:
+        """In the same order, without masks."""
+        children = _children(tree)
+        paths: list[tuple[int, ...]] = [()] * (1 + len(tree))
+        kept = []
+        pending = children[0][::-1]
+        while pending:
+            node = pending.pop()
+            token, above = tree.tokens[node], paths[1 + tree.parents[node]]
+            self._move_to(above)
+            if token in self._ends:
+                if self._matcher.is_accepting():
+                    kept.append(node)
+            elif self._matcher.validate_tokens([token]) == 1:
+                kept.append(node)
+                paths[1 + node] = (*above, token)
+                pending += children[1 + node][::-1]
+            if self._matcher.is_error():
+                self._begin_again(self._committed)
+        self._move_to(())
+        return sorted(kept)
 
     def _fill(self, row: NDArray[np.int32]) -> bool:
         """Put the mask of the matcher's place into a row; False if there is none."""
@@ -171,6 +206,14 @@ class GrammarRule:
             if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit):
                 raise
             raise self._error(f"failed: {shortened(str(error))}") from error
+
+
+def _children(tree: DraftTree) -> list[list[int]]:
+    """The root's children, then every node's."""
+    children: list[list[int]] = [[] for _ in range(1 + len(tree))]
+    for node, parent in enumerate(tree.parents):
+        children[1 + parent].append(node)
+    return children
 
 
 def _has(row: NDArray[np.int32], token: int) -> bool:

@@ -26,13 +26,14 @@ if TYPE_CHECKING:
         sample_draft,
         verify_chain_rejection,
     )
-    from paceline.sampling.rules import LogitRule, RuleError
+    from paceline.sampling.rules import DraftFilter, LogitRule, RuleError
     from paceline.sampling.verify import FinalKind, TreeWalk, Verdict, walk
 
 _HOMES = {
     "Constraint": "params",
     "ConstraintKind": "params",
     "DraftDistribution": "rejection",
+    "DraftFilter": "rules",
     "FinalKind": "verify",
     "LogitRule": "rules",
     "NoiseRole": "noise",
@@ -62,6 +63,7 @@ __all__ = [
     "Constraint",
     "ConstraintKind",
     "DraftDistribution",
+    "DraftFilter",
     "FinalKind",
     "LogitRule",
     "NoiseRole",

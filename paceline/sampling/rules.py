@@ -12,7 +12,7 @@ Called by: the verifier, which makes the rules of a sequence when it opens and t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -31,6 +31,14 @@ class RuleError(Exception):
         super().__init__(f"{field} {message}")
         self.field = field
         self.message = message
+
+
+@runtime_checkable
+class DraftFilter(Protocol):
+    """A rule that knows, before anything is run, which drafted nodes cannot be accepted."""
+
+    def keep(self, tree: DraftTree) -> DraftTree:
+        """The nodes that may be accepted. Dropping the others saves their rows and changes no text."""
 
 
 class LogitRule(Protocol):

@@ -10,7 +10,7 @@ from collections.abc import Sequence as TokenSequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from paceline.sampling import DraftDistribution, LogitRule, SamplingParams, VerifyMode
+from paceline.sampling import DraftDistribution, DraftFilter, LogitRule, SamplingParams, VerifyMode
 from paceline.trie import EMPTY_TREE, AddOutcome, DraftEntry, DraftTree, DraftTrie
 from services.verifier.session import Session
 
@@ -111,15 +111,21 @@ class TargetSequence:
         """Draft nodes worth verifying now, at most `max_nodes`.
 
         Rejection verification takes the path that came first, since its choice of what to verify must not depend on
-        later tokens; the other modes take the best of the trie.
+        later tokens; the other modes take the best of the trie. What a rule forbids, whatever the target says, is left
+        out.
         """
         depth = self.num_tokens_left - 1
         budget = min(max_nodes, self.spec.max_draft_nodes)
         if budget <= 0 or depth <= 0 or self.trie.num_nodes == 0:
             return EMPTY_TREE
         if self.spec.sampling.resolved_mode is VerifyMode.REJECTION:
-            return self.trie.select_chain(min(budget, depth))
-        return self.trie.select(budget, depth)
+            tree = self.trie.select_chain(min(budget, depth))
+        else:
+            tree = self.trie.select(budget, depth)
+        for rule in self.rules:
+            if isinstance(rule, DraftFilter):
+                tree = rule.keep(tree)
+        return tree
 
     def add_draft(self, entry: DraftEntry) -> AddOutcome:
         """Take in a draft entry.

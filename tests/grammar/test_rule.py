@@ -126,9 +126,33 @@ def test_a_row_is_the_one_that_its_path_alone_gives(
         for node, path in enumerate(paths):
             if path is not None:
                 assert torch.equal(logits[1 + node], root_row(begin(grammar, [*committed, *path])))
+        kept = rule.keep(tree_of(parents, tokens))
+        expected = [
+            node
+            for node in range(len(tokens))
+            if paths[node] is not None or is_end(grammar, committed, paths, parents, tokens, node)
+        ]
+        assert kept == tree_of(parents, tokens).only(expected)
         step = walk(grammar, committed, chance, chance.randrange(4))
         rule.commit(step)
         committed = committed + step
+
+
+def is_end(
+    grammar: CompiledGrammar,
+    committed: list[int],
+    paths: list[list[int] | None],
+    parents: list[int],
+    tokens: list[int],
+    node: int,
+) -> bool:
+    """Whether a node proposes the end where the text may end."""
+    above = [] if parents[node] < 0 else paths[parents[node]]
+    return (
+        tokens[node] == END
+        and above is not None
+        and END in allowed(root_row(begin(grammar, [*committed, *above])))
+    )
 
 
 def walk(grammar: CompiledGrammar, text: list[int], chance: random.Random, num_tokens: int) -> list[int]:
