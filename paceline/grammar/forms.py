@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import json
 import re
+from typing import TYPE_CHECKING
 
 from llguidance import LLMatcher
 
 from paceline.grammar.errors import ConstraintError
 from paceline.sampling.params import Constraint, ConstraintKind
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
 
 JSON_WHITESPACE = r"[ \n\r\t]{1,20}"
 """Between two tokens of a JSON text. Bounded, since small models like to go on with spaces for ever."""
@@ -47,12 +51,20 @@ def grammar_text(constraint: Constraint) -> str:
 
 
 def _json_grammar(kind: ConstraintKind, schema: str) -> str:
-    """What is not supported is an error (lenient off), and so is a oneOf that cannot be shown to exclude."""
+    """With white space bounded, unless the schema itself says what there may be (llguidance's top-level x-guidance)."""
     try:
-        return LLMatcher.grammar_from_json_schema(
-            schema,
-            defaults={"whitespace_pattern": JSON_WHITESPACE},
-            overrides={"lenient": False, "coerce_one_of": False},
-        )
-    except ValueError as error:
+        parsed = json.loads(schema)
+        options = parsed.get("x-guidance") if isinstance(parsed, dict) else None
+        asked = options if isinstance(options, dict) else {}
+        for name in ("lenient", "coerce_one_of"):
+            if asked.get(name):
+                raise ConstraintError(
+                    kind, f"x-guidance cannot set {name}: what cannot be enforced is refused"
+                )
+        has_own = "whitespace_flexible" in asked or "whitespace_pattern" in asked
+        defaults: JsonCompileOptions = {} if has_own else {"whitespace_pattern": JSON_WHITESPACE}
+        return LLMatcher.grammar_from_json_schema(schema, defaults=defaults)
+    except ConstraintError:
+        raise
+    except (ValueError, RecursionError) as error:
         raise ConstraintError(kind, f"is not a JSON Schema: {error}") from None

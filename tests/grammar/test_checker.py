@@ -33,8 +33,8 @@ REFUSED = {
     "a repetition of repetitions": (REGEX, "(a{1000}){1000}", "too complex"),
     "long runs of character classes": (REGEX, r"(\p{L}|\p{N}|\w)*" * 3000, "processor time"),
     "no JSON": (SCHEMA, '{"type', "not a JSON Schema"),
-    "JSON 60,000 deep": (SCHEMA, "[" * NUM, "recursion limit"),
-    "a schema 1,000 deep": (SCHEMA, nested(1000), "recursion limit"),
+    "JSON 60,000 deep": (SCHEMA, "[" * NUM, "recursion"),
+    "a schema 1,000 deep": (SCHEMA, nested(1000), "recursion"),
     "a keyword that is not supported": (SCHEMA, '{"type": "array", "uniqueItems": true}', "uniqueItems"),
     "a format that is not known": (SCHEMA, '{"type": "string", "format": "poem"}', "poem"),
     "a oneOf that may overlap": (
@@ -45,7 +45,7 @@ REFUSED = {
     "leniency is not the request's to ask for": (
         SCHEMA,
         '{"x-guidance": {"lenient": true}, "not": {"type": "string"}}',
-        "not",
+        "lenient",
     ),
     "a schema of itself": (SCHEMA, '{"$ref": "#"}', "matches no text"),
     "nothing allowed": (SCHEMA, "false", "object schema"),

@@ -182,11 +182,41 @@ def grow(
         choices = [token for token in choices if token not in taken]
         is_allowed = bool(choices) and chance.random() < 0.7
         token = chance.choice(choices) if is_allowed else chance.randrange(VOCAB_SIZE)
+        while token in taken:  # a trie names each child once
+            token = chance.randrange(VOCAB_SIZE)
         is_path = above is not None and token in choices and token != END
         parents.append(parent)
         tokens.append(token)
         paths.append([*above, token] if is_path and above is not None else None)
     return parents, tokens, paths
+
+
+@pytest.mark.parametrize(
+    ("options", "text", "is_json"),
+    [
+        ({}, '{"a":1}', True),
+        ({}, '{\n  "a" : 1\n}', True),
+        ({}, "{" + " " * 20 + '"a":1}', True),
+        ({}, "{" + " " * 21 + '"a":1}', False),
+        ({}, ' {"a":1}', False),
+        ({}, '{"a":1} ', False),
+        ({"whitespace_flexible": False}, '{"a":1}', True),
+        ({"whitespace_flexible": False}, '{"a": 1}', False),
+        ({"whitespace_pattern": "[ ]{1,2}"}, '{  "a":1}', True),
+        ({"whitespace_pattern": "[ ]{1,2}"}, '{\n"a":1}', False),
+    ],
+)
+def test_white_space_is_bounded_and_the_schemas_to_change(
+    compiler: GrammarCompiler, tokenizer: Tokenizer, options: dict, text: str, is_json: bool
+) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "x-guidance": options}
+    rule = begin(compiler.compile(Constraint(ConstraintKind.JSON_SCHEMA, json.dumps(schema))))
+    if is_json:
+        rule.commit(tokenizer.encode(text).ids)
+        assert END in allowed(root_row(rule))
+    else:
+        with pytest.raises(RuleError):
+            rule.commit(tokenizer.encode(text).ids)
 
 
 def test_a_dead_end_among_the_drafts_changes_nothing_until_it_is_chosen(

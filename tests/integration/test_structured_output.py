@@ -19,7 +19,7 @@ from paceline.errors import InvalidRequestError
 from paceline.target import kernels
 from tests.integration.conftest import Site, run_site
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(900)]
 
 NUM_REQUESTS = 200
 CITY = {
@@ -93,7 +93,7 @@ def run_all(site: Site, *, speculation: bool) -> tuple[list[Completion], list[Ba
         async with AsyncPacelineClient(site.deployment.gateway_endpoint) as client:
             asked = [parameters(which) for which in range(NUM_REQUESTS)]
             asked[NUM_REQUESTS // 2 : NUM_REQUESTS // 2] = bad
-            calls = (client.complete(**one, speculation=speculation, timeout_s=200) for one in asked)
+            calls = (client.complete(**one, speculation=speculation, timeout_s=400) for one in asked)
             return await asyncio.gather(*calls, return_exceptions=True)
 
     outcomes = asyncio.run(run())
