@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,8 @@ class GrammarChecker:
         if self._child is not None and self._child.poll() is None:
             return self._child
         self._end_child()
+        if find_spec("llguidance") is None:
+            raise UnavailableError("grammars cannot be checked here: the package llguidance is missing")
         self._child = subprocess.Popen(
             [sys.executable, "-m", "paceline.grammar.trial"],
             stdin=subprocess.PIPE,
