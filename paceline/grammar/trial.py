@@ -24,7 +24,8 @@ from paceline.sampling.params import Constraint, ConstraintKind
 
 MAX_CPU_S = 1.0
 """Processor time for one grammar; a common schema takes a few milliseconds."""
-MAX_MEMORY_BYTES = 1 << 30
+MAX_MEMORY_BYTES = 384 << 20
+"""Address space beyond what the tokenizer takes."""
 STACK_BYTES = 1 << 20
 """Less than any thread of a server has, so that what passes here has room there."""
 NUM_TOKENS = 16
@@ -71,7 +72,6 @@ def _say(answer: dict[str, Any]) -> None:
 def main() -> None:
     """Read which tokenizer, then grammars, until the input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's; the parent ends this process by its input
-    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     model = json.loads(sys.stdin.readline())
     try:
@@ -79,6 +79,9 @@ def main() -> None:
     except (OSError, ValueError) as error:
         _say({"failure": str(error)})
         return
+    num_pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limit = num_pages * resource.getpagesize() + MAX_MEMORY_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     _say({})
     threading.stack_size(STACK_BYTES)
     server = threading.Thread(target=_serve, args=(compiler,))
