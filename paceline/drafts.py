@@ -163,5 +163,18 @@ class DraftTree:
             self.draft_dists[:cut],
         )
 
+    def only(self, nodes: Sequence[int]) -> DraftTree:
+        """The tree of some nodes, given in rising order and each with all nodes above it."""
+        if len(nodes) == len(self.tokens):
+            return self
+        places = {node: place for place, node in enumerate(nodes)}
+        return DraftTree(
+            tuple(self.tokens[node] for node in nodes),
+            tuple(-1 if self.parents[node] < 0 else places[self.parents[node]] for node in nodes),
+            tuple(self.depths[node] for node in nodes),
+            tuple(self.survivals[node] for node in nodes),
+            tuple(self.draft_dists[node] for node in nodes),
+        )
+
 
 EMPTY_TREE = DraftTree()

@@ -15,7 +15,7 @@ import torch
 
 from experiments.modes.arm import Arm
 from paceline.drafters import Drafter, DraftRequest
-from paceline.sampling import FinalKind, SamplingParams
+from paceline.sampling import FinalKind, SamplingParams, Verdict
 from paceline.target import SequenceRows, TargetEngine
 from services.runtime.frames import pack_drafts, unpack_drafts
 from services.verifier.sequence import Finish, SequenceSpec, TargetSequence
@@ -140,6 +140,7 @@ def _round(
         [SequenceRows(sequence.slot, rows, parents if len(tree) else None, range(root, len(rows)))]
     )
     (verdict,) = judge([sequence], [tree], [output.logits[0]])
+    assert isinstance(verdict, Verdict), "no request here has rules"
     kept = [*range(len(settled)), *(root + row for row in verdict.accepted_rows)]
     engine.keep(sequence.slot, kept)
     first = sequence.num_cached

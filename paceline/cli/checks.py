@@ -34,6 +34,7 @@ _PACKAGES = (
     ("safetensors", "verifier, drafter"),
     ("tokenizers", "gateway, verifier"),
     ("jinja2", "gateway"),
+    ("llguidance", "gateway, verifier"),
     ("redis", "scheduler"),
     ("ray", "orchestrator"),
     ("gguf", "paceline models fetch"),

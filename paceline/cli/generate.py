@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -25,6 +26,7 @@ from paceline.models import DEFAULT_MODEL
 
 _PROBE_TIMEOUT_S = 1.0
 _NUM_WARM_UP_TOKENS = 16
+_MAX_PATH_CHARACTERS = 255
 
 
 def generate(
@@ -77,6 +79,18 @@ def generate(
     num_choices: Annotated[
         int, typer.Option("--n", help="Completions; the one with index i has the seed plus i.")
     ] = 1,
+    json_schema: Annotated[
+        str | None, typer.Option(help="Answer with JSON of this schema: a file, or the schema itself.")
+    ] = None,
+    json_object: Annotated[bool, typer.Option("--json-object", help="Answer with a JSON object.")] = False,
+    regex: Annotated[str | None, typer.Option(help="The whole answer matches this expression.")] = None,
+    grammar: Annotated[
+        str | None,
+        typer.Option(help="The answer belongs to this Lark grammar: a file, or the grammar itself."),
+    ] = None,
+    choice: Annotated[
+        list[str] | None, typer.Option(help="The answer is one of these; may be given again.")
+    ] = None,
     system: Annotated[str | None, typer.Option(help="System turn before the prompt.")] = None,
     raw: Annotated[
         bool, typer.Option(help="Continue the prompt as it is, without the chat template.")
@@ -113,6 +127,11 @@ def generate(
         "stop_token_ids": stop_token_id or (),
         "log_probs": log_probs,
         "ignore_eos": ignore_eos,
+        "json_schema": _file_or_text(json_schema),
+        "json_object": json_object,
+        "regex": regex,
+        "grammar": _file_or_text(grammar),
+        "choice": choice or None,
         "timeout_s": timeout_s,
     }
     if compare and num_choices != 1:
@@ -140,6 +159,14 @@ def generate(
             plain = client.complete(**parameters, speculation=False)
             typer.echo(f"plain decoding: {figures_line(plain.stats, plain.finish_reason)}")
             typer.echo(comparison_line(completion, plain))
+
+
+def _file_or_text(value: str | None) -> str | None:
+    """What a file holds, where the value names one; a schema or a grammar is hardly ever the name of a file."""
+    if value is None or "\n" in value or "{" in value or len(value) > _MAX_PATH_CHARACTERS:
+        return value
+    path = Path(value)
+    return path.read_text(encoding="utf-8") if path.is_file() else value
 
 
 def _chat(text: str, system: str | None) -> list[Message]:

@@ -6,9 +6,10 @@ there is one place that does. Deliberately does not know: calls. Called by the t
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from paceline.errors import InvalidRequestError
 from paceline.v1 import generation_pb2, sampling_pb2
@@ -60,6 +61,11 @@ def build_request(
     ignore_eos: bool = False,
     speculation: bool = True,
     max_draft_tokens: int | None = None,
+    json_schema: str | Mapping[str, Any] | None = None,
+    json_object: bool = False,
+    regex: str | None = None,
+    grammar: str | None = None,
+    choice: Sequence[str] | None = None,
 ) -> generation_pb2.GenerateRequest:
     """Builds a request; absent parameters take the server's defaults.
 
@@ -89,6 +95,11 @@ def build_request(
         ignore_eos: go on past the model's end token.
         speculation: False decodes plainly.
         max_draft_tokens: upper bound of the draft length.
+        json_schema: the completion is JSON of this schema, given as an object or as JSON text.
+        json_object: the completion is any JSON object.
+        regex: the whole completion matches this regular expression.
+        grammar: it belongs to this context-free grammar, in Lark's notation.
+        choice: it is one of these texts. At most one of these five may be given.
 
     Raises:
         InvalidRequestError: an argument cannot be put on the wire at all.
@@ -129,6 +140,14 @@ def build_request(
         request.stop.add(type=sampling_pb2.STOP_TYPE_TEXT, text=text)
     for token_id in stop_token_ids:
         _set(request.stop.add(type=sampling_pb2.STOP_TYPE_TOKEN), "token_id", token_id, "stop.token_id")
+    _set_constraint(
+        request.sampling,
+        json_schema=json_schema,
+        json_object=json_object or None,
+        regex=regex,
+        grammar=grammar,
+        choice=choice,
+    )
     _set_prompt(request, prompt)
     return request
 
@@ -141,6 +160,29 @@ def check_single(parameters: Mapping[str, object]) -> None:
     """
     if parameters.get("n") not in (None, 1):
         raise InvalidRequestError("n", "complete gives one completion; complete_many gives several")
+
+
+def _set_constraint(sampling: sampling_pb2.SamplingParams, **forms: Any) -> None:
+    given = {name: value for name, value in forms.items() if value is not None}
+    if len(given) > 1:
+        raise InvalidRequestError("sampling.constraint", f"only one is possible, not {' and '.join(given)}")
+    for name, value in given.items():
+        field = f"sampling.constraint.{name}"
+        if name == "choice":
+            if isinstance(value, str):
+                raise InvalidRequestError(field, "is a list of texts, not one text")
+            sampling.constraint.choice.SetInParent()
+            try:
+                sampling.constraint.choice.texts.extend(value)
+            except TypeError as error:
+                raise InvalidRequestError(field, str(error)) from error
+        elif name == "json_schema" and not isinstance(value, str):
+            try:
+                sampling.constraint.json_schema = json.dumps(value, ensure_ascii=False, allow_nan=False)
+            except (TypeError, ValueError) as error:
+                raise InvalidRequestError(field, f"is not JSON: {error}") from error
+        else:
+            _set(sampling.constraint, name, value, field)
 
 
 def _set_prompt(request: generation_pb2.GenerateRequest, prompt: Prompt) -> None:

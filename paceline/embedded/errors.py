@@ -17,7 +17,8 @@ _HINTS = (
         "another process uses the port: stop it, or choose other ports",
     ),
     (
-        r"No module named '?(torch|transformers|ray|redis|jinja2|tokenizers|prometheus_client|uvloop|grpc_health)",
+        r"No module named '?(torch|transformers|ray|redis|jinja2|llguidance|tokenizers|prometheus_client|uvloop|"
+        r"grpc_health)",
         "a package is missing: `pip install 'paceline[all]'`, and `paceline doctor` says what else",
     ),
     (r"NotFetched|paceline models fetch", "the model is not here yet: `paceline models fetch smollm2-135m`"),

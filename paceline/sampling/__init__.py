@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from paceline.sampling.penalties import Penalties
     from paceline.sampling.processors import RowParams, process_logits, target_probs
     from paceline.sampling.rejection import decide_chain, drawn_chain, verify_chain_rejection
-    from paceline.sampling.rules import LogitRule
+    from paceline.sampling.rules import DraftFilter, LogitRule, RuleError
     from paceline.sampling.tree_rejection import decide_tree, verify_tree_rejection
     from paceline.sampling.typical import decide_typical, verify_typical
     from paceline.sampling.verify import FinalKind, TreeWalk, Verdict, walk
@@ -41,6 +41,7 @@ _HOMES = {
     "Constraint": "params",
     "ConstraintKind": "params",
     "DraftDistribution": "distribution",
+    "DraftFilter": "rules",
     "FinalKind": "verify",
     "LogitBias": "bias",
     "LogitRule": "rules",
@@ -49,6 +50,7 @@ _HOMES = {
     "ParameterError": "params",
     "Penalties": "penalties",
     "RowParams": "processors",
+    "RuleError": "rules",
     "SamplingParams": "params",
     "TokenLogProbs": "log_probs",
     "TreeWalk": "verify",
@@ -88,6 +90,7 @@ __all__ = [
     "Constraint",
     "ConstraintKind",
     "DraftDistribution",
+    "DraftFilter",
     "FinalKind",
     "LogitBias",
     "LogitRule",
@@ -96,6 +99,7 @@ __all__ = [
     "ParameterError",
     "Penalties",
     "RowParams",
+    "RuleError",
     "SamplingParams",
     "TokenLogProbs",
     "TreeWalk",

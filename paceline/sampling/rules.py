@@ -12,11 +12,33 @@ Called by: the verifier, which makes the rules of a sequence when it opens and t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
 from paceline.drafts import DraftTree
+
+
+class RuleError(Exception):
+    """A rule that cannot go on: its sequence ends with this error, and nothing else notices.
+
+    Attributes:
+        field: the sampling parameter behind the rule.
+        message: why it cannot go on.
+    """
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field} {message}")
+        self.field = field
+        self.message = message
+
+
+@runtime_checkable
+class DraftFilter(Protocol):
+    """A rule that knows, before anything is run, which drafted nodes cannot be accepted."""
+
+    def keep(self, tree: DraftTree) -> DraftTree:
+        """The nodes that may be accepted. Dropping the others saves their rows and changes no text."""
 
 
 class LogitRule(Protocol):
@@ -30,7 +52,14 @@ class LogitRule(Protocol):
                 node i, so that the text before it is the committed one and the path from the root to node i.
             tree: the drafted nodes; a node that the rule itself forbids may be there, and its rows then do not
                 matter.
+
+        Raises:
+            RuleError: nothing can be chosen any more.
         """
 
     def commit(self, tokens: Sequence[int]) -> None:
-        """Take in what was committed."""
+        """Take in what was committed.
+
+        Raises:
+            RuleError: it should not have been.
+        """

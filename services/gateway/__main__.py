@@ -14,6 +14,7 @@ from pathlib import Path
 
 from paceline.models import resolve, tokenizer_fingerprint
 from paceline.v1 import generation_pb2, generation_pb2_grpc
+from services.gateway.constraints import ConstraintDesk
 from services.gateway.director import DirectorClient
 from services.gateway.requests import RequestChecker
 from services.gateway.served_model import ModelWatch
@@ -34,9 +35,11 @@ async def build(process: Process) -> None:
     director = DirectorClient(settings.orchestrator, settings.silence_timeout_s, process.tls)
     process.on_close(director.close)
     watch = ModelWatch(director.describe, settings.refresh_s, settings.served_model_name, fingerprint)
+    constraints = ConstraintDesk(model_dir)
     servicer = GenerationServicer(
         tokenizer=tokenizer,
         checker=RequestChecker(tokenizer, settings.max_prompt_bytes),
+        constraints=constraints,
         watch=watch,
         director=director,
         max_requests=settings.max_requests,
@@ -52,6 +55,7 @@ async def build(process: Process) -> None:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
+        await asyncio.to_thread(constraints.close)
 
     process.on_close(stop)
 

@@ -109,6 +109,8 @@ class RequestChecker:
                 "model", f"{request.model[:200]!r} is not served here, {model.name!r} is"
             )
         sampling = check_sampling(request.sampling, model.vocab_size)
+        if request.ignore_eos and sampling.HasField("constraint"):
+            raise InvalidRequestError("ignore_eos", "cannot be: a constrained text ends with the end token")
         max_tokens = request.max_tokens if request.HasField("max_tokens") else DEFAULT_MAX_TOKENS
         if request.HasField("max_tokens"):
             in_range("max_tokens", max_tokens, 1, model.max_positions)

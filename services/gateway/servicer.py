@@ -20,6 +20,7 @@ from paceline.errors import CapacityError, PacelineError, UnavailableError
 from paceline.v1 import generation_pb2, generation_pb2_grpc, sampling_pb2
 from services.gateway import metrics
 from services.gateway.choices import merged
+from services.gateway.constraints import ConstraintDesk
 from services.gateway.director import DirectorClient
 from services.gateway.errors import DeadlineError
 from services.gateway.generation import Generation
@@ -42,6 +43,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     Args:
         tokenizer: of the served model.
         checker: of requests.
+        constraints: checks what a completion must look like.
         watch: of what is served.
         director: the orchestrator.
         max_requests: most completions in flight; more are refused, to be tried again.
@@ -54,6 +56,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         *,
         tokenizer: ModelTokenizer,
         checker: RequestChecker,
+        constraints: ConstraintDesk,
         watch: ModelWatch,
         director: DirectorClient,
         max_requests: int,
@@ -62,6 +65,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     ) -> None:
         self._tokenizer = tokenizer
         self._checker = checker
+        self._constraints = constraints
         self._watch = watch
         self._director = director
         self._max_requests = max_requests
@@ -87,6 +91,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             with metrics.in_flight(model.name):
                 # Long prompts take tens of milliseconds; the library releases the GIL, other streams go on.
                 checked = await asyncio.to_thread(self._checker.check, request, model)
+                await self._constraints.check(checked.sampling, model)
                 choices = [
                     self._stream(checked.choice(index), index, model, arrived_at, deadline)
                     for index in range(num_choices)

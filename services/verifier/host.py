@@ -16,6 +16,7 @@ from paceline.target import Device, TargetEngine
 from paceline.v1 import target_pb2, target_pb2_grpc
 from services.runtime.lifecycle import Process
 from services.verifier.colocated import ColocatedDrafter
+from services.verifier.constraints import ConstraintDesk
 from services.verifier.features import FeatureHub
 from services.verifier.inbox import Inbox
 from services.verifier.info import peer_info
@@ -49,6 +50,7 @@ class Host:
         self.info = peer_info(
             engine, model_dir, model_dir.name, settings.device, "" if drafter is None else drafter.method
         )
+        self._constraints = ConstraintDesk(model_dir, self.info.vocab_size, tuple(self.info.eos_token_ids))
         self._observer = StepObserver(self.info.model_name, engine)
         self._loop = StepLoop(
             engine, self._inbox, self._table, self._features, drafter, self._observer.observe
@@ -84,7 +86,7 @@ class Host:
 
     async def attach(self, process: Process, on_start: Callable[[], None] = lambda: None) -> None:
         """Serve on a process's server and end with it; ``on_start`` is called on the step loop's thread."""
-        servicer = TargetServicer(self.info, self._inbox, self._features, process.draining)
+        servicer = TargetServicer(self.info, self._inbox, self._features, self._constraints, process.draining)
         target_pb2_grpc.add_TargetServiceServicer_to_server(servicer, process.server)
         process.add_service_name(target_pb2.DESCRIPTOR.services_by_name["TargetService"].full_name)
         self._loop.start(on_start)
@@ -99,6 +101,7 @@ class Host:
         async def close() -> None:
             watch.cancel()
             await asyncio.to_thread(self._loop.stop)
+            await asyncio.to_thread(self._constraints.close)
 
         process.on_drain(drain)
         process.on_close(close)

@@ -10,6 +10,7 @@ import time
 from collections import deque
 from dataclasses import dataclass
 
+from paceline.sampling import LogitRule
 from paceline.trie import DraftEntry
 from services.verifier.policy import StepPolicy
 from services.verifier.sequence import SequenceSpec
@@ -18,10 +19,11 @@ from services.verifier.session import Session
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """Start a sequence."""
+    """Start a sequence; with a rule for its constraint where it has one."""
 
     session: Session
     spec: SequenceSpec
+    constraint: LogitRule | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import structlog
 import torch
 
-from paceline.sampling import FinalKind, Verdict
+from paceline.sampling import FinalKind, RuleError, Verdict
 from paceline.target import KVCacheFullError, SequenceRows, StepOutput, TargetEngine
 from paceline.trie import EMPTY_TREE, DraftTree
 from paceline.v1 import target_pb2
@@ -250,7 +250,7 @@ class StepLoop:
         logits = {which: output.logits[which][turns[which].num_prompt_logits :] for which in deciding}
         raw = {which: raw_rows(turns[which].sequence, rows) for which, rows in logits.items()}
         shares: list[Share] = []
-        verdicts: dict[int, Verdict] = {}
+        verdicts: dict[int, Verdict | RuleError] = {}
         if deciding:
             verdicts = dict(
                 zip(
@@ -264,8 +264,12 @@ class StepLoop:
                 )
             )
         commits, settled = [], []
+        failed: list[tuple[TargetSequence, RuleError]] = []
         for which, turn in enumerate(turns):
             verdict = verdicts.get(which)
+            if isinstance(verdict, RuleError):
+                failed.append((turn.sequence, verdict))
+                continue
             accepted = () if verdict is None else verdict.accepted_rows
             kept = [*range(turn.num_settled), *(turn.num_settled - 1 + row for row in accepted)]
             self._engine.keep(turn.sequence.slot, kept)
@@ -276,7 +280,11 @@ class StepLoop:
                 shares.append(prompt_share(turn.sequence, start, prompt_logits))
             going_on: Sequence[int] = ()  # tokens that a drafter may go on from
             if verdict is not None:
-                commits.append(self._settle(turn, verdict))
+                try:
+                    commits.append(self._settle(turn, verdict))
+                except RuleError as error:
+                    failed.append((turn.sequence, error))
+                    continue
                 if (rows_before_rules := raw[which]) is not None:
                     tokens = commits[-1].tokens
                     shares.append(committed_share(turn.sequence, rows_before_rules, verdict, tokens))
@@ -290,6 +298,8 @@ class StepLoop:
             features
         ) in settled:  # one right after the other, so that a drafter can draft for all of them together
             self._hand_over(*features)
+        for sequence, reason in failed:
+            self._table.fail_rule(sequence, reason)
         return commits, shares
 
     def _hand_over(
@@ -336,7 +346,7 @@ class StepLoop:
             num_rows=sum(turn.num_settled + len(turn.tree) for turn in turns),
             num_sequences=len(turns),
             num_context_tokens=sum(turn.sequence.num_cached for turn in turns),
-            num_prefill_rows=sum(turn.num_settled for turn in turns) - len(commits),
+            num_prefill_rows=sum(turn.num_settled - turn.reaches_root for turn in turns),
             forward_us=round((forward_end_s - started_s) * 1e6),
             step_us=round((self._last_step_end_s - started_s) * 1e6),
             held_us=held_us,

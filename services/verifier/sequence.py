@@ -10,7 +10,7 @@ from collections.abc import Sequence as TokenSequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from paceline.sampling import LogitRule, SamplingParams, VerifyMode
+from paceline.sampling import DraftFilter, LogitRule, SamplingParams, VerifyMode
 from paceline.trie import EMPTY_TREE, AddOutcome, DraftEntry, DraftTree, DraftTrie
 from services.verifier.session import Session
 
@@ -153,8 +153,9 @@ class TargetSequence:
         """Draft nodes worth verifying now, at most `max_nodes`.
 
         Where verification looks at what was drawn, what came first is taken, since the choice must not depend on the
-        values of drawn tokens: a tree for rejection, a path for block verification. The other modes take the best of
-        the trie.
+        values of drawn tokens: a tree for rejection, a path for block verification. Drawn tokens that a rule forbids
+        stay for the same reason: they are refused, and that they were drawn counts. The other modes take the best of
+        the trie, less what a rule forbids whatever the target says.
         """
         depth = self.num_tokens_left - 1
         budget = min(max_nodes, self.spec.max_draft_nodes)
@@ -165,7 +166,11 @@ class TargetSequence:
             return self.trie.select_first(budget, depth)
         if mode is VerifyMode.BLOCK:
             return self.trie.select_chain(min(budget, depth))
-        return self.trie.select(budget, depth)
+        tree = self.trie.select(budget, depth)
+        for rule in self.rules:
+            if isinstance(rule, DraftFilter):
+                tree = rule.keep(tree)
+        return tree
 
     def add_draft(self, entry: DraftEntry) -> AddOutcome:
         """Take in a draft entry.
@@ -198,6 +203,9 @@ class TargetSequence:
 
         Returns:
             The tokens kept, why the sequence ended, and the number of draft nodes that fell away.
+
+        Raises:
+            RuleError: a rule cannot go on; the sequence is of no use any more.
         """
         kept, finish = [], Finish.NOT_YET
         for token in tokens[: self.num_tokens_left]:

@@ -11,19 +11,28 @@ from typing import Any
 
 import structlog
 
-from paceline.errors import DrainingError, IncompatiblePeerError, InvalidRequestError, StreamProtocolError
+from paceline.errors import (
+    DrainingError,
+    IncompatiblePeerError,
+    InvalidRequestError,
+    PacelineError,
+    StreamProtocolError,
+)
 from paceline.v1 import peer_pb2, target_pb2, target_pb2_grpc
 from services.runtime.frames import unpack_drafts
 from services.runtime.lease import check_hello, next_frame
+from services.verifier.constraints import ConstraintDesk
 from services.verifier.features import FeatureHub, Subscriber
 from services.verifier.inbox import Attach, Close, CloseSession, Drafts, Inbox, Open, SetPolicy
 from services.verifier.policy import StepPolicy
+from services.verifier.sequence import SequenceSpec
 from services.verifier.session import Session
 from services.verifier.specs import sequence_spec
 
 log = structlog.get_logger()
 
 INVALID_ARGUMENT = 3
+INTERNAL = 13
 UNAVAILABLE = 14
 
 
@@ -35,11 +44,13 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         info: peer_pb2.PeerInfo,
         inbox: Inbox,
         features: FeatureHub,
+        constraints: ConstraintDesk,
         draining: asyncio.Event,
     ) -> None:
         self._info = info
         self._inbox = inbox
         self._features = features
+        self._constraints = constraints
         self._draining = draining
         self._sessions: set[Session] = set()
         self._subscribers: set[Subscriber] = set()
@@ -79,6 +90,8 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         finally:
             self._sessions.discard(session)
             reader.cancel()
+            for opening in session.openings:  # none of them may come after the end of its session
+                opening.cancel()
             self._inbox.put(CloseSession(session))
             log.info("stream closed", session=session.number, client_id=session.client_id)
 
@@ -109,22 +122,39 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
             self._inbox.put(Drafts(session, tuple(entries), num_malformed))
 
     def _open(self, session: Session, opening: target_pb2.OpenSequence) -> None:
-        failure = None
         if self._draining.is_set():
-            failure = peer_pb2.SequenceFailure(
-                key=opening.key, code=UNAVAILABLE, reason=DrainingError.reason, message="shutting down"
-            )
-        else:
-            try:
-                spec = sequence_spec(opening, self._info.vocab_size, self._info.max_positions)
-            except InvalidRequestError as error:
-                failure = peer_pb2.SequenceFailure(
-                    key=opening.key, code=INVALID_ARGUMENT, reason=error.reason, message=str(error)
-                )
-        if failure is None:
+            self._refuse(session, opening.key, UNAVAILABLE, DrainingError("shutting down"))
+            return
+        try:
+            spec = sequence_spec(opening, self._info.vocab_size, self._info.max_positions)
+        except InvalidRequestError as error:
+            self._refuse(session, opening.key, INVALID_ARGUMENT, error)
+            return
+        if spec.sampling.constraint is None:
             self._inbox.put(Open(session, spec))
+            return
+        # Nothing can name a sequence before it is open, so that the frames that follow need not wait for its grammar.
+        task = asyncio.create_task(self._open_constrained(session, spec))
+        session.openings.add(task)
+        task.add_done_callback(session.openings.discard)
+
+    async def _open_constrained(self, session: Session, spec: SequenceSpec) -> None:
+        try:
+            rule = await self._constraints.rule(spec)
+        except InvalidRequestError as error:
+            self._refuse(session, spec.key, INVALID_ARGUMENT, error)
+        except PacelineError as error:
+            self._refuse(session, spec.key, UNAVAILABLE, error)
+        except Exception as error:  # a request that is never answered would hang
+            log.exception("a constraint could not be compiled", session=session.number, key=spec.key)
+            self._refuse(session, spec.key, INTERNAL, PacelineError(f"{type(error).__name__}: {error}"))
         else:
-            session.push(target_pb2.VerifyResponse(failures=[failure]))
+            self._inbox.put(Open(session, spec, rule))
+
+    @staticmethod
+    def _refuse(session: Session, key: int, code: int, error: PacelineError) -> None:
+        failure = peer_pb2.SequenceFailure(key=key, code=code, reason=error.reason, message=str(error))
+        session.push(target_pb2.VerifyResponse(failures=[failure]))
 
     async def StreamFeatures(
         self, request: target_pb2.StreamFeaturesRequest, context: Any

@@ -14,9 +14,15 @@ _numbers = itertools.count(1)
 
 
 class Session(Outbox[target_pb2.VerifyResponse]):
-    """A stream; its number is for logs."""
+    """A stream.
+
+    Attributes:
+        number: for logs.
+        openings: sequences whose grammar is still being compiled; the servicer's.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, client_id: str) -> None:
         super().__init__(loop, MAX_FRAMES)
         self.number = next(_numbers)
         self.client_id = client_id
+        self.openings: set[asyncio.Task[None]] = set()

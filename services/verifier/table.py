@@ -11,6 +11,8 @@ import secrets
 
 import structlog
 
+from paceline.errors import InvalidRequestError
+from paceline.sampling import RuleError
 from paceline.target import TargetEngine
 from paceline.trie import DraftError
 from paceline.v1 import peer_pb2, target_pb2
@@ -26,6 +28,7 @@ from services.verifier.session import Session
 
 log = structlog.get_logger()
 
+INVALID_ARGUMENT = 3
 RESOURCE_EXHAUSTED = 8
 KV_CACHE_EXHAUSTED = "KV_CACHE_EXHAUSTED"
 
@@ -153,6 +156,8 @@ class SequenceTable:
             vocab_size=self._engine.shape.vocab_size,
             rules=make_rules(spec, self._engine.shape.vocab_size),
         )
+        if command.constraint is not None:
+            sequence.rules.append(command.constraint)  # last: it has the last word on what may be chosen
         self._next_id += 1
         self._by_id[sequence.sequence_id] = sequence
         # A drafter in this process reads no log; one is kept for those that share the prefix later.
@@ -177,22 +182,33 @@ class SequenceTable:
         failure = peer_pb2.SequenceFailure(key=key, code=RESOURCE_EXHAUSTED, reason=reason, message=message)
         session.push(target_pb2.VerifyResponse(failures=[failure]))
 
-    def _fail(self, sequence: TargetSequence, message: str) -> None:
-        """End one sequence for want of room; the others do not notice."""
+    def _fail(
+        self,
+        sequence: TargetSequence,
+        message: str,
+        reason: str = KV_CACHE_EXHAUSTED,
+        code: int = RESOURCE_EXHAUSTED,
+    ) -> None:
+        """End one sequence, by default for want of room; the others do not notice."""
         failure = peer_pb2.SequenceFailure(
             sequence_id=sequence.sequence_id,
-            code=RESOURCE_EXHAUSTED,
-            reason=KV_CACHE_EXHAUSTED,
+            code=code,
+            reason=reason,
             message=message,
         )
         sequence.owner.push(target_pb2.VerifyResponse(failures=[failure]))
-        self._drop(sequence)
+        self._drop(sequence, keep=False)  # it may have rows of a step that nothing was decided from
 
-    def _drop(self, sequence: TargetSequence) -> None:
+    def fail_rule(self, sequence: TargetSequence, error: RuleError) -> None:
+        """End one sequence that a rule of its own request leaves nothing to choose from."""
+        refusal = InvalidRequestError(f"sampling.{error.field}", error.message)
+        self._fail(sequence, str(refusal), refusal.reason, INVALID_ARGUMENT)
+
+    def _drop(self, sequence: TargetSequence, *, keep: bool = True) -> None:
         del self._by_id[sequence.sequence_id]
         if sequence.state is not SequenceState.FINISHED:
             sequence.move_to(SequenceState.FINISHED)
-        self.room.release(sequence, keep=True)
+        self.room.release(sequence, keep=keep)
         self._may_admit = True
         self._features.close(sequence.sequence_id)
         if self._drafter is not None:

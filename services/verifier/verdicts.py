@@ -10,14 +10,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from paceline.sampling import Verdict, verify_step
+from paceline.sampling import RuleError, Verdict, verify_step
 from paceline.trie import DraftTree
 from services.verifier.sequence import TargetSequence
 
 
 def judge(
     sequences: Sequence[TargetSequence], trees: Sequence[DraftTree], logits: Sequence[Tensor]
-) -> list[Verdict]:
+) -> list[Verdict | RuleError]:
     """Decide what each sequence accepts.
 
     Args:
@@ -26,17 +26,25 @@ def judge(
         logits: for each sequence `[1 + nodes, vocab]` float32: the root's row, then the nodes' rows.
 
     Returns:
-        One verdict for each sequence, in order.
+        One verdict for each sequence, in order; the error where a rule of its cannot go on.
     """
-    for sequence, tree, rows in zip(sequences, trees, logits, strict=True):
-        for rule in sequence.rules:
-            rule.apply(rows, tree)
-    return verify_step(
-        joined(logits),
-        trees,
-        [sequence.committed_length for sequence in sequences],
-        [sequence.spec.sampling for sequence in sequences],
-    )
+    outcomes: dict[int, Verdict | RuleError] = {}
+    for which, sequence in enumerate(sequences):
+        try:
+            for rule in sequence.rules:
+                rule.apply(logits[which], trees[which])
+        except RuleError as error:
+            outcomes[which] = error
+    going_on = [which for which in range(len(sequences)) if which not in outcomes]
+    if going_on:
+        verdicts = verify_step(
+            joined([logits[which] for which in going_on]),
+            [trees[which] for which in going_on],
+            [sequences[which].committed_length for which in going_on],
+            [sequences[which].spec.sampling for which in going_on],
+        )
+        outcomes.update(zip(going_on, verdicts, strict=True))
+    return [outcomes[which] for which in range(len(sequences))]
 
 
 def joined(logits: Sequence[Tensor]) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from paceline.cli import main
@@ -99,6 +101,27 @@ def test_several_completions_are_printed_one_by_one(serve: Serve, capsys: pytest
     assert capsys.readouterr().out.splitlines() == [TEXT, TEXT]
 
 
+@pytest.mark.parametrize("form", ["json_schema", "grammar"])
+def test_a_constraint_is_read_from_a_file_or_taken_as_it_is(serve: Serve, tmp_path: Path, form: str) -> None:
+    text = {"json_schema": '{"type": "boolean"}', "grammar": 'start: "a" | "b"'}[form]
+    path = tmp_path / "constraint.txt"
+    path.write_text(text)
+    served = serve(Script(TOKENS))
+    for value in (text, str(path)):
+        assert run("hello", f"--{form.replace('_', '-')}", value, "--endpoint", served.endpoint) == 0
+    assert [getattr(sent.sampling.constraint, form) for sent in served.conductor.runs] == [text, text]
+
+
+def test_constraints_reach_the_gateway(serve: Serve) -> None:
+    served = serve(Script(TOKENS))
+    for flags in (["--regex", "[ab]+"], ["--choice", "yes", "--choice", "no"], ["--json-object"]):
+        assert run("hello", *flags, "--endpoint", served.endpoint) == 0
+    sent = [each.sampling.constraint for each in served.conductor.runs]
+    assert sent[0].regex == "[ab]+"
+    assert list(sent[1].choice.texts) == ["yes", "no"]
+    assert sent[2].json_object
+
+
 def test_a_chat_has_a_system_turn_where_given(serve: Serve) -> None:
     served = serve(Script(TOKENS))
     assert run("hello", "--system", "be brief", "--endpoint", served.endpoint) == 0
@@ -131,6 +154,11 @@ def test_a_mode_is_asked_for_by_name(serve: Serve, capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("flags", "field"),
     [
+        (["-t", "-1"], "sampling.temperature"),
+        (["-n", "0"], "max_tokens"),
+        (["--stop", ""], "stop[0].text"),
+        (["--regex", "("], "sampling.constraint.regex"),
+        (["--json-object", "--choice", "yes"], "sampling.constraint"),
         (["--mode", "best"], "sampling.mode"),
         (["--logit-bias", "7"], "sampling.logit_bias"),
         (["--logit-bias", "7=x"], "sampling.logit_bias"),
@@ -140,9 +168,6 @@ def test_a_mode_is_asked_for_by_name(serve: Serve, capsys: pytest.CaptureFixture
         (["--logprobs", "21"], "log_probs.num_top"),
         (["--n", "17"], "n"),
         (["--n", "2", "--compare"], "n"),
-        (["-t", "-1"], "sampling.temperature"),
-        (["-n", "0"], "max_tokens"),
-        (["--stop", ""], "stop[0].text"),
     ],
 )
 def test_bad_input_names_the_field(

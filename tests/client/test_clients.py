@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Callable
 from contextlib import aclosing
@@ -106,6 +107,14 @@ def test_completion_for_every_form_of_prompt(serve: Serve, kind: str, prompt) ->
         ({"stop_token_ids": [300]}, "stop[0].token_id"),
         ({"max_draft_tokens": 65}, "speculation.max_draft_tokens"),
         ({"model": "another"}, "model"),
+        ({"regex": "a", "grammar": "start: B"}, "sampling.constraint"),
+        ({"json_schema": {"type": object}}, "sampling.constraint.json_schema"),
+        ({"json_schema": {"not": {}}}, "sampling.constraint.json_schema"),
+        ({"choice": "yes"}, "sampling.constraint.choice"),
+        ({"choice": [1]}, "sampling.constraint.choice"),
+        ({"choice": []}, "sampling.constraint.choice"),
+        ({"regex": 5}, "sampling.constraint.regex"),
+        ({"regex": "a", "ignore_eos": True}, "ignore_eos"),
     ],
 )
 def test_a_bad_parameter_is_named(served_once: Served, kind: str, parameters: dict, field: str) -> None:
@@ -163,6 +172,29 @@ def test_parameters_reach_the_conductor(serve: Serve, kind: str) -> None:
     )
     assert (run.sampling.mode, run.max_new_tokens, list(run.stop_token_ids)) == (3, 11, [9])
     assert (run.speculation.disabled, run.speculation.max_draft_tokens) == (True, 3)
+
+
+@both
+def test_constraints_reach_the_conductor(serve: Serve, kind: str) -> None:
+    served = serve(Script(TOKENS))
+    schema = {"type": "object", "properties": {"ä": {"type": "integer"}}}
+    forms = [
+        {"json_schema": schema},
+        {"json_schema": '{"type": "boolean"}'},
+        {"json_object": True},
+        {"regex": "a|b"},
+        {"grammar": 'start: "a" | "b"'},
+        {"choice": ["yes", "no"]},
+        {"json_object": False},
+    ]
+    for form in forms:
+        complete_with(kind, served.endpoint, "hello", **form)
+    sent = [run.sampling.constraint for run in served.conductor.runs]
+    assert json.loads(sent[0].json_schema) == schema
+    assert sent[1].json_schema == '{"type": "boolean"}'
+    assert (sent[2].json_object, sent[3].regex, sent[4].grammar) == (True, "a|b", 'start: "a" | "b"')
+    assert list(sent[5].choice.texts) == ["yes", "no"]
+    assert not served.conductor.runs[6].sampling.HasField("constraint")
 
 
 @both

@@ -21,6 +21,8 @@ TOKENIZER = byte_level_tokenizer()
 TEXT = "hello wörld, 😀 hello"
 TOKENS = TOKENIZER.encode(TEXT).ids
 TIMEOUT_S = 20.0
+# Overruns the stack of whoever compiles it.
+OVERRUN = "start: a0\n" + "\n".join(f"a{rule}: a{rule + 1}" for rule in range(4000)) + '\na4000: "x"'
 
 
 def request(**fields) -> generation_pb2.GenerateRequest:
@@ -107,6 +109,16 @@ async def test_bad_input_is_named_and_nothing_else_notices(gateway: Gateway) -> 
             (request(stop=[{"text": "x"}]), "stop[0].type"),
             (generation_pb2.GenerateRequest(tokens={"token_ids": [300]}), "tokens.token_ids[0]"),
             (generation_pb2.GenerateRequest(), "prompt"),
+            (request(sampling={"constraint": {}}), "sampling.constraint"),
+            (request(sampling={"constraint": {"regex": ""}}), "sampling.constraint.regex"),
+            (request(sampling={"constraint": {"regex": "x" * 65_537}}), "sampling.constraint.regex"),
+            (request(sampling={"constraint": {"regex": "("}}), "sampling.constraint.regex"),
+            (request(sampling={"constraint": {"json_schema": "[]"}}), "sampling.constraint.json_schema"),
+            (request(sampling={"constraint": {"grammar": "start: a"}}), "sampling.constraint.grammar"),
+            (request(sampling={"constraint": {"grammar": OVERRUN}}), "sampling.constraint.grammar"),
+            (request(sampling={"constraint": {"choice": {"texts": [""]}}}), "sampling.constraint.choice"),
+            (request(sampling={"constraint": {"json_object": False}}), "sampling.constraint.json_object"),
+            (request(sampling={"constraint": {"regex": "a"}}, ignore_eos=True), "ignore_eos"),
         ]
         for message, field in bad:
             with pytest.raises(aio.AioRpcError) as caught:
@@ -117,6 +129,19 @@ async def test_bad_input_is_named_and_nothing_else_notices(gateway: Gateway) -> 
             assert violations.field_violations[0].field == field
         assert "".join(event.chunk.text for event in await good) == TEXT
     assert len(conductor.admissions) == 1
+
+
+async def test_a_grammar_that_takes_long_makes_nobody_else_wait(gateway: Gateway) -> None:
+    async with scripted_orchestrator(Script(TOKENS)) as conductor, gateway(conductor.endpoint) as stub:
+        await ready(stub)
+        constraint = {"constraint": {"regex": "a?" * 30_000}}
+        slow = asyncio.create_task(collect(stub, request(sampling=constraint)))
+        await asyncio.sleep(0)
+        for _ in range(5):
+            await collect(stub, request())
+        assert not slow.done()
+        with pytest.raises(aio.AioRpcError, match="too complex"):
+            await slow
 
 
 @pytest.mark.parametrize("gives_up", [False, True])

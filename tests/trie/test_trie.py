@@ -276,3 +276,15 @@ def test_a_round_costs_little() -> None:
         trie.commit([*tree.tokens[:3], 77])
         best_s = min(best_s, time.perf_counter() - started_s)
     assert best_s < 200e-6
+
+
+def test_a_part_of_a_tree_keeps_its_shape() -> None:
+    trie = DraftTrie([1])
+    trie.add(DraftEntry(1, (2, 3, 4, 5), (-1, 0, 0, 2), confidences=(0.9, 0.8, 0.7, 0.6)))
+    tree = trie.select(4, 4)
+    assert tree.tokens == (2, 3, 4, 5)
+    part = tree.only([0, 2, 3])
+    assert (part.tokens, part.parents, part.depths) == ((2, 4, 5), (-1, 0, 1), (1, 2, 3))
+    assert part.survivals == (tree.survivals[0], tree.survivals[2], tree.survivals[3])
+    assert tree.only([0, 1, 2, 3]) is tree
+    assert len(tree.only([])) == 0

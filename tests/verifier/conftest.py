@@ -22,10 +22,17 @@ from tests.verifier.conductor import MAX_POSITIONS, VOCAB_SIZE
 
 @pytest.fixture(scope="session")
 def target_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target whose tokens are words of no meaning."""
+    vocabulary = {f"t{token}": token for token in range(VOCAB_SIZE)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="t0"))
+    return save_target(tmp_path_factory.mktemp("target"), VOCAB_SIZE, tokenizer)
+
+
+def save_target(path: Path, vocab_size: int, tokenizer: Tokenizer, eos_token_id: int = 2) -> Path:
     """A random Llama whose greedy text wanders (a large initial range keeps it from repeating at once)."""
     torch.manual_seed(5)
     config = LlamaConfig(
-        vocab_size=VOCAB_SIZE,
+        vocab_size=vocab_size,
         hidden_size=32,
         intermediate_size=64,
         num_hidden_layers=4,
@@ -34,13 +41,11 @@ def target_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
         max_position_embeddings=MAX_POSITIONS,
         initializer_range=0.5,
         bos_token_id=1,
-        eos_token_id=2,
+        eos_token_id=eos_token_id,
         pad_token_id=0,
     )
-    path = tmp_path_factory.mktemp("target")
     LlamaForCausalLM(config).save_pretrained(path)
-    vocabulary = {f"t{token}": token for token in range(VOCAB_SIZE)}
-    Tokenizer(models.WordLevel(vocabulary, unk_token="t0")).save(str(path / "tokenizer.json"))
+    tokenizer.save(str(path / "tokenizer.json"))
     return path
 
 
