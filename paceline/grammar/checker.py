@@ -35,12 +35,18 @@ _DEATHS = {
     signal.SIGPROF: "is too complex: it takes more processor time than a grammar may",
     signal.SIGSEGV: "is too complex: it is nested too deeply",
     signal.SIGABRT: "is too complex: it takes more memory or stack than a grammar may",
+    signal.SIGILL: "is too complex: it takes more memory or stack than a grammar may",
+    signal.SIGBUS: "is too complex: it is nested too deeply",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class _Verdict:
     refusal: str | None
+
+
+class _ModelError(Exception):
+    """The model's tokenizer is not one that grammars work with."""
 
 
 class GrammarChecker:
@@ -83,7 +89,10 @@ class GrammarChecker:
             self._end_child()
 
     def _try(self, constraint: Constraint) -> _Verdict:
-        child = self._running_child()
+        try:
+            child = self._running_child()
+        except _ModelError as error:
+            return _Verdict(f"is not possible with this model: {error}")
         asked = {"kind": constraint.kind.value, "text": constraint.text, "choices": list(constraint.choices)}
         try:
             answer = self._ask(child, asked, _ANSWER_TIMEOUT_S)
@@ -117,11 +126,12 @@ class GrammarChecker:
             answer = self._ask(self._child, self._model, _START_TIMEOUT_S)
         except TimeoutError:
             answer = None
-        if answer is None or "failure" in answer:
-            self._end_child()
-            reason = "it did not start" if answer is None else answer["failure"]
-            raise UnavailableError(f"grammars cannot be checked here: {reason}")
-        return self._child
+        if answer is not None and "failure" not in answer:
+            return self._child
+        self._end_child()
+        if answer is not None:
+            raise _ModelError(answer["failure"])
+        raise UnavailableError("grammars cannot be checked here: the process that does it did not start")
 
     @staticmethod
     def _ask(child: subprocess.Popen[str], asked: dict[str, Any], timeout_s: float) -> dict[str, Any] | None:

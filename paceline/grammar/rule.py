@@ -83,7 +83,6 @@ class GrammarRule:
         started_s = time.thread_time()
         allowed = np.full((1 + len(tree), self._num_words), -1, dtype=np.int32)
         with self._guarded():
-            self._move_to(())
             self._mask_root(allowed[0])
             self._mask_nodes(allowed, tree)
             self._move_to(())
@@ -109,9 +108,15 @@ class GrammarRule:
         self._committed += text
 
     def _mask_root(self, row: NDArray[np.int32]) -> None:
-        # What drafts made the matcher remember counts towards its limits; without that it may well go on.
-        if not self._fill(row) and not (self._begin_again(self._committed) and self._fill(row)):
+        if not self._mask_behind((), row):
             raise self._error(f"the text cannot go on: {shortened(self._matcher.get_error())}")
+
+    def _mask_behind(self, path: tuple[int, ...], row: NDArray[np.int32]) -> bool:
+        """Mask a row behind a drafted path; False if nothing goes on from there."""
+        if self._move_to(path) and self._fill(row):
+            return True
+        # What drafts made the matcher remember counts towards its limits; without that it may well go on.
+        return self._begin_again(self._committed) and self._move_to(path) and self._fill(row)
 
     def _mask_nodes(self, allowed: NDArray[np.int32], tree: DraftTree) -> None:
         """Depth first, so that every step of the matcher is one token forth or some back.
@@ -127,7 +132,7 @@ class GrammarRule:
             if token in self._ends or not _has(allowed[parent_row], token):
                 continue
             paths[1 + node] = (*paths[parent_row], token)
-            if self._move_to(paths[1 + node]) and self._fill(allowed[1 + node]):
+            if self._mask_behind(paths[1 + node], allowed[1 + node]):
                 pending += children[1 + node][::-1]
             else:  # a dead end: what chooses here chooses nothing, and the sequence ends when it is committed
                 allowed[1 + node] = 0

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from paceline.errors import UnavailableError
 from paceline.grammar import ConstraintError, GrammarChecker
 from paceline.grammar.cache import ConstraintCache
 from paceline.sampling import Constraint, ConstraintKind
@@ -154,12 +153,12 @@ def test_a_verdict_is_looked_up_from_many_threads_and_tried_once(model_dir: Path
 
 def test_without_a_tokenizer_it_says_so(tmp_path: Path) -> None:
     checker = GrammarChecker(tmp_path, VOCAB_SIZE, [END])
-    with pytest.raises(UnavailableError, match=r"tokenizer\.json"):
+    with pytest.raises(ConstraintError, match=r"tokenizer\.json"):
         checker.check(CONSTRAINTS["regex"])
 
 
 def test_a_model_without_an_end_token_cannot_have_constraints(model_dir: Path) -> None:
-    with pytest.raises(UnavailableError, match="end token"):
+    with pytest.raises(ConstraintError, match="end token"):
         GrammarChecker(model_dir, VOCAB_SIZE, []).check(CONSTRAINTS["regex"])
 
 
