@@ -11,9 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from paceline.drafts import DraftTree
+from paceline.sampling import rows as kernel_rows
 from paceline.sampling.block import verify_block
 from paceline.sampling.choices import largest, target_choices
 from paceline.sampling.params import SamplingParams, VerifyMode
@@ -94,19 +96,35 @@ def _walk_coupled(
 ) -> dict[int, Verdict]:
     """Walk all coupled sequences down together, level by level.
 
-    Choices are computed only for the rows the walks stand on: those off the chosen path never need theirs.
+    Choices are computed only for the rows the walks stand on: those off the chosen path never need theirs. Cores that
+    would have none of them to do look further down the first branches.
     """
     walks = {index: TreeWalk(trees[index]) for index in members}
+    num_threads = _num_threads(logits)
     verdicts: dict[int, Verdict] = {}
     while walks:
-        active = list(walks)
-        rows = [firsts[index] + walks[index].row for index in active]
-        positions = [committed_lengths[index] + walks[index].depth for index in active]
-        row_params = RowParams.build([params[index] for index in active], [1] * len(active), logits.device)
+        share = max(1, num_threads // len(walks))
+        asked = [
+            (index, row, walk_.depth + further)
+            for index, walk_ in walks.items()
+            for further, row in enumerate(walk_.rows_ahead(share))
+        ]
+        rows = [firsts[index] + row for index, row, _ in asked]
+        positions = [committed_lengths[index] + depth for index, _, depth in asked]
+        row_params = RowParams.build(
+            [params[index] for index, _, _ in asked], [1] * len(asked), logits.device
+        )
         choices = target_choices(logits, positions, row_params, rows).tolist()
-        for index, choice in zip(active, choices, strict=True):
+        for (index, row, _), choice in zip(asked, choices, strict=True):
+            if index not in walks or walks[index].row != row:
+                continue  # the walk has ended or gone another way
             verdict = walks[index].take(choice)
             if verdict is not None:
                 verdicts[index] = verdict
                 del walks[index]
     return verdicts
+
+
+def _num_threads(logits: Tensor) -> int:
+    """Rows that are chosen at the same time at no cost."""
+    return torch.get_num_threads() if kernel_rows.can_run(logits) else 1

@@ -146,8 +146,9 @@ class ProbRows:
     def __getitem__(self, key: int | tuple[int, int]) -> Tensor:
         row, *tokens = key if isinstance(key, tuple) else (key,)
         if row not in self._known:
-            if self._runs_on_kernels:
-                self._known[row] = target_probs(self._logits[row : row + 1], self._rows.select((row,)))[0]
+            param = self._rows.params[row]
+            if self._runs_on_kernels and not param.is_greedy:
+                self._known[row] = _probs_sampled(self._logits[row : row + 1], (param,))[0]
             else:
                 self._known = dict(enumerate(target_probs(self._logits, self._rows)))
         found = self._known[row]

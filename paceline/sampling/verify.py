@@ -62,6 +62,9 @@ class TreeWalk:
         self._children: dict[tuple[int, int], int] = {}  # (parent row, token) -> row
         for node, (parent, token) in enumerate(zip(tree.parents, tree.tokens, strict=True)):
             self._children.setdefault((parent + 1, token), node + 1)
+        self._first_child: dict[int, int] = {}  # row -> row
+        for node, parent in enumerate(tree.parents):
+            self._first_child.setdefault(parent + 1, node + 1)
         self._inner = {parent + 1 for parent in tree.parents}
         self._rows: list[int] = []
         self._tokens: list[int] = []
@@ -75,6 +78,13 @@ class TreeWalk:
     def depth(self) -> int:
         """How many draft tokens have been accepted so far."""
         return len(self._rows)
+
+    def rows_ahead(self, count: int) -> list[int]:
+        """The row whose choice is needed next, and up to so many in all that are if first children are chosen."""
+        rows = [self.row]
+        while len(rows) < count and rows[-1] in self._first_child:
+            rows.append(self._first_child[rows[-1]])
+        return rows
 
     def take(self, choice: int) -> Verdict | None:
         """Follow the target's choice at the current row; a verdict when the walk ends there."""

@@ -6,6 +6,7 @@ import itertools
 import math
 import random
 from collections import defaultdict
+from unittest import mock
 
 import pytest
 import torch
@@ -74,10 +75,15 @@ parameters = st.builds(
 )
 
 
-@given(st.lists(parameters, min_size=1, max_size=4), st.integers(0, 10**6))
-@settings(max_examples=60, deadline=None)
-def test_the_text_does_not_depend_on_drafts_or_on_the_batch(params: list[SamplingParams], seed: int) -> None:
-    """Several sequences step together over random trees; each text equals plain decoding of that sequence alone."""
+@given(st.lists(parameters, min_size=1, max_size=4), st.integers(0, 10**6), st.sampled_from([1, 2, 5, 64]))
+@settings(max_examples=100, deadline=None)
+def test_the_text_does_not_depend_on_drafts_or_on_the_batch(
+    params: list[SamplingParams], seed: int, num_threads: int
+) -> None:
+    """Several sequences step together over random trees; each text equals plain decoding of that sequence alone.
+
+    Whatever the number of threads, which may look at rows further down.
+    """
     rng = random.Random(seed)
     models = [ToyModel(seed + index, 4, 0.2) for index in range(len(params))]
     texts = [PROMPT] * len(params)
@@ -90,7 +96,8 @@ def test_the_text_does_not_depend_on_drafts_or_on_the_batch(params: list[Samplin
                 for row in rows_of(model, text, tree)
             ]
         )
-        verdicts = verify_step(logits, trees, [len(text) for text in texts], params)
+        with mock.patch("paceline.sampling.batch._num_threads", return_value=num_threads):
+            verdicts = verify_step(logits, trees, [len(text) for text in texts], params)
         texts = [(*text, *verdict.committed_tokens) for text, verdict in zip(texts, verdicts, strict=True)]
     for model, text, param in zip(models, texts, params, strict=True):
         assert text == plain_text(model, param, len(text))

@@ -10,6 +10,7 @@ from paceline.sampling import (
     FinalKind,
     RowParams,
     SamplingParams,
+    TreeWalk,
     Verdict,
     VerifyMode,
     target_choices,
@@ -42,6 +43,16 @@ def test_the_branch_the_target_chose_is_accepted(
     tree: DraftTree, choices: list[int], verdict: Verdict
 ) -> None:
     assert walk(tree, choices) == verdict
+
+
+def test_rows_ahead_are_first_children() -> None:
+    walker = TreeWalk(TREE)
+    assert walker.rows_ahead(1) == [0]
+    assert walker.rows_ahead(9) == [0, 1, 3]
+    walker.take(5)
+    assert walker.rows_ahead(2) == [2, 4]
+    assert walker.rows_ahead(9) == [2, 4, 6]
+    assert TreeWalk(DraftTree()).rows_ahead(3) == [0]
 
 
 def test_verdict_says_what_to_keep_and_what_to_commit() -> None:
