@@ -124,13 +124,15 @@ class SequenceTable:
     def preempt_youngest(self) -> TargetSequence:
         """Take the slot of the sequence that came last; it waits, and runs its text again when there is room.
 
-        It is not admitted again before something ends, or nothing else runs: the room is for those that came before it.
+        The caller runs the others first, so that the room goes to them. Slots grow by doubling and a new one has room to
+        grow, so that giving way again and again costs a bounded share of the work.
         """
         sequence = self.running[-1]
         log.debug("preempted", sequence_id=sequence.sequence_id, num_tokens=sequence.committed_length)
         self.room.release(sequence, keep=False)
         self.room.note_preemption()
         sequence.move_to(SequenceState.WAITING)
+        self._may_admit = True
         return sequence
 
     def drop_finished(self) -> None:
