@@ -31,6 +31,10 @@ def modes(
     max_nodes: Annotated[int, typer.Option(min=1, help="Nodes of a draft that branches.")] = 10,
     seed: Annotated[int, typer.Option(help="Of the first prompt; the next one's is one more.")] = 1,
     temperatures: Annotated[str, typer.Option(help="Separated by commas; 0 is greedy.")] = "0,0.6,0.8,1.0",
+    arm: Annotated[
+        list[str] | None,
+        typer.Option(help="Part of a row's name, to measure such rows alone; may be given again."),
+    ] = None,
     threads: Annotated[int, typer.Option(min=1)] = 1,
 ) -> None:
     """Generate with every mode and count what was accepted and what a drafted token takes on the wire."""
@@ -60,9 +64,11 @@ def modes(
     ]
     wanted = [float(temperature) for temperature in temperatures.split(",")]
     plan: list[tuple[float, Arm]] = [
-        (temperature, arm) for temperature in wanted for arm in (ARMS if temperature else GREEDY_ARMS)
+        (temperature, row) for temperature in wanted for row in (ARMS if temperature else GREEDY_ARMS)
     ]
-    plan += [(wanted[-1], arm) for arm in SUPPORT_ARMS if wanted[-1]]
+    plan += [(wanted[-1], row) for row in SUPPORT_ARMS if wanted[-1]]
+    if arm:
+        plan = [(temperature, row) for temperature, row in plan if any(part in row.name for part in arm)]
     report: dict[str, Any] = {
         "command": " ".join(["python -m experiments.modes", *sys.argv[1:]]),
         "model": model,
@@ -78,16 +84,16 @@ def modes(
     }
     json_path.parent.mkdir(parents=True, exist_ok=True)
     with console.status("") as status:
-        for temperature, arm in plan:
-            status.update(f"{arm.name} at {temperature}")
+        for temperature, row in plan:
+            status.update(f"{row.name} at {temperature}")
             tally = Tally()
-            sampling = SamplingParams(temperature=temperature, mode=arm.mode)
+            sampling = SamplingParams(temperature=temperature, mode=row.mode)
             for index, prompt in enumerate(token_ids * rounds):
                 generate(
                     engine,
                     drafting,
                     prompt,
-                    arm,
+                    row,
                     replace(sampling, seed=seed + index),
                     draft_length=draft_length,
                     max_nodes=max_nodes,
@@ -97,11 +103,11 @@ def modes(
                 )
             results.append(
                 {
-                    "arm": arm.name,
-                    "mode": arm.mode.value,
-                    "exact": arm.mode.is_exact,
+                    "arm": row.name,
+                    "mode": row.mode.value,
+                    "exact": row.mode.is_exact,
                     "temperature": temperature,
-                    "support_size": arm.support_size,
+                    "support_size": row.support_size,
                     "tokens_per_pass": round(tally.tokens_per_pass, 4),
                     "standard_error": round(tally.standard_error, 4),
                     "acceptance_per_position": [round(a, 4) for a in tally.acceptance_per_position],
@@ -111,7 +117,7 @@ def modes(
                 }
             )
             console.print(
-                f"{temperature:g}  {arm.name}: {tally.tokens_per_pass:.3f} +- {tally.standard_error:.3f}",
+                f"{temperature:g}  {row.name}: {tally.tokens_per_pass:.3f} +- {tally.standard_error:.3f}",
                 highlight=False,
             )
             json_path.write_text(json.dumps(report, indent=2) + "\n")  # after each arm: a run takes a while

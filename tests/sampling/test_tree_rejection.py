@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from fractions import Fraction
 
 import pytest
@@ -183,6 +183,18 @@ def test_keyed_rounds_have_the_targets_law(rule: DrawRule) -> None:
         counts[text[:4]] += 1
     expected = {text: float(prob) * num_seeds for text, prob in target_law(target, 4).items()}
     assert survival(counts, expected) > 1e-4
+
+
+def test_siblings_have_numbers_of_their_own() -> None:
+    """With one number for all, the second of three equally likely siblings would come half as often as it should."""
+    tree = DraftTree((0, 1, 2), (-1,) * 3, (1,) * 3, (1.0,) * 3, (None,) * 3)
+    probs = [0.3, 0.3, 0.3, 0.1]
+    num_seeds = 2000
+    logits = torch.tensor(probs).log().repeat(4 * num_seeds, 1)
+    params = [SamplingParams(seed=seed, mode=VerifyMode.REJECTION) for seed in range(num_seeds)]
+    step = verify_step(logits, [tree] * num_seeds, [ROOT] * num_seeds, params)
+    counts = Counter(verdict.committed_tokens[0] for verdict in step)
+    assert survival(counts, {token: prob * num_seeds for token, prob in enumerate(probs)}) > 1e-4
 
 
 def test_siblings_of_two_draws_are_refused() -> None:
