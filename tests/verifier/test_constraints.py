@@ -150,7 +150,8 @@ async def test_a_sequence_that_fails_with_a_tree_in_flight_leaves_nothing_behind
     fields["sampling"].mode = sampling_pb2.VERIFY_MODE_REJECTION
     async with Conductor(verifier.port) as conductor:
         for _ in range(3):
-            dead = await conductor.open(PROMPT * 4, 100, **fields)
+            # Two nodes a step: the fork behind the dead end is verified in the step that finds it.
+            dead = await conductor.open(PROMPT * 4, 100, max_draft_nodes=2, **fields)
             fork = drafts(dead, len(PROMPT) * 4, [a, b, c, d, a])
             fork.parents[:] = [-1, 0, 1, 2, 2]
             await conductor.send(drafts=fork)
