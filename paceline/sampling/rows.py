@@ -76,6 +76,10 @@ def race(
     only_scalar: bool = False,
 ) -> list[int | None]:
     """The winners' places in rows as `process` gives them; `token_ids`: `[vocab]` int64, whose noise a place has."""
+    if token_ids is not None and (
+        token_ids.shape != processed.shape[1:] or token_ids.dtype != torch.int64 or token_ids.is_cuda
+    ):
+        raise ValueError(f"{list(token_ids.shape)} {token_ids.dtype} ids for rows of {processed.shape[1]}")
     ids = None if token_ids is None else token_ids.contiguous()
     pointer = 0 if ids is None else ids.data_ptr()
     described = (kernels.Row * len(positions))()

@@ -165,6 +165,12 @@ def test_rows_out_of_range_are_refused() -> None:
             rows.choose(torch.zeros(2, 8), [row], [0], [SamplingParams()])
 
 
+@pytest.mark.parametrize("ids", [torch.arange(7), torch.arange(8).unsqueeze(0), torch.arange(8).int()])
+def test_ids_that_do_not_fit_are_refused(ids: Tensor) -> None:
+    with pytest.raises(ValueError, match="rows of 8"):
+        rows.race(torch.zeros(1, 8), [0], [0], ids)
+
+
 def test_what_the_kernels_do_not_take() -> None:
     assert rows.can_run(torch.zeros(2, 8))
     assert rows.can_run(torch.zeros(1, 8).expand(5, 8))
