@@ -124,8 +124,8 @@ class SequenceTable:
     def preempt_youngest(self) -> TargetSequence:
         """Take the slot of the sequence that came last; it waits, and runs its text again when there is room.
 
-        The caller runs the others first, so that the room goes to them. Slots grow by doubling and a new one has room to
-        grow, so that giving way again and again costs a bounded share of the work.
+        The caller runs the others first, so that the room goes to them. Slots grow by doubling and a new one has room
+        to grow, so that giving way again and again costs a bounded share of the work.
         """
         sequence = self.running[-1]
         log.debug("preempted", sequence_id=sequence.sequence_id, num_tokens=sequence.committed_length)
