@@ -140,29 +140,6 @@ async def test_a_grammar_that_turns_out_to_lead_nowhere_ends_its_sequence_alone(
         assert re.fullmatch(PATTERN, tokenizer.decode(text))
 
 
-async def test_a_sequence_that_fails_with_a_tree_in_flight_leaves_nothing_behind(
-    verifier: Process, tokenizer: Tokenizer
-) -> None:
-    """Its slot holds rows of which none was chosen: it is of no use as a prefix for others."""
-    dead_end = 'start: "abc" dead\ndead: dead "d"'
-    a, b, c, d = (tokenizer.encode(letter).ids[0] for letter in "abcd")
-    fields = opening(3, grammar=dead_end)
-    fields["sampling"].mode = sampling_pb2.VERIFY_MODE_REJECTION
-    async with Conductor(verifier.port) as conductor:
-        for _ in range(3):
-            # Two nodes a step: the fork behind the dead end is verified in the step that finds it.
-            dead = await conductor.open(PROMPT * 4, 100, max_draft_nodes=2, **fields)
-            fork = drafts(dead, len(PROMPT) * 4, [a, b, c, d, a])
-            fork.parents[:] = [-1, 0, 1, 2, 2]
-            await conductor.send(drafts=fork)
-            [tokens] = await conductor.finish(dead)  # those of the step that failed are lost
-            assert [a, b, c][: len(tokens)] == tokens
-        assert [failure.sequence_id for failure in conductor.failures][-1] == dead
-        running = await conductor.open(PROMPT * 4, 100, **opening(regex=PATTERN))
-        [text] = await conductor.finish(running)
-        assert re.fullmatch(PATTERN, tokenizer.decode(text))
-
-
 async def test_nothing_else_on_the_stream_waits_for_a_grammar(verifier: Process) -> None:
     async with Conductor(verifier.port) as conductor:
         slow = target_pb2.OpenSequence(

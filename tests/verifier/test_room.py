@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from paceline.drafts import DraftEntry
-from paceline.sampling import SamplingParams
+from paceline.drafts import DraftEntry, DraftTree
+from paceline.sampling import LogitRule, RuleError, SamplingParams
 from paceline.target import TapSpec, TargetEngine
 from paceline.v1 import sampling_pb2, target_pb2
 from services.runtime import tensors
@@ -41,11 +41,13 @@ class Driver:
         self.steps: list[target_pb2.StepReport] = []
         self.ended: list[int] = []
 
-    def open(self, key: int, prompt: list[int], num_tokens: int, **fields: Any) -> None:
+    def open(
+        self, key: int, prompt: list[int], num_tokens: int, rule: LogitRule | None = None, **fields: Any
+    ) -> None:
         fields = {"stop_token_ids": frozenset(), "max_draft_nodes": 8, **fields}
         spec = SequenceSpec(key, 0, tuple(prompt), SamplingParams(temperature=0.0), num_tokens, **fields)
         self.tokens[key] = []
-        self.verifier.put(Open(self.session, spec))
+        self.verifier.put(Open(self.session, spec, rule))
 
     def turn(self, count: int = 1) -> None:
         for _ in range(count):
@@ -284,3 +286,29 @@ def test_closing_what_waits_leaves_nothing(drive: Any) -> None:
         driver.verifier.put(Close(driver.session, driver.sequence_id(key)))
     driver.turn()
     assert driver.verifier.table.num_unfinished == 0
+
+
+class RefusesTrees:
+    """A rule that cannot go on once something was drafted."""
+
+    def apply(self, logits: torch.Tensor, tree: DraftTree) -> None:
+        if len(tree):
+            raise RuleError("constraint", "cannot go on")
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        pass
+
+
+def test_a_sequence_that_fails_in_the_middle_of_a_step_keeps_no_prefix(drive: Any, plain_text: Any) -> None:
+    """Its slot has the rows of a tree of which none was chosen."""
+    driver = drive()
+    driver.open(1, PROMPT, 6, rule=RefusesTrees())
+    driver.turn(1)
+    fork = DraftEntry(len(PROMPT) + 1, (1, 2, 3), (-1, -1, 0))
+    driver.verifier.put(Drafts(driver.session, ((driver.sequence_id(1), 0, fork),), 0))
+    assert driver.run(1) == [plain_text(PROMPT, 1)]
+    assert [failure.reason for failure in driver.failures] == ["INVALID_FIELD"]
+    driver.num_rows()
+    driver.open(2, PROMPT, 6)
+    assert driver.run(2) == [plain_text(PROMPT, 6)]
+    assert driver.num_rows() == len(PROMPT) + 5
