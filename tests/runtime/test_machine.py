@@ -111,7 +111,14 @@ for arguments in (("9999", None), (None, 0)):
 
 
 @pytest.mark.parametrize(
-    "module", ["services.runtime.lifecycle", "services.runtime.frames", "services.scheduler.__main__"]
+    "module",
+    [
+        "services.runtime.lifecycle",
+        "services.scheduler.__main__",
+        "services.gateway.__main__",
+        "orchestrator.__main__",
+        "orchestrator.conductor",
+    ],
 )
 def test_processes_without_tensors_do_not_import_torch(module: str) -> None:
     code = f"import sys, {module}; print([m for m in ('torch', 'transformers', 'ray') if m in sys.modules])"
