@@ -125,7 +125,9 @@ def test_a_block_that_was_not_kept_whole_uses_up_its_draws(mode: VerifyMode) -> 
     running.commit([4, 5, 6, 7], is_whole_draft=True)
     running.add_draft(drawn(DraftEntry.chain(3, [4, 5, 6, 7, 8])))  # late, and still true
     assert running.choose_tree(8).tokens == (8,)
+    running.add_draft(drawn(DraftEntry.chain(7, [1, 2])))  # drawn from the same numbers by another drafter
     running.commit([1], is_whole_draft=False)
+    assert running.choose_tree(8).tokens == ((2,) if mode is VerifyMode.REJECTION else ())
     running.add_draft(drawn(DraftEntry.chain(7, [1, 2])))
     assert running.choose_tree(8).tokens == ((2,) if mode is VerifyMode.REJECTION else ())
     running.add_draft(drawn(DraftEntry.chain(8, [3])))
