@@ -1,9 +1,15 @@
-"""docs/structure.md names files and definitions: each of them exists."""
+"""What the docs name exists: files and definitions in docs/structure.md, commands and their options on every page."""
 
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
+
+import pytest
+from typer.main import get_command
+
+from paceline.cli.app import app
 
 ROOT = Path(__file__).parent.parent
 SOURCES = [
@@ -39,3 +45,28 @@ def test_named_definitions_exist() -> None:
         name for name in names if name.split(".")[0] not in wire and not set(name.split(".")) <= defined
     ]
     assert missing == []
+
+
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+COMMANDS = [
+    pytest.param(line.strip(), id=f"{page.name}: {line.strip()[:60]}")
+    for page in PAGES
+    for block in re.findall(r"```console\n(.*?)```", page.read_text(), re.DOTALL)
+    for line in block.replace("\\\n", " ").splitlines()
+    if line.strip().startswith("paceline ")
+]
+
+
+def test_there_are_commands() -> None:
+    assert len(COMMANDS) > 10
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_named_commands_take_these_options(line: str) -> None:
+    arguments = shlex.split(line, comments=True)[1:]
+    command = get_command(app)
+    context = command.make_context("paceline", arguments)
+    while (rest := [*context._protected_args, *context.args]) and hasattr(command, "resolve_command"):
+        name, command, arguments = command.resolve_command(context, rest)
+        assert command is not None, name
+        context = command.make_context(name, arguments, parent=context)
