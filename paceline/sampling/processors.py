@@ -132,7 +132,8 @@ def target_probs(logits: Tensor, rows: RowParams) -> Tensor:
 class ProbRows:
     """`target_probs`, for walks that look at some rows only: `[rows, vocab]` float64, indexed by row or (row, token).
 
-    Where the kernels run, a row is computed when it is first looked at. Elsewhere all of them are at once: there one
+    Where the kernels run, a row is written when all of it is first asked for, and single probabilities without that.
+    Elsewhere all of them are at once: there one
     operation for all rows costs less than one for each.
     """
 
@@ -141,10 +142,13 @@ class ProbRows:
         self._logits = logits
         self._rows = rows
         self._known: dict[int, Tensor] = {}
+        self._shares: dict[int, kernel_rows.Shares] = {}
         self._runs_on_kernels = kernel_rows.can_run(logits)
 
     def __getitem__(self, key: int | tuple[int, int]) -> Tensor:
         row, *tokens = key if isinstance(key, tuple) else (key,)
+        if tokens and row not in self._known and (share := self._share(row, tokens[0])) is not None:
+            return torch.tensor(share, dtype=torch.float64)
         if row not in self._known:
             param = self._rows.params[row]
             if self._runs_on_kernels and not param.is_greedy:
@@ -153,6 +157,15 @@ class ProbRows:
                 self._known = dict(enumerate(target_probs(self._logits, self._rows)))
         found = self._known[row]
         return found[tokens[0]] if tokens else found
+
+    def _share(self, row: int, token: int) -> float | None:
+        """One probability of a row of which no more is known; None where the kernels have no say."""
+        param = self._rows.params[row]
+        if not self._runs_on_kernels or param.is_greedy:
+            return None
+        if row not in self._shares:
+            self._shares[row] = kernel_rows.Shares(self._logits, row, param)
+        return self._shares[row][token] if self._shares[row].is_known else None
 
 
 def _probs_sampled(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:

@@ -108,6 +108,35 @@ def probs(logits: Tensor, params: Sequence[SamplingParams], only_scalar: bool = 
     return _fill(library.pl_share, torch.float64, logits, params, only_scalar)
 
 
+class Shares:
+    """Single probabilities of one row, without writing all of them: the numbers that `probs` gives.
+
+    Args:
+        logits: `[rows, vocab]` that `can_run`.
+        index: which row.
+        param: its sampling parameters, temperature above 0.
+        only_scalar: as in `choose`.
+
+    Attributes:
+        is_known: False for a row without a finite largest logit, which has none.
+    """
+
+    def __init__(self, logits: Tensor, index: int, param: SamplingParams, only_scalar: bool = False) -> None:
+        library = kernels.load()
+        assert library is not None, "checked by can_run"
+        self._library = library
+        self._logits = logits  # the kernels read its memory
+        self._row, self._measured = kernels.Row(), kernels.Measured()
+        _describe(self._row, _pointers(logits, [index])[0], logits.shape[1], param)
+        self.is_known = library.pl_measure(self._row, only_scalar, self._measured) >= 0
+
+    def __getitem__(self, token: int) -> float:
+        if not 0 <= token < self._row.width:
+            raise IndexError(f"token {token} of {self._row.width}")
+        share: float = self._library.pl_share_of(self._row, self._measured, token)
+        return share
+
+
 def _fill(
     function: Callable[..., None],
     dtype: torch.dtype,

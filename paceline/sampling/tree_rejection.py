@@ -35,16 +35,26 @@ class Candidates:
     and certainty where the token was not drawn (EAGLE-2, arXiv 2406.16858).
 
     Args:
-        target_probs: [vocab] float64
+        target_probs: [rows, vocab] float64
+        row: the node's; nothing but single probabilities of it is asked for before a sibling is refused.
         dist: what the siblings were drawn from; None where they were not.
         rule: how.
     """
 
-    def __init__(self, target_probs: Tensor, dist: DraftDistribution | None, rule: DrawRule) -> None:
-        self.residual = target_probs
+    def __init__(
+        self, target_probs: Tensor | ProbRows, row: int, dist: DraftDistribution | None, rule: DrawRule
+    ) -> None:
+        self._target_probs = target_probs
+        self._row = row
+        self._residual: Tensor | None = None
         self._dist = dist
         self._rule = rule
         self._left = None if dist is None else dist.probs.clone()  # not normalised
+
+    @property
+    def residual(self) -> Tensor:
+        """[vocab] float64: what the node's token has the law of, given the refusals so far."""
+        return self._target_probs[self._row] if self._residual is None else self._residual
 
     def accept_prob(self, token: int) -> float:
         """p_j(x_j) / q_j(x_j), which may be above 1; 0 for a token that its own drafter could not have drawn."""
@@ -53,7 +63,11 @@ class Candidates:
             assert self._left is not None
             draft_prob = float(self._left[self._dist.token_ids == token].sum() / self._left.sum())
         # NaN, where a peer named more draws than the support has tokens, fails the comparison as zero does.
-        return float(self.residual[token]) / draft_prob if draft_prob > 0 else 0.0
+        if not draft_prob > 0:
+            return 0.0
+        if self._residual is None:
+            return float(self._target_probs[self._row, token]) / draft_prob
+        return float(self._residual[token]) / draft_prob
 
     def refuse(self, token: int) -> None:
         """Go on without this sibling."""
@@ -72,7 +86,7 @@ class Candidates:
         mass = residual.sum()
         # Empty where p_j = q_j: refusal is impossible but for rounding, and p_j itself is then as good.
         if float(mass) > 0:
-            self.residual = residual / mass
+            self._residual = residual / mass
 
 
 def decide_tree(
@@ -119,9 +133,9 @@ def decide_tree(
             return Verdict(tuple(rows), tuple(tokens), final, FinalKind.BONUS if rows else FinalKind.PLAIN)
         draws = draws_of(tree, siblings[0])
         candidates = (
-            Candidates(target_probs[row], None, DrawRule.TOP)
+            Candidates(target_probs, row, None, DrawRule.TOP)
             if draws is None
-            else Candidates(target_probs[row], distribution_of(draws), draws.rule)
+            else Candidates(target_probs, row, distribution_of(draws), draws.rule)
         )
         for node in siblings:
             if draws_of(tree, node) is not draws:

@@ -159,6 +159,40 @@ def test_broken_rows_are_left_to_torch(value: float, only_scalar: bool) -> None:
     assert rows.choose(torch.full((1, 8), -math.inf), [0], [0], [SamplingParams()], only_scalar) == [None]
 
 
+@given(
+    parameters,
+    st.sampled_from(["plain", "ties", "equal", "masked", "near", "huge"]),
+    st.sampled_from([1, 17, 255, 257, 1000, 4097]),
+    st.integers(0, 2**20),
+    st.booleans(),
+)
+@settings(max_examples=200, deadline=None)
+def test_single_shares_are_those_of_the_whole_row(
+    param: SamplingParams, kind: str, width: int, seed: int, only_scalar: bool
+) -> None:
+    logits = some_logits(kind, width, seed).unsqueeze(0).repeat(2, 1)
+    whole = _probs_with_torch(logits[1:], [param])[0]
+    shares = rows.Shares(logits, 1, param, only_scalar)
+    assert shares.is_known
+    asked = {0, width - 1, int(whole.argmax()), int(whole.argmin()), seed % width}
+    assert {token: shares[token] for token in asked} == {token: float(whole[token]) for token in asked}
+    for token in (-1, width):
+        with pytest.raises(IndexError):
+            shares[token]
+
+
+def test_walks_that_look_at_single_probabilities_see_those_of_the_row() -> None:
+    params = SamplingParams(temperature=0.7, top_p=0.9, seed=3)
+    logits = torch.stack([some_logits("plain", 1000, seed) for seed in range(2)])
+    probs = processors.ProbRows(logits, RowParams.build([params], [2]))
+    tokens = range(0, 1000, 37)
+    single = [float(probs[1, token]) for token in tokens]
+    assert single == [float(probs[1][token]) for token in tokens]
+    assert single == [float(probs[1, token]) for token in tokens]  # now off the row itself
+    logits[0, 5] = torch.nan
+    assert math.isnan(float(processors.ProbRows(logits, RowParams.build([params], [2]))[0, 7]))
+
+
 def test_rows_out_of_range_are_refused() -> None:
     for row in (-1, 2):
         with pytest.raises(IndexError, match="of 2"):

@@ -21,7 +21,7 @@ import torch  # noqa: F401  its OpenMP runtime must be in the process before the
 log = structlog.get_logger()
 
 LIBRARY_STEM = "_choose"
-KERNELS_VERSION = 1  # of `choose.c`
+KERNELS_VERSION = 2  # of `choose.c`
 
 
 class NoiseKey(ctypes.Structure):
@@ -40,6 +40,12 @@ class Row(ctypes.Structure):
         ("key", NoiseKey),
         *((name, c_float) for name in ("temperature", "floor")),
     ]
+
+
+class Measured(ctypes.Structure):
+    """`struct measured` of `choose.c`."""
+
+    _fields_ = [*((name, c_float) for name in ("top", "temperature", "floor")), ("total", c_int64)]
 
 
 @cache
@@ -64,11 +70,16 @@ def load() -> ctypes.CDLL | None:
     library.pl_process.restype = None
     library.pl_share.argtypes = library.pl_process.argtypes
     library.pl_share.restype = None
+    library.pl_measure.argtypes = (POINTER(Row), c_int32, POINTER(Measured))
+    library.pl_measure.restype = c_int64
+    library.pl_share_of.argtypes = (POINTER(Row), POINTER(Measured), c_int64)
+    library.pl_share_of.restype = c_double
     library.pl_uniform.argtypes = (c_uint64, c_uint64, c_uint32, c_uint32)
     library.pl_uniform.restype = c_double
     library.pl_gumbel.argtypes = (c_uint64, c_uint64, c_uint32, c_void_p, c_int64, c_void_p)
     library.pl_gumbel.restype = None
-    if [library.pl_noise_built_as(which) for which in range(2)] != [KERNELS_VERSION, ctypes.sizeof(Row)]:
+    facts = [KERNELS_VERSION, ctypes.sizeof(Row), ctypes.sizeof(Measured)]
+    if [library.pl_noise_built_as(which) for which in range(len(facts))] != facts:
         raise RuntimeError(f"{path.name} was built for another version of paceline: install it again")
     if any(source.stat().st_mtime > path.stat().st_mtime for source in path.parent.glob("*.[ch]")):
         log.warning("sampling_kernels_older_than_their_sources", fix="pip install --no-deps -e .")

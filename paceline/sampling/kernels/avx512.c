@@ -90,6 +90,18 @@ AVX512 static int64_t weigh(const float *values, int64_t n, int64_t *masses) {
     return _mm512_reduce_add_epi64(total);
 }
 
+AVX512 static int64_t total(const float *x, int64_t n, struct scaling scaling) {
+    __m512i sum = _mm512_setzero_si512();
+    for (int64_t i = 0; i < n; i += 16) {
+        __mmask16 reach;
+        __m512 v = scaled(x + i, n - i, scaling, &reach);
+        __m512i mass[2];
+        masses_16(v, reach, mass);
+        sum = _mm512_add_epi64(sum, _mm512_add_epi64(mass[0], mass[1]));
+    }
+    return _mm512_reduce_add_epi64(sum);
+}
+
 AVX512 static void share(const float *x, int64_t n, struct scaling scaling, double *out) {
     __m512i total = _mm512_setzero_si512();
     for (int64_t i = 0; i < n; i += 16) {
@@ -258,5 +270,5 @@ AVX512 static int64_t race_kept(const struct kept *kept, const int64_t *ids, con
     return leader.winner;
 }
 
-const struct passes avx512_passes = {row_max, keep, weigh, share, race, race_kept};
+const struct passes avx512_passes = {row_max, keep, weigh, total, share, race, race_kept};
 #endif

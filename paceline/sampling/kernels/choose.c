@@ -4,7 +4,7 @@
 
 #include "passes.h"
 
-enum { KERNELS_VERSION = 1, LIKELIEST = 1024, NOT_CHOSEN = -1, PADDING = 16 };
+enum { KERNELS_VERSION = 2, LIKELIEST = 1024, NOT_CHOSEN = -1, PADDING = 16 };
 
 /* One row, as Python describes it; `kernels/__init__.py` has the same structure. */
 struct row {
@@ -16,6 +16,12 @@ struct row {
     struct noise_key key;
     float temperature;
     float floor; /* on scaled logits, of which the largest is 0; -inf: all */
+};
+
+/* What a row's probabilities are shares of; Python holds it and knows its size. */
+struct measured {
+    struct scaling scaling; /* its floor the one that the filters left */
+    int64_t total;
 };
 
 /* What a thread needs for a row, kept from call to call. */
@@ -183,6 +189,18 @@ static int64_t share(const struct passes *passes, const struct row *row, double 
     return kept->count;
 }
 
+static int64_t measure(const struct passes *passes, const struct row *row, struct measured *out) {
+    struct scratch *scratch = scratch_for(row->width);
+    if (!scratch || !scale(passes, row, scratch, &out->scaling)) return NOT_CHOSEN;
+    if (!has_cut(row)) {
+        out->total = passes->total(row->logits, row->width, out->scaling);
+        return row->width;
+    }
+    out->scaling.floor = filter(passes, row, scratch, out->scaling);
+    out->total = passes->weigh(scratch->kept.values, scratch->kept.count, scratch->masses);
+    return scratch->kept.count;
+}
+
 static const struct passes *form(int32_t only_scalar) {
 #if defined(__x86_64__)
     __builtin_cpu_init();
@@ -195,8 +213,8 @@ static const struct passes *form(int32_t only_scalar) {
 
 /* What this library was built as, for Python to check its own against. */
 int64_t pl_noise_built_as(int32_t which) {
-    int64_t facts[] = {KERNELS_VERSION, sizeof(struct row)};
-    return facts[which];
+    int64_t facts[] = {KERNELS_VERSION, sizeof(struct row), sizeof(struct measured)};
+    return 0 <= which && which < (int32_t)(sizeof facts / sizeof *facts) ? facts[which] : -1;
 }
 
 /* `out` gets the place that each row chooses, or -1 for a row without a finite largest entry. */
@@ -221,6 +239,18 @@ void pl_share(const struct row *rows, int64_t num_rows, int32_t num_threads, int
     const struct passes *passes = form(only_scalar);
 #pragma omp parallel for schedule(dynamic) num_threads(num_threads) if (num_rows > 1)
     for (int64_t i = 0; i < num_rows; ++i) counts[i] = share(passes, rows + i, out + i * rows[i].width);
+}
+
+/* Prepares single probabilities of a row; -1 for one without a finite largest entry. */
+int64_t pl_measure(const struct row *row, int32_t only_scalar, struct measured *out) {
+    return measure(form(only_scalar), row, out);
+}
+
+/* One of them: what `pl_share` writes at that place. */
+double pl_share_of(const struct row *row, const struct measured *measured, int64_t place) {
+    const struct scaling *scaling = &measured->scaling;
+    float value = (row->logits[place] - scaling->top) / scaling->temperature;
+    return value >= scaling->floor ? (double)mass_of(value) * (1.0 / (double)measured->total) : 0;
 }
 
 /* Uniform number `index` of a decision. */

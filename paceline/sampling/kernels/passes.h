@@ -27,6 +27,8 @@ struct passes {
     void (*keep)(const float *x, int64_t n, struct scaling scaling, float floor, struct kept *kept, int64_t *total);
     /* The masses of n values, and their sum. */
     int64_t (*weigh)(const float *values, int64_t n, int64_t *masses);
+    /* The mass of all that reach the floor. */
+    int64_t (*total)(const float *x, int64_t n, struct scaling scaling);
     /* Each entry's share of the mass of all that reach the floor; 0 for those that do not. */
     void (*share)(const float *x, int64_t n, struct scaling scaling, double *out);
     /* Where value plus Gumbel number is largest, first of equals: a place in the row. Token ids are the places. */

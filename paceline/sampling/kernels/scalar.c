@@ -38,6 +38,15 @@ static int64_t weigh(const float *values, int64_t n, int64_t *masses) {
     return total;
 }
 
+static int64_t total(const float *x, int64_t n, struct scaling scaling) {
+    int64_t sum = 0;
+    for (int64_t i = 0; i < n; ++i) {
+        float value = (x[i] - scaling.top) / scaling.temperature;
+        if (value >= scaling.floor) sum += mass_of(value);
+    }
+    return sum;
+}
+
 static void share(const float *x, int64_t n, struct scaling scaling, double *out) {
     int64_t total = 0;
     for (int64_t i = 0; i < n; ++i) {
@@ -87,4 +96,4 @@ static int64_t race_kept(const struct kept *kept, const int64_t *ids, const stru
     return winner;
 }
 
-const struct passes scalar_passes = {row_max, keep, weigh, share, race, race_kept};
+const struct passes scalar_passes = {row_max, keep, weigh, total, share, race, race_kept};
