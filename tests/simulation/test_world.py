@@ -98,8 +98,8 @@ def _fork_one_too_many(original: Callable[..., int]) -> Callable[..., int]:
 def _forget_what_is_cached(original: Callable[..., Any]) -> Callable[..., Any]:
     """After a stop of its drafts, a sequence's root is run as if it were one position further."""
 
-    def commit(sequence: TargetSequence, tokens: Sequence[int]) -> Any:
-        outcome = original(sequence, tokens)
+    def commit(sequence: TargetSequence, tokens: Sequence[int], **how: bool) -> Any:
+        outcome = original(sequence, tokens, **how)
         if len(tokens) > 2:
             sequence.committed[-1], sequence.committed[-2] = sequence.committed[-2], sequence.committed[-1]
         return outcome
