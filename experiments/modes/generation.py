@@ -18,7 +18,7 @@ from paceline.drafters import Drafter, DraftRequest
 from paceline.sampling import FinalKind, SamplingParams, Verdict
 from paceline.target import SequenceRows, TargetEngine
 from services.runtime.frames import pack_drafts, unpack_drafts
-from services.verifier.sequence import Finish, SequenceSpec, TargetSequence
+from services.verifier.sequence import Finish, SequenceSpec, SequenceState, TargetSequence
 from services.verifier.session import Session
 from services.verifier.verdicts import judge
 
@@ -108,7 +108,8 @@ def generate(
     vocab = engine.shape.vocab_size
     with torch.inference_mode():
         slot = engine.open(len(prompt) + max_tokens)
-        sequence = TargetSequence(1, spec, owner, slot, engine.shape.max_positions, vocab)
+        sequence = TargetSequence(1, spec, owner, engine.shape.max_positions, vocab, slot)
+        sequence.move_to(SequenceState.RUNNING)
         drafter.open(1, prompt)
         try:
             finish = Finish.NOT_YET
