@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from paceline.sampling import rows as kernel_rows
+from paceline.sampling.distribution import inverse_cdf
 from paceline.sampling.noise import seed_tensor
 from paceline.sampling.params import SamplingParams, VerifyMode
 
@@ -147,8 +148,8 @@ class ProbRows:
 
     def __getitem__(self, key: int | tuple[int, int]) -> Tensor:
         row, *tokens = key if isinstance(key, tuple) else (key,)
-        if tokens and row not in self._known and (share := self._share(row, tokens[0])) is not None:
-            return torch.tensor(share, dtype=torch.float64)
+        if tokens and row not in self._known and (shares := self._shares_of(row)) is not None:
+            return torch.tensor(shares[tokens[0]], dtype=torch.float64)
         if row not in self._known:
             param = self._rows.params[row]
             if self._runs_on_kernels and not param.is_greedy:
@@ -158,14 +159,34 @@ class ProbRows:
         found = self._known[row]
         return found[tokens[0]] if tokens else found
 
-    def _share(self, row: int, token: int) -> float | None:
-        """One probability of a row of which no more is known; None where the kernels have no say."""
+    def draw(self, row: int, noise: float, without: Sequence[int] = ()) -> int:
+        """A token drawn from a row by a number in (0, 1), some distinct tokens left out."""
+        if row not in self._known and (shares := self._shares_of(row)) is not None:
+            token = shares.draw(noise, without)
+            if token is not None:
+                return token
+        return draw_without(self[row], noise, without)
+
+    def _shares_of(self, row: int) -> kernel_rows.Shares | None:
+        """A row's probabilities one by one; None where the kernels have no say."""
         param = self._rows.params[row]
         if not self._runs_on_kernels or param.is_greedy:
             return None
         if row not in self._shares:
             self._shares[row] = kernel_rows.Shares(self._logits, row, param)
-        return self._shares[row][token] if self._shares[row].is_known else None
+        return self._shares[row] if self._shares[row].is_known else None
+
+
+def draw_without(probs: Tensor, noise: float, without: Sequence[int] = ()) -> int:
+    """A token drawn from probabilities `[vocab]` float64 by a number in (0, 1), some distinct tokens left out.
+
+    Where nothing would be left, which is impossible but for rounding, nothing is left out.
+    """
+    if without:
+        rest = probs.clone()
+        rest[list(without)] = 0
+        probs = rest if float(rest.sum()) > 0 else probs
+    return inverse_cdf(probs, noise)
 
 
 def _probs_sampled(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:

@@ -126,6 +126,7 @@ class Shares:
         assert library is not None, "checked by can_run"
         self._library = library
         self._logits = logits  # the kernels read its memory
+        self._only_scalar = only_scalar
         self._row, self._measured = kernels.Row(), kernels.Measured()
         _describe(self._row, _pointers(logits, [index])[0], logits.shape[1], param)
         self.is_known = library.pl_measure(self._row, only_scalar, self._measured) >= 0
@@ -135,6 +136,21 @@ class Shares:
             raise IndexError(f"token {token} of {self._row.width}")
         share: float = self._library.pl_share_of(self._row, self._measured, token)
         return share
+
+    def draw(self, noise: float, without: Sequence[int] = ()) -> int | None:
+        """The token at which the running sum of shares passes `noise` times their total; None if nothing is left.
+
+        Args:
+            noise: in (0, 1).
+            without: distinct tokens that are left out.
+        """
+        if not all(0 <= token < self._row.width for token in without):
+            raise IndexError(f"tokens {list(without)} of {self._row.width}")
+        left_out = (ctypes.c_int64 * len(without))(*without)
+        place: int = self._library.pl_draw(
+            self._row, self._measured, noise, self._only_scalar, left_out, len(without)
+        )
+        return None if place < 0 else place
 
 
 def _fill(

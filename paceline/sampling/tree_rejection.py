@@ -19,7 +19,7 @@ from torch import Tensor
 from paceline.drafts import DraftTree, DrawRule
 from paceline.sampling.distribution import DraftDistribution, inverse_cdf
 from paceline.sampling.noise import NoiseRole, uniform_scalar
-from paceline.sampling.processors import ProbRows
+from paceline.sampling.processors import ProbRows, draw_without
 from paceline.sampling.siblings import check_tokens, children_of, distribution_of, draws_of
 from paceline.sampling.verify import FinalKind, Verdict
 
@@ -46,15 +46,12 @@ class Candidates:
     ) -> None:
         self._target_probs = target_probs
         self._row = row
-        self._residual: Tensor | None = None
+        self._residual: Tensor | None = None  # None while only tokens that were not drawn have been refused
+        self._refused: list[int] = []  # those
+        self._mass = 1.0  # of the others
         self._dist = dist
         self._rule = rule
         self._left = None if dist is None else dist.probs.clone()  # not normalised
-
-    @property
-    def residual(self) -> Tensor:
-        """[vocab] float64: what the node's token has the law of, given the refusals so far."""
-        return self._target_probs[self._row] if self._residual is None else self._residual
 
     def accept_prob(self, token: int) -> float:
         """p_j(x_j) / q_j(x_j), which may be above 1; 0 for a token that its own drafter could not have drawn."""
@@ -66,27 +63,43 @@ class Candidates:
         if not draft_prob > 0:
             return 0.0
         if self._residual is None:
-            return float(self._target_probs[self._row, token]) / draft_prob
+            return float(self._target_probs[self._row, token]) / self._mass / draft_prob
         return float(self._residual[token]) / draft_prob
 
     def refuse(self, token: int) -> None:
         """Go on without this sibling."""
-        residual = self.residual.clone()
         if self._dist is None:
-            residual[token] = 0
-        else:
-            assert self._left is not None
-            total = self._left.sum()
-            if float(total) > 0:
-                ids = self._dist.token_ids.to(residual.device)
-                residual.index_add_(0, ids, -(self._left / total).to(residual.device))
-                residual.clamp_(min=0)
-            if self._rule is DrawRule.WITHOUT_REPLACEMENT:
-                self._left[self._dist.token_ids == token] = 0
+            left = self._mass - float(self._target_probs[self._row, token])
+            if token not in self._refused and left > 0:
+                self._refused.append(token)
+                self._mass = left
+            return
+        assert self._left is not None
+        residual = (self._target_probs[self._row] if self._residual is None else self._residual).clone()
+        total = self._left.sum()
+        if float(total) > 0:
+            ids = self._dist.token_ids.to(residual.device)
+            residual.index_add_(0, ids, -(self._left / total).to(residual.device))
+            residual.clamp_(min=0)
+        if self._rule is DrawRule.WITHOUT_REPLACEMENT:
+            self._left[self._dist.token_ids == token] = 0
         mass = residual.sum()
         # Empty where p_j = q_j: refusal is impossible but for rounding, and p_j itself is then as good.
         if float(mass) > 0:
             self._residual = residual / mass
+
+    def draw(self, noise: float) -> int:
+        """The node's token, given that all its siblings so far were refused."""
+        if self._residual is not None:
+            return inverse_cdf(self._residual, noise)
+        return draw_from(self._target_probs, self._row, noise, self._refused)
+
+
+def draw_from(probs: Tensor | ProbRows, row: int, noise: float, without: Sequence[int] = ()) -> int:
+    """A token from one row, some left out; of rows that are looked at bit by bit, no more than that."""
+    if isinstance(probs, ProbRows):
+        return probs.draw(row, noise, without)
+    return draw_without(probs[row], noise, without)
 
 
 def decide_tree(
@@ -129,7 +142,7 @@ def decide_tree(
         row = rows[-1] if rows else 0
         siblings = children.get(row)
         if siblings is None:
-            final = inverse_cdf(target_probs[row], final_noise[len(rows)])
+            final = draw_from(target_probs, row, final_noise[len(rows)])
             return Verdict(tuple(rows), tuple(tokens), final, FinalKind.BONUS if rows else FinalKind.PLAIN)
         draws = draws_of(tree, siblings[0])
         candidates = (
@@ -147,7 +160,7 @@ def decide_tree(
                 break
             candidates.refuse(token)
         else:
-            final = inverse_cdf(candidates.residual, final_noise[len(rows)])
+            final = candidates.draw(final_noise[len(rows)])
             return Verdict(tuple(rows), tuple(tokens), final, FinalKind.RECOVERED)
 
 

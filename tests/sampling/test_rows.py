@@ -25,7 +25,7 @@ from paceline.sampling import (
     target_choices,
 )
 from paceline.sampling.choices import _race_filtered, _race_whole
-from paceline.sampling.processors import _probs_with_torch, _process_with_torch
+from paceline.sampling.processors import _masses, _probs_with_torch, _process_with_torch
 
 pytestmark = pytest.mark.skipif(kernels.load() is None, reason="the sampling kernels are not built")
 VECTORS = json.loads((Path(__file__).parent / "noise_vectors.json").read_text())
@@ -179,6 +179,58 @@ def test_single_shares_are_those_of_the_whole_row(
     for token in (-1, width):
         with pytest.raises(IndexError):
             shares[token]
+
+
+@given(
+    parameters,
+    st.sampled_from(["plain", "ties", "equal", "masked", "near", "huge"]),
+    st.sampled_from([1, 17, 511, 512, 513, 1000, 4097]),
+    st.integers(0, 2**20),
+    st.lists(st.floats(2.0**-53, 1 - 2.0**-53), min_size=1, max_size=5),
+    st.sets(st.integers(0, 4096), max_size=3),
+    st.booleans(),
+)
+@settings(max_examples=200, deadline=None)
+def test_draws_pass_the_running_sum_of_masses(
+    param: SamplingParams,
+    kind: str,
+    width: int,
+    seed: int,
+    noises: list[float],
+    left_out: set[int],
+    only_scalar: bool,
+) -> None:
+    logits = some_logits(kind, width, seed).unsqueeze(0)
+    masses = _masses(_process_with_torch(logits, [param]))[0].clone()
+    without = sorted({token % width for token in left_out} | ({int(masses.argmax())} if seed % 2 else set()))
+    masses[without] = 0
+    shares = rows.Shares(logits, 0, param, only_scalar)
+    running, total = masses.cumsum(0), int(masses.sum())
+    for number in noises:
+        drawn = shares.draw(number, without)
+        if total == 0:
+            assert drawn is None
+            continue
+        wanted = min(int(number * float(total)), total - 1)
+        assert drawn == int(torch.searchsorted(running, torch.tensor(wanted), right=True))
+        assert drawn not in without
+    with pytest.raises(IndexError):
+        shares.draw(0.5, [width])
+
+
+@pytest.mark.parametrize("without", [[], [3], [0, 999]])
+def test_a_walk_draws_the_same_with_and_without_kernels(
+    without: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = SamplingParams(temperature=0.7, seed=3)
+    logits = some_logits("plain", 1000, 4).unsqueeze(0)
+    noises = [place / 97 + 1e-3 for place in range(96)]
+    build = lambda: processors.ProbRows(logits, RowParams.build([params], [1]))  # noqa: E731
+    by_kernels = [build().draw(0, noise, without) for noise in noises]
+    monkeypatch.setattr(rows, "can_run", lambda logits: False)
+    assert [build().draw(0, noise, without) for noise in noises] == by_kernels
+    assert len(set(by_kernels)) > 10
+    assert not set(by_kernels) & set(without)
 
 
 def test_walks_that_look_at_single_probabilities_see_those_of_the_row() -> None:

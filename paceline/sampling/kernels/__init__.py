@@ -21,7 +21,7 @@ import torch  # noqa: F401  its OpenMP runtime must be in the process before the
 log = structlog.get_logger()
 
 LIBRARY_STEM = "_choose"
-KERNELS_VERSION = 2  # of `choose.c`
+KERNELS_VERSION = 3  # of `choose.c`
 
 
 class NoiseKey(ctypes.Structure):
@@ -74,6 +74,8 @@ def load() -> ctypes.CDLL | None:
     library.pl_measure.restype = c_int64
     library.pl_share_of.argtypes = (POINTER(Row), POINTER(Measured), c_int64)
     library.pl_share_of.restype = c_double
+    library.pl_draw.argtypes = (POINTER(Row), POINTER(Measured), c_double, c_int32, POINTER(c_int64), c_int64)
+    library.pl_draw.restype = c_int64
     library.pl_uniform.argtypes = (c_uint64, c_uint64, c_uint32, c_uint32)
     library.pl_uniform.restype = c_double
     library.pl_gumbel.argtypes = (c_uint64, c_uint64, c_uint32, c_void_p, c_int64, c_void_p)

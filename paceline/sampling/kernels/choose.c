@@ -4,7 +4,7 @@
 
 #include "passes.h"
 
-enum { KERNELS_VERSION = 2, LIKELIEST = 1024, NOT_CHOSEN = -1, PADDING = 16 };
+enum { KERNELS_VERSION = 3, LIKELIEST = 1024, NOT_CHOSEN = -1, PADDING = 16, STRIDE = 512 };
 
 /* One row, as Python describes it; `kernels/__init__.py` has the same structure. */
 struct row {
@@ -241,6 +241,12 @@ void pl_share(const struct row *rows, int64_t num_rows, int32_t num_threads, int
     for (int64_t i = 0; i < num_rows; ++i) counts[i] = share(passes, rows + i, out + i * rows[i].width);
 }
 
+/* The mass of one place. */
+static int64_t mass_at(const struct row *row, struct scaling scaling, int64_t place) {
+    float value = (row->logits[place] - scaling.top) / scaling.temperature;
+    return value >= scaling.floor ? mass_of(value) : 0;
+}
+
 /* Prepares single probabilities of a row; -1 for one without a finite largest entry. */
 int64_t pl_measure(const struct row *row, int32_t only_scalar, struct measured *out) {
     return measure(form(only_scalar), row, out);
@@ -248,9 +254,42 @@ int64_t pl_measure(const struct row *row, int32_t only_scalar, struct measured *
 
 /* One of them: what `pl_share` writes at that place. */
 double pl_share_of(const struct row *row, const struct measured *measured, int64_t place) {
-    const struct scaling *scaling = &measured->scaling;
-    float value = (row->logits[place] - scaling->top) / scaling->temperature;
-    return value >= scaling->floor ? (double)mass_of(value) * (1.0 / (double)measured->total) : 0;
+    return (double)mass_at(row, measured->scaling, place) * (1.0 / (double)measured->total);
+}
+
+static int is_among(int64_t place, const int64_t *places, int64_t count) {
+    for (int64_t i = 0; i < count; ++i)
+        if (places[i] == place) return 1;
+    return 0;
+}
+
+/* The place at which the running sum of masses passes `noise` times their total, some distinct places left out; -1 where
+ * nothing is left. Whole strides are summed before the one that matters is walked. */
+int64_t pl_draw(const struct row *row, const struct measured *measured, double noise, int32_t only_scalar,
+                const int64_t *without, int64_t num_without) {
+    const struct passes *passes = form(only_scalar);
+    struct scaling scaling = measured->scaling;
+    int64_t total = measured->total;
+    for (int64_t i = 0; i < num_without; ++i) total -= mass_at(row, scaling, without[i]);
+    if (total <= 0) return NOT_CHOSEN;
+    int64_t wanted = (int64_t)(noise * (double)total);
+    if (wanted >= total) wanted = total - 1; /* the product was rounded up */
+    for (int64_t first = 0; first < row->width; first += STRIDE) {
+        int64_t end = first + STRIDE < row->width ? first + STRIDE : row->width;
+        int64_t mass = passes->total(row->logits + first, end - first, scaling);
+        for (int64_t i = 0; i < num_without; ++i)
+            if (first <= without[i] && without[i] < end) mass -= mass_at(row, scaling, without[i]);
+        if (wanted >= mass) {
+            wanted -= mass;
+            continue;
+        }
+        for (int64_t place = first; place < end; ++place) {
+            if (is_among(place, without, num_without)) continue;
+            wanted -= mass_at(row, scaling, place);
+            if (wanted < 0) return place;
+        }
+    }
+    return NOT_CHOSEN;
 }
 
 /* Uniform number `index` of a decision. */
