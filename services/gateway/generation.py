@@ -18,16 +18,7 @@ from services.gateway.requests import CheckedRequest
 from services.gateway.served_model import ServedModel
 from services.gateway.stop import StopTextMatcher
 from services.runtime.log_probs import check_log_probs, cut_log_probs, join_log_probs
-
-EXACT_MODES = frozenset(
-    {
-        sampling_pb2.VERIFY_MODE_GREEDY,
-        sampling_pb2.VERIFY_MODE_COUPLED,
-        sampling_pb2.VERIFY_MODE_REJECTION,
-        sampling_pb2.VERIFY_MODE_BLOCK,
-    }
-)
-"""Verification rules that leave the target's distribution as it is."""
+from services.runtime.sampling import sampling_params
 
 
 class Generation:
@@ -85,7 +76,7 @@ class Generation:
                 num_prompt_tokens=len(self._request.prompt_token_ids),
                 seed=self._request.sampling.seed,
                 mode=self._request.sampling.mode,
-                is_exact=self._request.sampling.mode in EXACT_MODES,
+                is_exact=sampling_params(self._request.sampling).resolved_mode.is_exact,
             ),
         )
 
