@@ -11,12 +11,13 @@ import platform
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
+
+from paceline.native_library import library_path
 
 State = Literal["ok", "note", "missing"]
 
@@ -116,7 +117,7 @@ def check_processor() -> Iterator[Check]:
 def check_kernels() -> Iterator[Check]:
     """The compiled CPU kernels, of the target and of sampling."""
     flags, folder = _cpu_flags(), Path(__file__).parents[1] / "target" / "kernels"
-    is_built = any((folder / f"_rows{suffix}").is_file() for suffix in EXTENSION_SUFFIXES)
+    is_built = library_path(folder, "_rows") is not None
     absent = [flag for flag in _KERNEL_FLAGS if flag not in flags]
     if absent:
         detail = f"this processor has no {' '.join(absent)}: torch's operators are used"
@@ -131,7 +132,7 @@ def check_kernels() -> Iterator[Check]:
             _COMPILER_FIX,
         )
     sampling = Path(__file__).parents[1] / "sampling" / "kernels"
-    if any((sampling / f"_choose{suffix}").is_file() for suffix in EXTENSION_SUFFIXES):
+    if library_path(sampling, "_choose") is not None:
         form = "AVX-512" if all(flag in flags for flag in _SAMPLING_FLAGS) else "plain C"
         yield Check("sampling kernels", "ok", f"compiled; the form for {form} runs here")
     else:

@@ -10,15 +10,13 @@ holds a form in plain C and one for AVX-512, and chooses by the processor it run
 from __future__ import annotations
 
 import ctypes
-import importlib.machinery
 from ctypes import POINTER, c_double, c_float, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 from functools import cache
 from pathlib import Path
 
-import structlog
 import torch  # noqa: F401  its OpenMP runtime must be in the process before the library that shares it
 
-log = structlog.get_logger()
+from paceline.native_library import check_build, open_library
 
 LIBRARY_STEM = "_choose"
 KERNELS_VERSION = 3  # of `choose.c`
@@ -55,13 +53,8 @@ def load() -> ctypes.CDLL | None:
     Raises:
         RuntimeError: the library was built for another version of this package.
     """
-    path = library_path()
-    if path is None:
-        return None
-    try:
-        library = ctypes.CDLL(str(path))
-    except OSError as error:  # no OpenMP runtime of that name, say
-        log.warning("sampling_kernels_not_loaded", error=str(error))
+    library = open_library(Path(__file__).parent, LIBRARY_STEM, "sampling_kernels")
+    if library is None:
         return None
     library.pl_noise_built_as.argtypes, library.pl_noise_built_as.restype = (c_int32,), c_int64
     library.pl_choose.argtypes = (POINTER(Row), c_int64, c_int32, c_int32, c_void_p)
@@ -81,17 +74,5 @@ def load() -> ctypes.CDLL | None:
     library.pl_gumbel.argtypes = (c_uint64, c_uint64, c_uint32, c_void_p, c_int64, c_void_p)
     library.pl_gumbel.restype = None
     facts = [KERNELS_VERSION, ctypes.sizeof(Row), ctypes.sizeof(Measured)]
-    if [library.pl_noise_built_as(which) for which in range(len(facts))] != facts:
-        raise RuntimeError(f"{path.name} was built for another version of paceline: install it again")
-    if any(source.stat().st_mtime > path.stat().st_mtime for source in path.parent.glob("*.[ch]")):
-        log.warning("sampling_kernels_older_than_their_sources", fix="pip install --no-deps -e .")
+    check_build(library, "sampling_kernels", library.pl_noise_built_as, facts)
     return library
-
-
-def library_path() -> Path | None:
-    """Where the compiled library is, or None."""
-    for suffix in importlib.machinery.EXTENSION_SUFFIXES:
-        path = Path(__file__).with_name(LIBRARY_STEM + suffix)
-        if path.is_file():
-            return path
-    return None

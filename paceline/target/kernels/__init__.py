@@ -10,15 +10,13 @@ Intel since Cooper Lake, AMD since Zen 4), `load` returns None and the engine ru
 from __future__ import annotations
 
 import ctypes
-import importlib.machinery
 from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
 
-import structlog
 import torch  # noqa: F401  its OpenMP runtime must be in the process before the library that shares it
 
-log = structlog.get_logger()
+from paceline.native_library import check_build, open_library
 
 LIBRARY_STEM = "_rows"
 PROGRAM_VERSION = 1  # of `program.h`
@@ -68,13 +66,8 @@ def load() -> ctypes.CDLL | None:
     Raises:
         RuntimeError: the library was built for another version of this package.
     """
-    path = library_path()
-    if path is None:
-        return None
-    try:
-        library = ctypes.CDLL(str(path))
-    except OSError as error:  # no OpenMP runtime of that name, say
-        log.warning("cpu_kernels_not_loaded", error=str(error))
+    library = open_library(Path(__file__).parent, LIBRARY_STEM, "cpu_kernels")
+    if library is None:
         return None
     library.pl_is_supported.restype = c_int32
     library.pl_built_as.argtypes, library.pl_built_as.restype = (c_int32,), c_int64
@@ -84,17 +77,5 @@ def load() -> ctypes.CDLL | None:
     if not library.pl_is_supported():
         return None
     facts = [PROGRAM_VERSION, *(ctypes.sizeof(structure) for structure in (Op, Segment, Step))]
-    if [library.pl_built_as(which) for which in range(len(facts))] != facts:
-        raise RuntimeError(f"{path.name} was built for another version of paceline: install it again")
-    if any(source.stat().st_mtime > path.stat().st_mtime for source in path.parent.glob("*.[ch]")):
-        log.warning("cpu_kernels_older_than_their_sources", fix="pip install --no-deps -e .")
+    check_build(library, "cpu_kernels", library.pl_built_as, facts)
     return library
-
-
-def library_path() -> Path | None:
-    """Where the compiled library is, or None."""
-    for suffix in importlib.machinery.EXTENSION_SUFFIXES:
-        path = Path(__file__).with_name(LIBRARY_STEM + suffix)
-        if path.is_file():
-            return path
-    return None
