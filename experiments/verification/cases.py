@@ -56,17 +56,20 @@ class Work:
     """One call of `verify_step`, ready to be made again and again."""
 
     logits: Tensor
+    maxima: Tensor | None
     trees: list[DraftTree]
     lengths: list[int]
     params: list[SamplingParams]
 
     def run(self) -> int:
         """Verify; how many draft tokens were accepted."""
-        verdicts = verify_step(self.logits, self.trees, self.lengths, self.params)
+        verdicts = verify_step(self.logits, self.trees, self.lengths, self.params, self.maxima)
         return sum(len(verdict.accepted_tokens) for verdict in verdicts)
 
 
-def make_work(case: Case, logits: Tensor, num_sequences: int, draft_length: int) -> Work:
+def make_work(
+    case: Case, logits: Tensor, maxima: Tensor | None, num_sequences: int, draft_length: int
+) -> Work:
     """Chains that are accepted as far as the mode allows, which is what costs most.
 
     In greedy and coupled mode the drafts are the target's own choices at those rows, so that every row is looked at.
@@ -75,6 +78,7 @@ def make_work(case: Case, logits: Tensor, num_sequences: int, draft_length: int)
     Args:
         case: what the requests ask for.
         logits: `[num_sequences * (1 + draft_length), vocab]` float32.
+        maxima: of every 32 of them, where the target gives them.
         num_sequences: sequences in the step.
         draft_length: draft tokens of each.
     """
@@ -86,7 +90,7 @@ def make_work(case: Case, logits: Tensor, num_sequences: int, draft_length: int)
         positions = [FIRST_POSITION + row for _ in range(num_sequences) for row in range(rows)]
         choices = target_choices(logits, positions, RowParams.build(params, [rows] * num_sequences)).tolist()
     trees = [_chain(choices[first : first + draft_length]) for first in range(0, len(choices), rows)]
-    return Work(logits, trees, lengths, params)
+    return Work(logits, maxima, trees, lengths, params)
 
 
 def _chain(tokens: Sequence[int]) -> DraftTree:

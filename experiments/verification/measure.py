@@ -100,11 +100,13 @@ def measure(
         for round_ in range(rounds + 1):
             progress(f"{num_sequences} sequences, round {round_} of {rounds}")
             started = time.perf_counter()
-            logits = joined(engine.step(batch).logits)
+            output = engine.step(batch)
+            logits = joined(output.logits)
+            maxima = None if output.maxima is None else joined(output.maxima)
             elapsed = {STEP: time.perf_counter() - started}
             for slot in slots:
                 engine.truncate(slot, FIRST_POSITION)
-            for name, work in _works(works, logits, num_sequences, draft_length):
+            for name, work in _works(works, logits, maxima, num_sequences, draft_length):
                 started = time.perf_counter()
                 accepted = work.run()
                 elapsed[name] = time.perf_counter() - started
@@ -120,14 +122,18 @@ def measure(
 
 
 def _works(
-    known: dict[str, Work], logits: Tensor, num_sequences: int, draft_length: int
+    known: dict[str, Work],
+    logits: Tensor,
+    maxima: Tensor | None,
+    num_sequences: int,
+    draft_length: int,
 ) -> Iterator[tuple[str, Work]]:
     """Each case's work on these logits; drafts are made once, as every round's logits are the same."""
     for case in CASES:
         if case.name not in known:
-            known[case.name] = make_work(case, logits, num_sequences, draft_length)
+            known[case.name] = make_work(case, logits, maxima, num_sequences, draft_length)
         first = known[case.name]
-        yield case.name, Work(logits, first.trees, first.lengths, first.params)
+        yield case.name, Work(logits, maxima, first.trees, first.lengths, first.params)
 
 
 def _window(text: Sequence[int], first: int, width: int) -> list[int]:

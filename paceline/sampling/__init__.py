@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from paceline.sampling.penalties import Penalties
     from paceline.sampling.processors import RowParams, process_logits, target_probs
     from paceline.sampling.rejection import decide_chain, drawn_chain, verify_chain_rejection
+    from paceline.sampling.rows import maxima_of
     from paceline.sampling.rules import DraftFilter, LogitRule, RuleError
     from paceline.sampling.tree_rejection import decide_tree, verify_tree_rejection
     from paceline.sampling.typical import decide_typical, verify_typical
@@ -67,6 +68,7 @@ _HOMES = {
     "gumbel": "noise",
     "gumbel_at": "noise",
     "inverse_cdf": "distribution",
+    "maxima_of": "rows",
     "process_logits": "processors",
     "race_listed": "choices",
     "seed_tensor": "noise",
@@ -116,6 +118,7 @@ __all__ = [
     "gumbel",
     "gumbel_at",
     "inverse_cdf",
+    "maxima_of",
     "process_logits",
     "race_listed",
     "seed_tensor",

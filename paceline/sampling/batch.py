@@ -30,6 +30,7 @@ def verify_step(
     trees: Sequence[DraftTree],
     committed_lengths: Sequence[int],
     params: Sequence[SamplingParams],
+    maxima: Tensor | None = None,
 ) -> list[Verdict]:
     """Verify every sequence of a step.
 
@@ -40,6 +41,8 @@ def verify_step(
             them, in block mode as `DraftTrie.select_chain` does.
         committed_lengths: committed length of each sequence before the step.
         params: sampling parameters of each sequence.
+        maxima: [rows, ceil(vocab / 32)] float32, the largest of every 32 logits; None where they are not known. They
+            save a reading of the logits and change nothing else.
 
     Returns:
         One verdict per sequence. In greedy and coupled mode the committed tokens do not depend on the trees, in
@@ -58,25 +61,33 @@ def verify_step(
     modes = [param.resolved_mode for param in params]
     verdicts: dict[int, Verdict] = {}
     if VerifyMode.GREEDY in modes:
-        choices = largest(logits).tolist()  # one reduction and one copy for the whole step
+        choices = largest(logits, maxima).tolist()  # one reduction and one copy for the whole step
         for index, tree in enumerate(trees):
             if modes[index] is VerifyMode.GREEDY:
                 verdicts[index] = walk(tree, choices[firsts[index] : firsts[index] + len(tree) + 1])
     coupled = [index for index, mode in enumerate(modes) if mode is VerifyMode.COUPLED]
-    verdicts.update(_walk_coupled(logits, trees, committed_lengths, params, firsts, coupled))
+    verdicts.update(_walk_coupled(logits, trees, committed_lengths, params, firsts, coupled, maxima))
     for index, mode in enumerate(modes):
         if index not in verdicts:
             tree, first = trees[index], firsts[index]
-            rows = logits[first : first + len(tree) + 1]
-            verdicts[index] = _decide(mode, tree, rows, committed_lengths[index], params[index])
+            rows = slice(first, first + len(tree) + 1)
+            own = None if maxima is None else maxima[rows]
+            verdicts[index] = _decide(mode, tree, logits[rows], own, committed_lengths[index], params[index])
     return [verdicts[index] for index in range(len(trees))]
 
 
-def _decide(mode: VerifyMode, tree: DraftTree, logits: Tensor, start: int, params: SamplingParams) -> Verdict:
+def _decide(
+    mode: VerifyMode,
+    tree: DraftTree,
+    logits: Tensor,
+    maxima: Tensor | None,
+    start: int,
+    params: SamplingParams,
+) -> Verdict:
     """One sequence in a mode that looks at what was drafted."""
     rows = RowParams.build([params], [len(tree) + 1], logits.device)
     if mode is VerifyMode.REJECTION:  # looks at the rows of its walk only
-        return verify_tree_rejection(tree, ProbRows(logits, rows), params.seed, start)
+        return verify_tree_rejection(tree, ProbRows(logits, rows, maxima), params.seed, start)
     probs = target_probs(logits, rows)
     if mode is VerifyMode.BLOCK:
         return verify_block(tree, probs, params.seed, start)
@@ -93,6 +104,7 @@ def _walk_coupled(
     params: Sequence[SamplingParams],
     firsts: Sequence[int],
     members: Sequence[int],
+    maxima: Tensor | None,
 ) -> dict[int, Verdict]:
     """Walk all coupled sequences down together, level by level.
 
@@ -114,7 +126,7 @@ def _walk_coupled(
         row_params = RowParams.build(
             [params[index] for index, _, _ in asked], [1] * len(asked), logits.device
         )
-        choices = target_choices(logits, positions, row_params, rows).tolist()
+        choices = target_choices(logits, positions, row_params, rows, maxima).tolist()
         for (index, row, _), choice in zip(asked, choices, strict=True):
             if index not in walks or walks[index].row != row:
                 continue  # the walk has ended or gone another way

@@ -138,9 +138,10 @@ class ProbRows:
     operation for all rows costs less than one for each.
     """
 
-    def __init__(self, logits: Tensor, rows: RowParams) -> None:
+    def __init__(self, logits: Tensor, rows: RowParams, maxima: Tensor | None = None) -> None:
         self.shape = logits.shape
         self._logits = logits
+        self._maxima = maxima
         self._rows = rows
         self._known: dict[int, Tensor] = {}
         self._shares: dict[int, kernel_rows.Shares] = {}
@@ -153,7 +154,8 @@ class ProbRows:
         if row not in self._known:
             param = self._rows.params[row]
             if self._runs_on_kernels and not param.is_greedy:
-                self._known[row] = _probs_sampled(self._logits[row : row + 1], (param,))[0]
+                own = None if self._maxima is None else self._maxima[row : row + 1]
+                self._known[row] = _probs_sampled(self._logits[row : row + 1], (param,), own)[0]
             else:
                 self._known = dict(enumerate(target_probs(self._logits, self._rows)))
         found = self._known[row]
@@ -173,7 +175,7 @@ class ProbRows:
         if not self._runs_on_kernels or param.is_greedy:
             return None
         if row not in self._shares:
-            self._shares[row] = kernel_rows.Shares(self._logits, row, param)
+            self._shares[row] = kernel_rows.Shares(self._logits, row, param, maxima=self._maxima)
         return self._shares[row] if self._shares[row].is_known else None
 
 
@@ -189,10 +191,10 @@ def draw_without(probs: Tensor, noise: float, without: Sequence[int] = ()) -> in
     return inverse_cdf(probs, noise)
 
 
-def _probs_sampled(logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+def _probs_sampled(logits: Tensor, params: Sequence[SamplingParams], maxima: Tensor | None = None) -> Tensor:
     """[rows, vocab] float64, all rows with a temperature above 0."""
     if kernel_rows.can_run(logits):
-        probs = kernel_rows.probs(logits, params)
+        probs = kernel_rows.probs(logits, params, maxima=maxima)
         if probs is not None:
             return probs
     return _probs_with_torch(logits, params)

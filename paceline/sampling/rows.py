@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable, Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.sampling import kernels
@@ -25,6 +26,7 @@ from paceline.sampling.params import SamplingParams
 _MASK_64 = 2**64 - 1
 _LOWEST = -torch.finfo(torch.float32).max  # below it is only -inf, which no race is won with
 _SMALLEST_TEMPERATURE = torch.finfo(torch.float32).tiny
+SET = 32  # logits, one after the other, whose largest their maker may have kept; as in `passes.h`
 _MAX_WIDTH = 2**22  # above, the masses of a nucleus could overflow 63 bits
 
 
@@ -41,12 +43,19 @@ def can_run(logits: Tensor) -> bool:
     )
 
 
+def maxima_of(logits: Tensor) -> Tensor:
+    """The largest of every 32 logits: `[rows, vocab] -> [rows, ceil(vocab / 32)]` float32, NaN where one is."""
+    padded = F.pad(logits, (0, -logits.shape[1] % SET), value=-math.inf)
+    return padded.view(logits.shape[0], -1, SET).amax(dim=-1)
+
+
 def choose(
     logits: Tensor,
     at: Sequence[int],
     positions: Sequence[int],
     params: Sequence[SamplingParams],
     only_scalar: bool = False,
+    maxima: Tensor | None = None,
 ) -> list[int | None]:
     """The winners of the coupled races of some rows, filters applied.
 
@@ -56,14 +65,16 @@ def choose(
         positions: absolute position of the token that each of them chooses.
         params: sampling parameters of each, temperature above 0.
         only_scalar: for tests: the plain C form, whatever the processor has.
+        maxima: of all rows, as `maxima_of` gives them; None where they are not known.
 
     Returns:
         A token id for each, or None for a row without a finite largest logit.
     """
     described = (kernels.Row * len(at))()
-    pointers = _pointers(logits, at)
-    for row, pointer, position, param in zip(described, pointers, positions, params, strict=True):
-        _describe(row, pointer, logits.shape[1], param)
+    for row, place, position, param in zip(
+        described, _places(logits, maxima, at), positions, params, strict=True
+    ):
+        _describe(row, place, logits.shape[1], param)
         row.key = _key(param.seed, position, NoiseRole.TARGET)
     return _choose(described, only_scalar)
 
@@ -98,14 +109,19 @@ def process(logits: Tensor, params: Sequence[SamplingParams], only_scalar: bool 
     """
     library = kernels.load()
     assert library is not None, "checked by can_run"
-    return _fill(library.pl_process, torch.float32, logits, params, only_scalar)
+    return _fill(library.pl_process, torch.float32, logits, params, only_scalar, None)
 
 
-def probs(logits: Tensor, params: Sequence[SamplingParams], only_scalar: bool = False) -> Tensor | None:
+def probs(
+    logits: Tensor,
+    params: Sequence[SamplingParams],
+    only_scalar: bool = False,
+    maxima: Tensor | None = None,
+) -> Tensor | None:
     """What `processors.target_probs` gives for such rows: `[rows, vocab]` float64. None as in `process`."""
     library = kernels.load()
     assert library is not None, "checked by can_run"
-    return _fill(library.pl_share, torch.float64, logits, params, only_scalar)
+    return _fill(library.pl_share, torch.float64, logits, params, only_scalar, maxima)
 
 
 class Shares:
@@ -116,19 +132,27 @@ class Shares:
         index: which row.
         param: its sampling parameters, temperature above 0.
         only_scalar: as in `choose`.
+        maxima: as in `choose`.
 
     Attributes:
         is_known: False for a row without a finite largest logit, which has none.
     """
 
-    def __init__(self, logits: Tensor, index: int, param: SamplingParams, only_scalar: bool = False) -> None:
+    def __init__(
+        self,
+        logits: Tensor,
+        index: int,
+        param: SamplingParams,
+        only_scalar: bool = False,
+        maxima: Tensor | None = None,
+    ) -> None:
         library = kernels.load()
         assert library is not None, "checked by can_run"
         self._library = library
-        self._logits = logits  # the kernels read its memory
+        self._read = (logits, maxima)  # the kernels read their memory
         self._only_scalar = only_scalar
         self._row, self._measured = kernels.Row(), kernels.Measured()
-        _describe(self._row, _pointers(logits, [index])[0], logits.shape[1], param)
+        _describe(self._row, _places(logits, maxima, [index])[0], logits.shape[1], param)
         self.is_known = library.pl_measure(self._row, only_scalar, self._measured) >= 0
 
     def __getitem__(self, token: int) -> float:
@@ -159,13 +183,13 @@ def _fill(
     logits: Tensor,
     params: Sequence[SamplingParams],
     only_scalar: bool,
+    maxima: Tensor | None,
 ) -> Tensor | None:
     out = torch.empty(logits.shape, dtype=dtype)
     counts = (ctypes.c_int64 * len(params))()
     described = (kernels.Row * len(params))()
-    pointers = _pointers(logits, range(len(params)))
-    for row, pointer, param in zip(described, pointers, params, strict=True):
-        _describe(row, pointer, logits.shape[1], param)
+    for row, place, param in zip(described, _places(logits, maxima, range(len(params))), params, strict=True):
+        _describe(row, place, logits.shape[1], param)
     function(
         described, len(params), torch.get_num_threads(), only_scalar, out.data_ptr(), ctypes.addressof(counts)
     )
@@ -182,12 +206,25 @@ def _choose(described: ctypes.Array[kernels.Row], only_scalar: bool) -> list[int
     return [None if place < 0 else place for place in chosen]
 
 
-def _describe(row: kernels.Row, pointer: int, width: int, param: SamplingParams) -> None:
+def _describe(row: kernels.Row, place: tuple[int, int | None], width: int, param: SamplingParams) -> None:
     """Fill in everything but the key."""
-    row.logits, row.ids, row.width = pointer, None, width
+    (row.logits, row.maxima), row.ids, row.width = place, None, width
     row.top_k, row.top_p = param.top_k, param.top_p
     row.temperature = max(param.temperature, _SMALLEST_TEMPERATURE)
     row.floor = math.log(param.min_p) if param.min_p > 0 else _LOWEST
+
+
+def _places(logits: Tensor, maxima: Tensor | None, at: Sequence[int]) -> list[tuple[int, int | None]]:
+    """Where rows and their maxima begin in memory."""
+    pointers = _pointers(logits, at)
+    if maxima is None:
+        return [(pointer, None) for pointer in pointers]
+    wanted = (logits.shape[0], -(-logits.shape[1] // SET))
+    if maxima.shape != wanted or maxima.dtype != torch.float32 or maxima.stride(1) != 1:
+        raise ValueError(
+            f"maxima are {maxima.dtype} {list(maxima.shape)} where rows of float32 {list(wanted)} belong"
+        )
+    return list(zip(pointers, _pointers(maxima, at), strict=True))
 
 
 def _pointers(rows: Tensor, at: Sequence[int]) -> list[int]:

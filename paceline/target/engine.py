@@ -45,10 +45,12 @@ class StepOutput:
         logits: `[k_i, vocab]` float32 each.
         tap_features: per tap, per sequence `[n_i, width]` in the compute dtype; `[0, width]` where not
             wanted.
+        maxima: `[k_i, ceil(vocab / 32)]` float32 each, the largest of every 32 logits; None where not known.
     """
 
     logits: list[Tensor]
     tap_features: list[list[Tensor]] = field(default_factory=list)
+    maxima: list[Tensor] | None = None
 
     @property
     def features(self) -> list[Tensor]:
@@ -264,6 +266,8 @@ class TargetEngine:
             )
             result = self.executor.forward(step.plan)
             output = StepOutput(step.in_batch_order(result.logits.split(step.logit_counts)))
+            if result.maxima is not None:
+                output.maxima = step.in_batch_order(result.maxima.split(step.logit_counts))
             for tap in self._taps:
                 output.tap_features.append(self._split_features(tap, batch, step, result))
         for index, segment in step.segments:

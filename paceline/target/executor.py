@@ -51,11 +51,14 @@ class ExecutorOutput:
         logits: `[k, vocab]` float32, rows in the order of `plan.logit_rows`.
         streams: captured residual streams, layer -> `[num_rows, hidden]`.
         final: output of the final norm `[num_rows, hidden]` if the plan captures `FINAL_NORM`, else None.
+        maxima: `[k, ceil(vocab / 32)]` float32, the largest of every 32 logits, NaN if one of them is; None where they
+            are not known. Whoever judges the logits then reads them once less.
     """
 
     logits: Tensor
     streams: dict[int, Tensor]
     final: Tensor | None
+    maxima: Tensor | None = None
 
 
 # In `StepPlan.capture`: the output of the final norm. Layers are 0..num_layers.

@@ -19,7 +19,15 @@ from paceline.target.attention import Segment, StepPlan
 from paceline.target.decoder_weights import DecoderWeights, LayerWeights, Projection
 from paceline.target.device import Device
 from paceline.target.executor import FINAL_NORM, ExecutorOutput, ModelShape
-from paceline.target.program import GATES, Epilogue, PackedWeight, Program, RowSegment, runs_on_kernels
+from paceline.target.program import (
+    GATES,
+    Epilogue,
+    PackedWeight,
+    Program,
+    RowSegment,
+    num_panels,
+    runs_on_kernels,
+)
 from paceline.target.rope import RopeTable
 from paceline.target.weights import SafetensorsDir
 
@@ -94,9 +102,11 @@ class NativeExecutor:
         model, n = self._plans[plan.capture], plan.num_rows
         rows = range(n) if plan.logit_rows is None else plan.logit_rows.tolist()
         hidden, vocab = self.architecture.hidden_size, self.architecture.vocab_size
-        logits = torch.empty(len(rows), vocab)
+        logits, maxima = torch.empty(len(rows), vocab), torch.empty(len(rows), num_panels(vocab))
         streams = {key: torch.empty(n, hidden, dtype=torch.bfloat16) for key in model.streams}
-        bound = {model.logits: logits} | {model.streams[key]: tensor for key, tensor in streams.items()}
+        bound = {model.logits: logits, model.maxima: maxima} | {
+            model.streams[key]: tensor for key, tensor in streams.items()
+        }
         model.program.run(
             [_row_segment(segment) for segment in plan.segments],
             plan.positions.tolist(),
@@ -104,7 +114,9 @@ class NativeExecutor:
             tokens=plan.tokens.tolist(),
             selected=rows,
         )
-        return ExecutorOutput(self._capped(logits), streams, streams.pop(FINAL_NORM, None))
+        is_capped = self.architecture.final_softcap is not None
+        final = streams.pop(FINAL_NORM, None)
+        return ExecutorOutput(self._capped(logits), streams, final, None if is_capped else maxima)
 
     def _program(self, capture: frozenset[int]) -> _ModelProgram:
         arch, program = self.architecture, Program()
@@ -114,7 +126,9 @@ class NativeExecutor:
         gated = program.buffer(arch.intermediate_size)
         wide = program.buffer(arch.hidden_size)  # of products that are normed before they are added
         asked = program.buffer(arch.hidden_size)
-        model = _ModelProgram(program, program.buffer(arch.vocab_size, bound=True), {})
+        logits = program.buffer(arch.vocab_size, bound=True)
+        maxima = program.buffer(num_panels(arch.vocab_size), bound=True)
+        model = _ModelProgram(program, logits, maxima, {})
         eps = arch.norm_eps
 
         def add_normed(source: int, weight: PackedWeight, norm: Tensor | None) -> None:
@@ -156,19 +170,21 @@ class NativeExecutor:
             program.norm(hidden, model.streams[FINAL_NORM], self._final_norm, eps)
         program.gather(hidden, asked)
         program.linear(
-            asked, model.logits, self._head, Epilogue.STORE_FLOAT, norm=self._final_norm, eps=eps, selected=True
+            asked, logits, self._head, Epilogue.STORE_FLOAT, norm=self._final_norm, eps=eps, maxima=maxima,
+            selected=True,
         )  # fmt: skip
         return model
 
 
 class _ModelProgram:
-    """A program and the buffers that its caller binds: the logits, and the captured streams by layer."""
+    """A program and the buffers that its caller binds: logits, their maxima, and the captured streams by layer."""
 
-    __slots__ = ("logits", "program", "streams")
+    __slots__ = ("logits", "maxima", "program", "streams")
 
-    def __init__(self, program: Program, logits: int, streams: dict[int, int]) -> None:
+    def __init__(self, program: Program, logits: int, maxima: int, streams: dict[int, int]) -> None:
         self.program = program
         self.logits = logits
+        self.maxima = maxima
         self.streams = streams
 
 

@@ -75,6 +75,11 @@ def runs_on_kernels(
     )
 
 
+def num_panels(columns: int) -> int:
+    """Panels that so many columns of a weight fill."""
+    return -(-columns // PANEL_COLUMNS)
+
+
 @dataclass(frozen=True, slots=True)
 class PackedWeight:
     """A weight `[out_width, in_width]` in panels; with a gate, `out_width` counts gated columns."""
@@ -95,7 +100,7 @@ class PackedWeight:
         if in_width % 16 or (is_gated and columns % PANEL_COLUMNS):
             raise ValueError(f"a weight {list(weight.shape)} does not fall into panels")
         source = weight.contiguous()
-        panels = torch.empty(-(-columns // PANEL_COLUMNS) * PANEL_COLUMNS * in_width, dtype=torch.bfloat16)
+        panels = torch.empty(num_panels(columns) * PANEL_COLUMNS * in_width, dtype=torch.bfloat16)
         library.pl_pack(source.data_ptr(), columns, in_width, int(is_gated), panels.data_ptr())
         if bias is not None:
             bias = bias.float()
@@ -153,7 +158,7 @@ class Program:
         return len(self._widths) - 1
 
     def _add(self, kind: Kind, source: int, out: int, **fields: object) -> None:
-        op = kernels.Op(kind=kind, in_buffer=source, out_buffer=out, residual=-1)
+        op = kernels.Op(kind=kind, in_buffer=source, out_buffer=out, residual=-1, maxima=-1)
         for name, value in fields.items():
             if isinstance(value, Tensor):
                 self._kept.append(value)
@@ -181,16 +186,21 @@ class Program:
 
     def linear(
         self, source: int, out: int, weight: PackedWeight, epilogue: Epilogue = Epilogue.STORE, *,
-        norm: Tensor | None = None, eps: float = 0.0, residual: int = -1, selected: bool = False,
+        norm: Tensor | None = None, eps: float = 0.0, residual: int = -1, maxima: int = -1, selected: bool = False,
     ) -> None:  # fmt: skip
-        """Product with a weight, of the norm of the rows if one is given, then its epilogue."""
+        """Product with a weight, of the norm of the rows if one is given, then its epilogue.
+
+        With `STORE_FLOAT` a bound float32 buffer `maxima` gets the largest of every `PANEL_COLUMNS` columns.
+        """
+        assert maxima < 0 or (epilogue is Epilogue.STORE_FLOAT and self._is_bound[maxima])
+        assert maxima < 0 or self._widths[maxima] == num_panels(weight.out_width)
         assert self._widths[source] == weight.in_width
         assert self._widths[out] == weight.out_width
         assert weight.is_gated == (epilogue in GATES.values())
         extra = {"norm": norm, "bias": weight.bias}
         self._add(
             Kind.LINEAR, source, out, weight=weight.panels, epilogue=epilogue, eps=eps, residual=residual,
-            on_selected=selected, **{name: value for name, value in extra.items() if value is not None},
+            maxima=maxima, on_selected=selected, **{name: value for name, value in extra.items() if value is not None},
         )  # fmt: skip
 
     def attend(

@@ -248,6 +248,9 @@ class StepLoop:
         """Verify, keep the accepted rows, and move every sequence on; also whose log-probabilities are wanted."""
         deciding = [which for which, turn in enumerate(turns) if turn.reaches_root]
         logits = {which: output.logits[which][turns[which].num_prompt_logits :] for which in deciding}
+        maxima = output.maxima and [
+            rows[turn.num_prompt_logits :] for turn, rows in zip(turns, output.maxima, strict=True)
+        ]
         raw = {which: raw_rows(turns[which].sequence, rows) for which, rows in logits.items()}
         shares: list[Share] = []
         verdicts: dict[int, Verdict | RuleError] = {}
@@ -259,6 +262,7 @@ class StepLoop:
                         [turns[which].sequence for which in deciding],
                         [turns[which].tree for which in deciding],
                         [logits[which] for which in deciding],
+                        maxima and [maxima[which] for which in deciding],
                     ),
                     strict=True,
                 )

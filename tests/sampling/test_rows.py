@@ -18,13 +18,14 @@ from paceline.sampling import (
     RowParams,
     SamplingParams,
     kernels,
+    maxima_of,
     noise,
     processors,
     race_listed,
     rows,
     target_choices,
 )
-from paceline.sampling.choices import _race_filtered, _race_whole
+from paceline.sampling.choices import _race_filtered, _race_whole, largest
 from paceline.sampling.processors import _masses, _probs_with_torch, _process_with_torch
 
 pytestmark = pytest.mark.skipif(kernels.load() is None, reason="the sampling kernels are not built")
@@ -78,6 +79,8 @@ def test_kernels_and_torch_agree(
     positions = [position + i for i in range(len(params))]
     chosen = rows.choose(logits, range(len(params)), positions, params, only_scalar)
     assert chosen == [winner for _, winner in wanted]
+    maxima = maxima_of(logits)
+    assert rows.choose(logits, range(len(params)), positions, params, only_scalar, maxima) == chosen
     processed = rows.process(logits, params, only_scalar)
     assert processed is not None
     assert torch.equal(processed, torch.cat([row for row, _ in wanted]))
@@ -85,6 +88,9 @@ def test_kernels_and_torch_agree(
     assert probs is not None
     expected = [_probs_with_torch(logits[i : i + 1], [param]) for i, param in enumerate(params)]
     assert torch.equal(probs, torch.cat(expected))
+    with_maxima = rows.probs(logits, params, only_scalar, maxima)
+    assert with_maxima is not None
+    assert torch.equal(with_maxima, probs)
     seeds = [param.seed for param in params]
     assert rows.race(processed, positions, seeds, None, only_scalar) == chosen
 
@@ -103,6 +109,7 @@ def test_whole_vocabularies_agree(vocab: int, only_scalar: bool) -> None:
     positions = [5, 6, 7, 8]
     wanted = [by_torch(logits[i : i + 1], param, positions[i])[1] for i, param in enumerate(params)]
     assert rows.choose(logits, range(4), positions, params, only_scalar) == wanted
+    assert rows.choose(logits, range(4), positions, params, only_scalar, maxima_of(logits)) == wanted
     assert rows.choose(logits, [3, 0], [8, 5], [params[3], params[0]], only_scalar) == [wanted[3], wanted[0]]
 
 
@@ -143,8 +150,25 @@ def test_choices_without_kernels_are_the_same(monkeypatch: pytest.MonkeyPatch) -
     at = [8, 7, 6, 5, 4, 3, 2, 1, 0]
     part = RowParams.build(params, [1] * 9)
     fast = target_choices(logits, range(9), part, at)
+    assert torch.equal(target_choices(logits, range(9), part, at, maxima_of(logits)), fast)
     monkeypatch.setattr(rows, "can_run", lambda _: False)
     assert torch.equal(target_choices(logits, range(9), part, at), fast)
+
+
+@pytest.mark.parametrize("width", [1, 31, 32, 33, 1000])
+@pytest.mark.parametrize("kind", ["plain", "ties", "masked", "broken"])
+def test_the_largest_is_found_by_the_maxima(kind: str, width: int) -> None:
+    logits = torch.stack([some_logits(kind, width, seed) for seed in range(7)])
+    if kind == "broken":
+        logits[1, width // 2], logits[2, -1], logits[3] = math.nan, math.inf, -math.inf
+    assert torch.equal(largest(logits, maxima_of(logits)), largest(logits))
+
+
+def test_maxima_of_other_rows_are_refused() -> None:
+    logits = torch.randn(3, 100)
+    for maxima in (maxima_of(logits[:2]), maxima_of(torch.randn(3, 64)), maxima_of(logits).double()):
+        with pytest.raises(ValueError, match="maxima are"):
+            rows.choose(logits, [0], [1], [SamplingParams()], maxima=maxima)
 
 
 @pytest.mark.parametrize("only_scalar", [False, True])
@@ -155,6 +179,8 @@ def test_broken_rows_are_left_to_torch(value: float, only_scalar: bool) -> None:
     for param in (SamplingParams(), SamplingParams(top_k=5), SamplingParams(top_p=0.5)):
         chosen = rows.choose(logits, range(3), [1, 2, 3], [param] * 3, only_scalar)
         assert [winner is None for winner in chosen] == [False, True, False]
+        known = maxima_of(logits)
+        assert rows.choose(logits, range(3), [1, 2, 3], [param] * 3, only_scalar, known) == chosen
         assert rows.process(logits, [param] * 3, only_scalar) is None
     assert rows.choose(torch.full((1, 8), -math.inf), [0], [0], [SamplingParams()], only_scalar) == [None]
 
@@ -174,6 +200,8 @@ def test_single_shares_are_those_of_the_whole_row(
     whole = _probs_with_torch(logits[1:], [param])[0]
     shares = rows.Shares(logits, 1, param, only_scalar)
     assert shares.is_known
+    with_maxima = rows.Shares(logits, 1, param, only_scalar, maxima_of(logits))
+    assert with_maxima[seed % width] == shares[seed % width]
     asked = {0, width - 1, int(whole.argmax()), int(whole.argmin()), seed % width}
     assert {token: shares[token] for token in asked} == {token: float(whole[token]) for token in asked}
     for token in (-1, width):

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from paceline.sampling import maxima_of
 from paceline.target import SequenceRows, TapSpec, TargetEngine, UnsupportedModelError, kernels
-from paceline.target.program import Program, RowSegment
+from paceline.target.program import Epilogue, PackedWeight, Program, RowSegment
 from tests.target.conftest import FAMILIES, SHAPE
 
 pytestmark = pytest.mark.skipif(kernels.load() is None, reason="the CPU kernels do not run here")
@@ -137,6 +138,32 @@ def test_threads_and_buckets_do_not_show(model_dirs: dict[str, Path]) -> None:
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(result, results[0]) for result in results[1:])
+
+
+@pytest.mark.parametrize("family", NATIVE_FAMILIES)
+def test_maxima_are_those_of_the_logits(engines: dict[str, TargetEngine], family: str) -> None:
+    """In the order of the batch, also when some rows' logits are not asked for."""
+    engine = engines[family]
+    slots = [engine.open() for _ in range(3)]
+    batch = [SequenceRows(slot, TEXT[: 3 + i], num_logits=[0, 2]) for i, slot in enumerate(slots)]
+    output = engine.step([batch[2], batch[0], batch[1]])
+    for slot in slots:
+        engine.close(slot)
+    assert output.maxima is not None
+    for logits, maxima in zip(output.logits, output.maxima, strict=True):
+        assert torch.equal(maxima, maxima_of(logits))
+
+
+def test_a_broken_logit_shows_in_its_maximum() -> None:
+    weight = torch.zeros(70, 16, dtype=torch.bfloat16)
+    weight[40, 3], weight[65, 3] = torch.nan, -torch.inf
+    program = Program()
+    source, out = program.buffer(16, bound=True), program.buffer(70, bound=True)
+    found = program.buffer(3, bound=True)
+    program.linear(source, out, PackedWeight.pack(weight), Epilogue.STORE_FLOAT, maxima=found)
+    rows, logits, maxima = torch.ones(2, 16).bfloat16(), torch.empty(2, 70), torch.empty(2, 3)
+    program.run([], [0, 0], {source: rows, out: logits, found: maxima})
+    torch.testing.assert_close(maxima, torch.tensor([[0, torch.nan, 0]] * 2), equal_nan=True)
 
 
 def test_embed_and_head_are_the_models(model_dirs: dict[str, Path], engines: dict[str, TargetEngine]) -> None:

@@ -19,7 +19,7 @@ import torch  # noqa: F401  its OpenMP runtime must be in the process before the
 from paceline.native_library import check_build, open_library
 
 LIBRARY_STEM = "_choose"
-KERNELS_VERSION = 3  # of `choose.c`
+KERNELS_VERSION = 4  # of `choose.c`
 
 
 class NoiseKey(ctypes.Structure):
@@ -32,7 +32,7 @@ class Row(ctypes.Structure):
     """`struct row` of `choose.c`."""
 
     _fields_ = [
-        *((name, c_void_p) for name in ("logits", "ids")),
+        *((name, c_void_p) for name in ("logits", "ids", "maxima")),
         *((name, c_int64) for name in ("width", "top_k")),
         ("top_p", c_double),
         ("key", NoiseKey),

@@ -53,11 +53,16 @@ AVX512_INLINE void masses_16(__m512 x, __mmask16 lanes, __m512i mass[2]) {
     mass[1] = _mm512_cvttps_epi64(_mm512_extractf32x8_ps(p, 1));
 }
 
-AVX512 static void keep(const float *x, int64_t n, struct scaling scaling, float floor, struct kept *kept, int64_t *total) {
+AVX512 static void keep(const float *x, int64_t n, struct scaling scaling, float floor, const float *sets,
+                        struct kept *kept, int64_t *total) {
     __m512i mass = _mm512_setzero_si512();
     __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     int64_t count = 0;
     for (int64_t i = 0; i < n; i += 16) {
+        if (sets && !(sets[i / SET] >= floor)) {
+            i += SET - 16; /* found at a set's first half */
+            continue;
+        }
         __mmask16 reach;
         __m512 v = scaled(x + i, n - i, scaling, &reach);
         if (total && reach) {

@@ -4,12 +4,13 @@
 
 #include "passes.h"
 
-enum { KERNELS_VERSION = 3, LIKELIEST = 1024, NOT_CHOSEN = -1, PADDING = 16, STRIDE = 512 };
+enum { KERNELS_VERSION = 4, LIKELIEST = 1024, NOT_CHOSEN = -1, PADDING = 16, STRIDE = 512 };
 
 /* One row, as Python describes it; `kernels/__init__.py` has the same structure. */
 struct row {
     const float *logits;
     const int64_t *ids; /* token id of each place, for the noise; none where they are the places */
+    const float *maxima; /* the largest of every SET logits, where it is known; then a row is read once less */
     int64_t width;
     int64_t top_k; /* 0: all */
     double top_p;  /* 1: all */
@@ -27,7 +28,7 @@ struct measured {
 /* What a thread needs for a row, kept from call to call. */
 struct scratch {
     int64_t width;
-    float *maxima;
+    float *maxima; /* of a row with a cut, scaled */
     struct kept kept;
     int64_t *masses;
     int32_t *members;
@@ -94,26 +95,31 @@ static void raise_floor(struct kept *kept, float floor) {
     kept->count = count;
 }
 
+static int64_t num_maxima(const struct row *row) {
+    return row->maxima ? count_of_sets(row->width) : count_of_maxima(row->width);
+}
+
 /* A floor that at least `count` scaled entries of the row reach, from its maxima: so many sets have one that does. */
 static float floor_for(const struct row *row, struct scratch *scratch, struct scaling scaling, int64_t count) {
-    int64_t num_maxima = count_of_maxima(row->width);
-    if (num_maxima < count) return scaling.floor;
-    for (int64_t i = 0; i < num_maxima; ++i) scratch->maxima[i] = (scratch->maxima[i] - scaling.top) / scaling.temperature;
-    float floor = smallest_within(scratch->maxima, 0, num_maxima, count, scratch->members);
+    if (num_maxima(row) < count) return scaling.floor;
+    float floor = smallest_within(scratch->maxima, 0, num_maxima(row), count, scratch->members);
     return floor > scaling.floor ? floor : scaling.floor;
 }
 
 static int limits(const struct row *row) { return 0 < row->top_k && row->top_k < row->width; }
 
+static int has_cut(const struct row *row) { return limits(row) || row->top_p < 1; }
+
 /* Min-p, top-k and top-p in turn, each on what the one before left; the survivors are in `scratch->kept`: all that reach the
  * floor that is returned. */
 static float filter(const struct passes *passes, const struct row *row, struct scratch *scratch, struct scaling scaling) {
     struct kept *kept = &scratch->kept;
+    const float *sets = has_cut(row) && row->maxima ? scratch->maxima : 0;
     float floor = scaling.floor;
     int64_t total;
     if (limits(row)) {
         floor = floor_for(row, scratch, scaling, row->top_k);
-        passes->keep(row->logits, row->width, scaling, floor, kept, 0);
+        passes->keep(row->logits, row->width, scaling, floor, sets, kept, 0);
         if (kept->count > row->top_k) {
             floor = smallest_within(kept->values, 0, kept->count, row->top_k, scratch->members);
             raise_floor(kept, floor);
@@ -122,30 +128,33 @@ static float filter(const struct passes *passes, const struct row *row, struct s
         total = passes->weigh(kept->values, kept->count, scratch->masses);
     } else if (row->top_p < 1) {
         floor = floor_for(row, scratch, scaling, LIKELIEST); /* the nucleus is nearly always among them */
-        passes->keep(row->logits, row->width, scaling, floor, kept, &total);
+        passes->keep(row->logits, row->width, scaling, floor, 0, kept, &total);
     } else {
-        passes->keep(row->logits, row->width, scaling, floor, kept, 0);
+        passes->keep(row->logits, row->width, scaling, floor, sets, kept, 0);
         return floor;
     }
     int64_t wanted = (int64_t)ceil((double)total * row->top_p);
     int has_all = passes->weigh(kept->values, kept->count, scratch->masses) >= wanted;
     if (!has_all) {
-        passes->keep(row->logits, row->width, scaling, scaling.floor, kept, 0);
+        passes->keep(row->logits, row->width, scaling, scaling.floor, sets, kept, 0);
         passes->weigh(kept->values, kept->count, scratch->masses);
     }
     floor = smallest_within(kept->values, scratch->masses, kept->count, wanted, scratch->members);
     if (has_all)
         raise_floor(kept, floor);
     else
-        passes->keep(row->logits, row->width, scaling, floor, kept, 0);
+        passes->keep(row->logits, row->width, scaling, floor, sets, kept, 0);
     return floor;
 }
 
-static int has_cut(const struct row *row) { return limits(row) || row->top_p < 1; }
-
 static int scale(const struct passes *passes, const struct row *row, struct scratch *scratch, struct scaling *scaling) {
-    float top = passes->row_max(row->logits, row->width, has_cut(row) ? scratch->maxima : 0);
+    float top = row->maxima ? passes->row_max(row->maxima, count_of_sets(row->width), 0)
+                            : passes->row_max(row->logits, row->width, has_cut(row) ? scratch->maxima : 0);
     *scaling = (struct scaling){top, row->temperature, row->floor};
+    if (has_cut(row)) {
+        const float *maxima = row->maxima ? row->maxima : scratch->maxima;
+        for (int64_t i = 0; i < num_maxima(row); ++i) scratch->maxima[i] = (maxima[i] - top) / row->temperature;
+    }
     return isfinite(top);
 }
 

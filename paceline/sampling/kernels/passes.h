@@ -4,6 +4,7 @@
 
 #include "noise.h"
 
+enum { SET = 32 }; /* entries, one after the other, whose largest a row may come with */
 enum { GROUP = 16 }; /* entries that share one entry of `maxima`, at most */
 
 /* How a row's logits become what is left to choose from: (x - top) / temperature, nothing below `floor`. */
@@ -23,8 +24,10 @@ struct passes {
      * `count_of_maxima(n)` disjoint sets of entries. */
     float (*row_max)(const float *x, int64_t n, float *maxima);
     /* Scale a row and keep what reaches `floor`, which is not below the scaling's own. Where `total` is given it gets the
-     * mass of all that reaches the scaling's. */
-    void (*keep)(const float *x, int64_t n, struct scaling scaling, float floor, struct kept *kept, int64_t *total);
+     * mass of all that reaches the scaling's. Where `sets` is given, the largest scaled entry of every SET, the sets that
+     * do not reach `floor` are not read; then without `total`. */
+    void (*keep)(const float *x, int64_t n, struct scaling scaling, float floor, const float *sets, struct kept *kept,
+                 int64_t *total);
     /* The masses of n values, and their sum. */
     int64_t (*weigh)(const float *values, int64_t n, int64_t *masses);
     /* The mass of all that reach the floor. */
@@ -36,6 +39,8 @@ struct passes {
     /* The same among kept entries: an index into them. Token ids are the places, or `ids[place]`. */
     int64_t (*race_kept)(const struct kept *kept, const int64_t *ids, const struct noise_key *key);
 };
+
+static inline int64_t count_of_sets(int64_t n) { return (n + SET - 1) / SET; }
 
 static inline int64_t count_of_maxima(int64_t n) { return (n + GROUP * 16 - 1) / (GROUP * 16) * 16; }
 

@@ -19,10 +19,12 @@ static float row_max(const float *x, int64_t n, float *maxima) {
     return has_nan ? NAN : top;
 }
 
-static void keep(const float *x, int64_t n, struct scaling scaling, float floor, struct kept *kept, int64_t *total) {
+static void keep(const float *x, int64_t n, struct scaling scaling, float floor, const float *sets,
+                 struct kept *kept, int64_t *total) {
     int64_t mass = 0;
     kept->count = 0;
     for (int64_t i = 0; i < n; ++i) {
+        if (sets && !(sets[i / SET] >= floor)) continue;
         float value = (x[i] - scaling.top) / scaling.temperature;
         if (total && value >= scaling.floor) mass += mass_of(value);
         if (!(value >= floor)) continue;

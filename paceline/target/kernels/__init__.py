@@ -19,7 +19,7 @@ import torch  # noqa: F401  its OpenMP runtime must be in the process before the
 from paceline.native_library import check_build, open_library
 
 LIBRARY_STEM = "_rows"
-PROGRAM_VERSION = 1  # of `program.h`
+PROGRAM_VERSION = 2  # of `program.h`
 
 
 class Op(ctypes.Structure):
@@ -28,7 +28,7 @@ class Op(ctypes.Structure):
     _fields_ = [
         *((name, c_int32) for name in ("kind", "in_buffer", "out_buffer", "residual", "epilogue", "layer")),
         *((name, c_int32) for name in ("on_selected", "num_heads", "num_kv_heads", "head_dim", "window")),
-        *((name, c_int32) for name in ("in_is_bound", "count", "reserved")),
+        *((name, c_int32) for name in ("in_is_bound", "count", "maxima")),
         *((name, c_int64) for name in ("in_width", "out_width", "out_offset")),
         *((name, c_float) for name in ("eps", "scale")),
         *((name, c_void_p) for name in ("weight", "norm", "bias", "rope")),

@@ -2,6 +2,7 @@
  *
  * A weight lies in panels of 32 columns, two k side by side for the bfloat16 dot product: [panel][k / 2][32][2]. A
  * decode step streams every panel once, so time is memory time until about eight rows a core. */
+#include <math.h>
 #include <string.h>
 
 #include "program.h"
@@ -56,6 +57,16 @@ DEFINE_TILE(12)
 static tile_fn *const tiles[TILE + 1] = {0,      tile_1, tile_2, tile_3, tile_4,  tile_5,  tile_6,
                                          tile_7, tile_8, tile_9, tile_10, tile_11, tile_12};
 
+/* The largest of some columns of a panel, NaN if any is one. */
+static float largest(const float *sums, int64_t count) {
+    __mmask16 first = (__mmask16)(count >= 16 ? 0xffff : (1u << count) - 1);
+    __mmask16 second = (__mmask16)(count <= 16 ? 0 : (1u << (count - 16)) - 1);
+    __m512 lowest = _mm512_set1_ps(-INFINITY);
+    __m512 left = _mm512_mask_loadu_ps(lowest, first, sums), right = _mm512_mask_loadu_ps(lowest, second, sums + 16);
+    if (_mm512_cmp_ps_mask(left, right, _CMP_UNORD_Q)) return NAN;
+    return _mm512_reduce_max_ps(_mm512_max_ps(left, right));
+}
+
 /* Bias, activation, addition and rounding of one row of a panel. */
 static void finish(const struct op *op, const struct step *step, int64_t row, int64_t panel, float *sums) {
     int64_t column = panel * PANEL, width = op->out_width;
@@ -71,6 +82,10 @@ static void finish(const struct op *op, const struct step *step, int64_t row, in
     if (op->epilogue == STORE_FLOAT) {
         float *out = (float *)step->buffers[op->out] + row * width + column;
         for (int64_t c = 0; c < left; ++c) out[c] = sums[c];
+        if (op->maxima >= 0) {
+            int64_t panels = (width + PANEL - 1) / PANEL;
+            ((float *)step->buffers[op->maxima])[row * panels + panel] = largest(sums, left);
+        }
         return;
     }
     bf16 *out = (bf16 *)step->buffers[op->out] + row * width + column;

@@ -10,7 +10,7 @@ enum { OP_EMBED, OP_NORM, OP_LINEAR, OP_ATTEND, OP_GATHER, OP_COPY, OP_TOP };
 enum { STORE, ADD, GATE_SILU, GATE_GELU, STORE_FLOAT };
 
 /* Raised with every change to the structures, the enumerations or what an operation means. */
-enum { PROGRAM_VERSION = 1 };
+enum { PROGRAM_VERSION = 2 };
 
 /* Columns of a weight panel. */
 enum { PANEL = 32 };
@@ -25,7 +25,7 @@ struct op {
     int32_t window;      /* OP_ATTEND: tokens a row sees, itself included; 0 is all */
     int32_t in_is_bound; /* `in` is the caller's, with nothing readable behind its last row */
     int32_t count;       /* OP_TOP: entries wanted of each row */
-    int32_t reserved;
+    int32_t maxima;      /* OP_LINEAR, STORE_FLOAT: buffer of the largest of each panel's columns, or -1 */
     int64_t in_width;    /* of a row of `in`, in elements */
     int64_t out_width;   /* of a row of `out` */
     int64_t out_offset;  /* OP_NORM: first column written */
