@@ -47,8 +47,7 @@ AVX512_INLINE void masses_16(__m512 x, __mmask16 lanes, __m512i mass[2]) {
     p = _mm512_add_ps(_mm512_mul_ps(p, r), _mm512_set1_ps(EXP_P1));
     p = _mm512_add_ps(_mm512_mul_ps(p, r), _mm512_set1_ps(EXP_P0));
     p = _mm512_add_ps(_mm512_mul_ps(p, r), _mm512_set1_ps(1.0f));
-    __m512i exponent = _mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(power), _mm512_set1_epi32(MASS_BITS)), 23);
-    p = _mm512_castsi512_ps(_mm512_maskz_add_epi32(lanes, _mm512_castps_si512(p), exponent));
+    p = _mm512_maskz_scalef_ps(lanes, p, _mm512_add_ps(power, _mm512_set1_ps(MASS_BITS)));
     mass[0] = _mm512_cvttps_epi64(_mm512_castps512_ps256(p));
     mass[1] = _mm512_cvttps_epi64(_mm512_extractf32x8_ps(p, 1));
 }
@@ -150,12 +149,12 @@ AVX512_INLINE void widen(const struct noise_key *key, struct wide_key *wide) {
     }
 }
 
-/* Philox of twice eight blocks, which stand in the low halves of each `w[.][0]`; results in the low halves, the high ones
- * hold anything. Two sets side by side hide the time that a round's steps wait for one another. */
-AVX512_INLINE void philox_16(__m512i w[2][4], const struct wide_key *key) {
+/* Philox of sets of eight blocks, which stand in the low halves of each `w[.][0]`; results in the low halves, the high
+ * ones hold anything. Sets side by side hide the time that a round's steps wait for one another. */
+AVX512_INLINE void philox_wide(__m512i w[][4], const int sets, const struct wide_key *key) {
     __m512i m0 = _mm512_set1_epi64(PHILOX_M0), m1 = _mm512_set1_epi64(PHILOX_M1);
-#pragma GCC unroll 2
-    for (int s = 0; s < 2; ++s) {
+#pragma GCC unroll 4
+    for (int s = 0; s < sets; ++s) {
         __m512i p0 = _mm512_mul_epu32(w[s][0], m0);
         __m512i p1 = _mm512_mul_epu32(_mm512_xor_si512(_mm512_srli_epi64(p0, 32), key->first_2), m1);
         w[s][0] = _mm512_xor_si512(_mm512_srli_epi64(p1, 32), key->second_0);
@@ -165,8 +164,8 @@ AVX512_INLINE void philox_16(__m512i w[2][4], const struct wide_key *key) {
     }
 #pragma GCC unroll 10
     for (int i = 2; i < PHILOX_ROUNDS; ++i)
-#pragma GCC unroll 2
-        for (int s = 0; s < 2; ++s) {
+#pragma GCC unroll 4
+        for (int s = 0; s < sets; ++s) {
             __m512i p0 = _mm512_mul_epu32(w[s][0], m0), p1 = _mm512_mul_epu32(w[s][2], m1);
             w[s][0] = _mm512_ternarylogic_epi64(_mm512_srli_epi64(p1, 32), w[s][1], key->round[i][0], 0x96);
             w[s][1] = p1;
@@ -207,30 +206,32 @@ AVX512_INLINE __mmask16 could_win(const struct leader *leader, __m512 values, __
     return _mm512_mask_cmp_ps_mask(lanes, values, _mm512_set1_ps(leader->best - LARGEST_GUMBEL), _CMP_GT_OQ);
 }
 
+enum { SETS = 4 }; /* of eight blocks, side by side in a race */
+
 AVX512 static int64_t race(const float *x, int64_t n, struct scaling scaling, const struct noise_key *key) {
     struct leader leader = {BELOW_ANY_WINNER, 0};
     struct wide_key wide;
     widen(key, &wide);
     /* Blocks in the order that puts the words of the first four, then of the last four, side by side below. */
     __m512i order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
-    for (int64_t i = 0; i < n; i += 64) {
-        __m512 values[4];
-        __mmask16 lanes[4];
+    for (int64_t i = 0; i < n; i += 32 * SETS) {
+        __m512 values[2 * SETS];
+        __mmask16 lanes[2 * SETS];
         int any = 0;
-#pragma GCC unroll 4
-        for (int j = 0; j < 4; ++j) {
+#pragma GCC unroll 8
+        for (int j = 0; j < 2 * SETS; ++j) {
             int64_t left = n - i - 16 * j;
             values[j] = scaled(x + i + 16 * j, left > 0 ? left : 0, scaling, lanes + j);
             lanes[j] = could_win(&leader, values[j], lanes[j]);
             any |= lanes[j];
         }
         if (!any) continue;
-        __m512i w[2][4];
-        w[0][0] = _mm512_add_epi64(order, _mm512_set1_epi64(i >> 2));
-        w[1][0] = _mm512_add_epi64(w[0][0], _mm512_set1_epi64(8));
-        philox_16(w, &wide);
-#pragma GCC unroll 2
-        for (int s = 0; s < 2; ++s) {
+        __m512i w[SETS][4];
+#pragma GCC unroll 4
+        for (int s = 0; s < SETS; ++s) w[s][0] = _mm512_add_epi64(order, _mm512_set1_epi64((i >> 2) + 8 * s));
+        philox_wide(w, SETS, &wide);
+#pragma GCC unroll 4
+        for (int s = 0; s < SETS; ++s) {
             __m512i w01 = _mm512_mask_blend_epi32(0xAAAA, w[s][0], _mm512_slli_epi64(w[s][1], 32));
             __m512i w23 = _mm512_mask_blend_epi32(0xAAAA, w[s][2], _mm512_slli_epi64(w[s][3], 32));
             run_16(&leader, values[2 * s], _mm512_unpacklo_epi64(w01, w23), lanes[2 * s], i + 32 * s);
@@ -245,7 +246,7 @@ AVX512_INLINE __m512i words_16(const __m512i tokens[2], const struct wide_key *k
     __m512i w[2][4];
     __m256i half[2];
     for (int s = 0; s < 2; ++s) w[s][0] = _mm512_srli_epi64(tokens[s], 2);
-    philox_16(w, key);
+    philox_wide(w, 2, key);
     for (int s = 0; s < 2; ++s) {
         __m512i which = _mm512_and_si512(tokens[s], _mm512_set1_epi64(3)), word = w[s][0];
         for (int j = 1; j < 4; ++j)

@@ -99,10 +99,19 @@ static int64_t num_maxima(const struct row *row) {
     return row->maxima ? count_of_sets(row->width) : count_of_maxima(row->width);
 }
 
-/* A floor that at least `count` scaled entries of the row reach, from its maxima: so many sets have one that does. */
+/* A floor that at least `count` scaled entries of the row reach, from its maxima: so many sets have one that does. Of a
+ * wide row's many maxima several are taken together first, which is faster than to rank them all. */
 static float floor_for(const struct row *row, struct scratch *scratch, struct scaling scaling, int64_t count) {
-    if (num_maxima(row) < count) return scaling.floor;
-    float floor = smallest_within(scratch->maxima, 0, num_maxima(row), count, scratch->members);
+    int64_t n = num_maxima(row);
+    if (n < count) return scaling.floor;
+    float *folded = scratch->kept.values; /* free until something is kept */
+    memcpy(folded, scratch->maxima, (size_t)n * sizeof *folded);
+    while (n / 2 >= 2 * count) {
+        int64_t rest = n - n / 2;
+        for (int64_t i = 0; i < n / 2; ++i) folded[i] = folded[i] > folded[rest + i] ? folded[i] : folded[rest + i];
+        n = rest;
+    }
+    float floor = smallest_within(folded, 0, n, count, scratch->members);
     return floor > scaling.floor ? floor : scaling.floor;
 }
 
@@ -128,7 +137,8 @@ static float filter(const struct passes *passes, const struct row *row, struct s
         total = passes->weigh(kept->values, kept->count, scratch->masses);
     } else if (row->top_p < 1) {
         floor = floor_for(row, scratch, scaling, LIKELIEST); /* the nucleus is nearly always among them */
-        passes->keep(row->logits, row->width, scaling, floor, 0, kept, &total);
+        if (sets) total = passes->total(row->logits, row->width, scaling);
+        passes->keep(row->logits, row->width, scaling, floor, sets, kept, sets ? 0 : &total);
     } else {
         passes->keep(row->logits, row->width, scaling, floor, sets, kept, 0);
         return floor;
