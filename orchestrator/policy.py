@@ -24,6 +24,7 @@ class PolicyOverrides:
         draft_ahead: tokens to go on drafting while the target verifies.
         hold_us: longest hold of a step.
         max_nodes: draft nodes of one sequence in one step.
+        outcomes: outcomes of a step to draft past while the target verifies.
         max_prefill_tokens_per_step: prompt rows per step; the scheduler does not decide this one.
     """
 
@@ -32,6 +33,7 @@ class PolicyOverrides:
     hold_us: int | None = None
     max_prefill_tokens_per_step: int = 256
     max_nodes: int | None = None
+    outcomes: int | None = None
 
 
 def default_policy() -> scheduler_pb2.SpeculationPolicy:
@@ -77,6 +79,13 @@ class PolicyInForce:
         return min(ahead, MAX_DRAFT_LENGTH - self.draft_length) if self.draft_length else 0
 
     @property
+    def outcomes(self) -> int:
+        """Outcomes drafted past; none where nothing is drafted ahead."""
+        fixed = self._overrides.outcomes
+        wanted = self._policy.outcomes if fixed is None else fixed
+        return min(wanted, MAX_DRAFT_LENGTH) if self.draft_ahead else 0
+
+    @property
     def max_nodes(self) -> int:
         """Draft nodes of one sequence in one step: at least its chain, more for a tree."""
         length, fixed = self.draft_length, self._overrides.max_nodes
@@ -110,4 +119,5 @@ class PolicyInForce:
             draft_length=self.draft_length,
             draft_ahead=self.draft_ahead,
             max_nodes=self.max_nodes,
+            outcomes=self.outcomes,
         )

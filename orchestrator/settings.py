@@ -40,6 +40,9 @@ class OrchestratorSettings(ServerSettings):
     draft_ahead: DraftLength | None = Field(
         None, description="tokens drafted ahead, in place of the policy's"
     )
+    outcomes: DraftLength | None = Field(
+        None, description="outcomes of a step that drafters draft past, in place of the policy's"
+    )
     hold_us: int | None = Field(
         None, ge=0, le=1_000_000, description="longest hold of a step, in place of the policy's"
     )
@@ -99,6 +102,7 @@ class OrchestratorSettings(ServerSettings):
             self.hold_us,
             self.max_prefill_tokens_per_step,
             self.max_nodes,
+            self.outcomes,
         )
 
     @property

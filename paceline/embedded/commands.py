@@ -80,7 +80,7 @@ def _role_flags(
     flags += ["--placement", _PLACEMENTS[options.placement]]
     if options.placement is Placement.SEPARATE:
         flags += ["--drafters", address("drafter")]
-    for name in ("draft_length", "draft_ahead", "hold_us", "max_nodes"):
+    for name in ("draft_length", "draft_ahead", "outcomes", "hold_us", "max_nodes"):
         if (value := getattr(options, name)) is not None:
             flags += [f"--{name.replace('_', '-')}", str(value)]
     return flags

@@ -44,6 +44,7 @@ class DeploymentOptions:
         control_cores: cores of all processes that do not compute.
         draft_length: tokens per draft in place of the scheduler's choice.
         draft_ahead: tokens drafted ahead in place of the scheduler's choice.
+        outcomes: outcomes of a step that are drafted past in place of the scheduler's choice.
         hold_us: longest hold of a step in place of the scheduler's choice.
         max_nodes: draft nodes of one sequence in one step in place of the scheduler's choice.
         ports: None takes free ones.
@@ -67,6 +68,7 @@ class DeploymentOptions:
     control_cores: tuple[int, ...] | None = None
     draft_length: int | None = None
     draft_ahead: int | None = None
+    outcomes: int | None = None
     hold_us: int | None = None
     max_nodes: int | None = None
     ports: Ports | None = None

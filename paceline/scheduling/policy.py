@@ -27,6 +27,8 @@ class Policy:
         hold_us: microseconds a sequence may miss a step because its draft is about to land; 0 never waits.
         draft_ahead: tokens the drafter goes on drafting beyond ``draft_length`` while the target verifies.
         reason: one line for people.
+        outcomes: outcomes of a step that are drafted past, each for ``draft_ahead`` tokens, while the target
+            verifies; 0 goes on from the end of the draft alone.
     """
 
     version: int
@@ -35,9 +37,10 @@ class Policy:
     hold_us: int
     draft_ahead: int
     reason: str
+    outcomes: int = 0
 
     def __post_init__(self) -> None:
-        for field in ("version", "draft_length", "node_budget", "hold_us", "draft_ahead"):
+        for field in ("version", "draft_length", "node_budget", "hold_us", "draft_ahead", "outcomes"):
             value = getattr(self, field)
             if type(value) is not int or value < 0:
                 raise ValueError(f"{field} must be an integer of at least 0, got {value!r}")

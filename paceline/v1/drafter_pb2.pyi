@@ -35,7 +35,7 @@ class DraftRequest(_message.Message):
     def __init__(self, hello: _Optional[_Union[_peer_pb2.StreamHello, _Mapping]] = ..., frame_id: _Optional[int] = ..., opens: _Optional[_Iterable[_Union[OpenDraftSequence, _Mapping]]] = ..., closes: _Optional[_Iterable[int]] = ..., commits: _Optional[_Union[_peer_pb2.CommitBatch, _Mapping]] = ..., plan: _Optional[_Union[DraftPlan, _Mapping]] = ...) -> None: ...
 
 class OpenDraftSequence(_message.Message):
-    __slots__ = ("sequence_id", "epoch", "token_ids", "sampling", "verifier_endpoint", "verifier_instance_id", "max_draft_tokens")
+    __slots__ = ("sequence_id", "epoch", "token_ids", "sampling", "verifier_endpoint", "verifier_instance_id", "max_draft_tokens", "share", "num_shares")
     SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -43,6 +43,8 @@ class OpenDraftSequence(_message.Message):
     VERIFIER_ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     VERIFIER_INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     MAX_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SHARE_FIELD_NUMBER: _ClassVar[int]
+    NUM_SHARES_FIELD_NUMBER: _ClassVar[int]
     sequence_id: int
     epoch: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -50,19 +52,23 @@ class OpenDraftSequence(_message.Message):
     verifier_endpoint: str
     verifier_instance_id: str
     max_draft_tokens: int
-    def __init__(self, sequence_id: _Optional[int] = ..., epoch: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., verifier_endpoint: _Optional[str] = ..., verifier_instance_id: _Optional[str] = ..., max_draft_tokens: _Optional[int] = ...) -> None: ...
+    share: int
+    num_shares: int
+    def __init__(self, sequence_id: _Optional[int] = ..., epoch: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., verifier_endpoint: _Optional[str] = ..., verifier_instance_id: _Optional[str] = ..., max_draft_tokens: _Optional[int] = ..., share: _Optional[int] = ..., num_shares: _Optional[int] = ...) -> None: ...
 
 class DraftPlan(_message.Message):
-    __slots__ = ("version", "draft_length", "draft_ahead", "max_nodes")
+    __slots__ = ("version", "draft_length", "draft_ahead", "max_nodes", "outcomes")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     DRAFT_LENGTH_FIELD_NUMBER: _ClassVar[int]
     DRAFT_AHEAD_FIELD_NUMBER: _ClassVar[int]
     MAX_NODES_FIELD_NUMBER: _ClassVar[int]
+    OUTCOMES_FIELD_NUMBER: _ClassVar[int]
     version: int
     draft_length: int
     draft_ahead: int
     max_nodes: int
-    def __init__(self, version: _Optional[int] = ..., draft_length: _Optional[int] = ..., draft_ahead: _Optional[int] = ..., max_nodes: _Optional[int] = ...) -> None: ...
+    outcomes: int
+    def __init__(self, version: _Optional[int] = ..., draft_length: _Optional[int] = ..., draft_ahead: _Optional[int] = ..., max_nodes: _Optional[int] = ..., outcomes: _Optional[int] = ...) -> None: ...
 
 class DraftResponse(_message.Message):
     __slots__ = ("hello", "frame_id", "drafts", "queue_us", "draft_us", "num_draft_steps", "num_sequences", "failures")

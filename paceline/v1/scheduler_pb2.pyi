@@ -79,7 +79,7 @@ class WatchPolicyResponse(_message.Message):
     def __init__(self, policy: _Optional[_Union[SpeculationPolicy, _Mapping]] = ...) -> None: ...
 
 class SpeculationPolicy(_message.Message):
-    __slots__ = ("version", "draft_length", "max_nodes_per_sequence", "max_nodes_per_step", "hold_us", "draft_ahead", "reason", "expected_speedup")
+    __slots__ = ("version", "draft_length", "max_nodes_per_sequence", "max_nodes_per_step", "hold_us", "draft_ahead", "reason", "expected_speedup", "outcomes")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     DRAFT_LENGTH_FIELD_NUMBER: _ClassVar[int]
     MAX_NODES_PER_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
@@ -88,6 +88,7 @@ class SpeculationPolicy(_message.Message):
     DRAFT_AHEAD_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     EXPECTED_SPEEDUP_FIELD_NUMBER: _ClassVar[int]
+    OUTCOMES_FIELD_NUMBER: _ClassVar[int]
     version: int
     draft_length: int
     max_nodes_per_sequence: int
@@ -96,7 +97,8 @@ class SpeculationPolicy(_message.Message):
     draft_ahead: int
     reason: str
     expected_speedup: float
-    def __init__(self, version: _Optional[int] = ..., draft_length: _Optional[int] = ..., max_nodes_per_sequence: _Optional[int] = ..., max_nodes_per_step: _Optional[int] = ..., hold_us: _Optional[int] = ..., draft_ahead: _Optional[int] = ..., reason: _Optional[str] = ..., expected_speedup: _Optional[float] = ...) -> None: ...
+    outcomes: int
+    def __init__(self, version: _Optional[int] = ..., draft_length: _Optional[int] = ..., max_nodes_per_sequence: _Optional[int] = ..., max_nodes_per_step: _Optional[int] = ..., hold_us: _Optional[int] = ..., draft_ahead: _Optional[int] = ..., reason: _Optional[str] = ..., expected_speedup: _Optional[float] = ..., outcomes: _Optional[int] = ...) -> None: ...
 
 class SnapshotRequest(_message.Message):
     __slots__ = ("key",)

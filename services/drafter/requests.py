@@ -71,6 +71,7 @@ class FrameReader:
                 min(request.plan.draft_length, MAX_DRAFT_TOKENS),
                 min(request.plan.draft_ahead, MAX_DRAFT_TOKENS),
                 min(request.plan.max_nodes, MAX_DRAFT_TOKENS),
+                min(request.plan.outcomes, MAX_DRAFT_TOKENS),
             )
         return Frame(
             session=session,

@@ -20,11 +20,19 @@ _numbers = itertools.count(1)
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Tokens per draft, tokens drafted past it while the target verifies, and nodes of a tree of that depth."""
+    """What the scheduler decided.
+
+    Attributes:
+        draft_length: tokens in a row per draft.
+        draft_ahead: tokens drafted past it, or past each outcome, while the target verifies.
+        max_nodes: nodes of a draft; more than its length make a tree.
+        outcomes: outcomes of the step under way that are drafted past; 0 goes on from the end of the draft alone.
+    """
 
     draft_length: int = 4
     draft_ahead: int = 0
     max_nodes: int = 0
+    outcomes: int = 0
 
 
 class Session(Outbox[drafter_pb2.DraftResponse]):

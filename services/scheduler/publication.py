@@ -19,7 +19,7 @@ from typing import Any
 from paceline.scheduling import Policy
 from paceline.v1 import scheduler_pb2
 
-_FIELDS = ("draft_length", "node_budget", "max_nodes_per_step", "draft_ahead")
+_FIELDS = ("draft_length", "node_budget", "max_nodes_per_step", "draft_ahead", "outcomes")
 _HOLD_TOLERANCE = 0.15  # measured round trips move by less all the time
 _MAX = {
     "draft_length": 64,
@@ -27,6 +27,7 @@ _MAX = {
     "max_nodes_per_step": 8192,
     "hold_us": 1_000_000,
     "draft_ahead": 64,
+    "outcomes": 64,
 }
 
 
@@ -41,6 +42,7 @@ class PublishedPolicy:
         max_nodes_per_step: most draft nodes over all sequences of one step.
         hold_us: longest hold of a step for drafts that are due.
         draft_ahead: tokens to draft ahead while the target verifies.
+        outcomes: outcomes of a step to draft past while the target verifies.
         expected_speedup: over plain decoding.
         reason: the figures that decided, for people.
     """
@@ -51,6 +53,7 @@ class PublishedPolicy:
     max_nodes_per_step: int
     hold_us: int
     draft_ahead: int
+    outcomes: int
     expected_speedup: float
     reason: str
 
@@ -66,6 +69,7 @@ class PublishedPolicy:
             max_nodes_per_step=max_nodes_per_step,
             hold_us=min(policy.hold_us, _MAX["hold_us"]),
             draft_ahead=min(policy.draft_ahead, _MAX["draft_ahead"]),
+            outcomes=min(policy.outcomes, _MAX["outcomes"]),
             expected_speedup=expected_speedup,
             reason=policy.reason,
         )
@@ -113,6 +117,7 @@ class PublishedPolicy:
             max_nodes_per_step=self.max_nodes_per_step,
             hold_us=self.hold_us,
             draft_ahead=self.draft_ahead,
+            outcomes=self.outcomes,
             reason=self.reason,
             expected_speedup=self.expected_speedup,
         )

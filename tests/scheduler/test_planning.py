@@ -142,6 +142,7 @@ POLICY = PublishedPolicy(
     max_nodes_per_step=64,
     hold_us=1000,
     draft_ahead=4,
+    outcomes=2,
     expected_speedup=1.5,
     reason="why",
 )
@@ -166,7 +167,13 @@ def test_published_policy_round_trips_and_is_checked() -> None:
 def test_what_counts_as_a_change() -> None:
     assert not POLICY.differs_from(dataclasses.replace(POLICY, version=9, reason="", expected_speedup=9.0))
     assert not POLICY.differs_from(dataclasses.replace(POLICY, hold_us=1100))
-    for change in ({"draft_length": 3}, {"hold_us": 2000}, {"hold_us": 0}, {"draft_ahead": 0}):
+    for change in (
+        {"draft_length": 3},
+        {"hold_us": 2000},
+        {"hold_us": 0},
+        {"draft_ahead": 0},
+        {"outcomes": 0},
+    ):
         assert POLICY.differs_from(dataclasses.replace(POLICY, **change))
 
 
