@@ -7,7 +7,14 @@ from pathlib import Path
 import torch
 
 from paceline.assets import shipped_drafter
-from paceline.drafters.base import Drafter, DrafterError, DraftRequest, UnknownDraftSequenceError
+from paceline.drafters.base import (
+    Drafter,
+    DrafterError,
+    DraftRequest,
+    OutcomeRequest,
+    UnknownDraftSequenceError,
+    may_rank,
+)
 from paceline.drafters.checkpoint import CheckpointError, DrafterConfig
 from paceline.drafters.eagle3 import Eagle3Drafter
 from paceline.drafters.independent import IndependentDrafter
@@ -89,8 +96,10 @@ __all__ = [
     "Drafter",
     "DrafterConfig",
     "DrafterError",
+    "OutcomeRequest",
     "UnknownDraftSequenceError",
     "default_drafter",
     "drafter_tap",
     "load_drafter",
+    "may_rank",
 ]

@@ -7,7 +7,7 @@ tokens it is told.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -61,13 +61,45 @@ class DraftRequest:
 
     @property
     def may_rank(self) -> bool:
-        """Whether a tree of likeliest tokens may be drafted.
+        """Whether a tree of likeliest tokens may be drafted: draws must not be ranked by their values."""
+        return may_rank(self.sampling, self.draw_rule)
 
-        Draws must not be ranked by their values, and in coupled mode the likeliest token is known.
-        """
-        mode = self.sampling.resolved_mode
-        is_tree_mode = mode in (VerifyMode.GREEDY, VerifyMode.REJECTION, VerifyMode.TYPICAL)
-        return is_tree_mode and self.draw_rule is DrawRule.TOP
+
+@dataclass(frozen=True, slots=True)
+class OutcomeRequest:
+    """A wish for what follows the likely outcomes of the step that verifies a sequence's last draft.
+
+    An outcome is what the target may commit: some of the draft's tokens, and one that is not in it. Where the paths
+    behind it reach the target before it has committed one of them, the next step needs no round trip (outcome
+    enumeration: Kumar et al., 2603.03251, whose cache of outcomes here is the target's own trie).
+
+    Attributes:
+        num_tokens: tokens in a row behind each outcome, at least 1.
+        max_outcomes: outcomes, the likeliest first; at least 1.
+        max_nodes: nodes in all, those that lead to the outcomes included.
+        sampling: as in `DraftRequest`.
+        share: of drafters that share a sequence's outcomes, which this one is.
+        num_shares: how many they are.
+    """
+
+    sequence_id: int
+    num_tokens: int
+    max_outcomes: int
+    max_nodes: int
+    sampling: SamplingParams = field(default=GREEDY)
+    share: int = 0
+    num_shares: int = 1
+
+
+def may_rank(sampling: SamplingParams, rule: DrawRule | None = None) -> bool:
+    """Whether tokens may be chosen for a tree by how likely the target is to choose them.
+
+    Not where it verifies draws, as it does under the rule, or by default in the request's mode. In block mode a draft
+    is a chain.
+    """
+    mode = sampling.resolved_mode
+    rule = rule or DEFAULT_RULES.get(mode, DrawRule.TOP)
+    return rule is DrawRule.TOP and mode is not VerifyMode.BLOCK
 
 
 @runtime_checkable
@@ -116,6 +148,21 @@ class Drafter(Protocol):
         Returns:
             For each request an entry that starts at the committed length, or None where the drafter cannot yet (its
             features are still on the way) or not any more (out of positions).
+        """
+
+    def draft_outcomes(
+        self, requests: Sequence[OutcomeRequest], may_go_on: Callable[[], bool] = lambda: True
+    ) -> list[DraftEntry | None]:
+        """Draft past the likely outcomes of the steps that verify the sequences' last drafts.
+
+        Args:
+            requests: one for each sequence.
+            may_go_on: asked before every pass; once it says no, what there is by then is returned.
+
+        Returns:
+            For each request an entry from the committed length of the last draft: paths of its tokens, an outcome's
+            token, and what may follow. None where there is no draft to go on from, where it was drawn, or where the
+            method cannot.
         """
 
     def close(self, sequence_id: int) -> None:

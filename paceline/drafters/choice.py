@@ -13,11 +13,13 @@ from torch import Tensor
 
 from paceline.sampling import (
     DraftDistribution,
+    NoiseRole,
     RowParams,
     SamplingParams,
     VerifyMode,
     draft_distributions,
     draw_children,
+    gumbel_at,
     process_logits,
     race_listed,
 )
@@ -54,6 +56,45 @@ def choose_chain_tokens(
         normalised = processed.log_softmax(dim=-1)
         log_probs[rows] = normalised.gather(1, winners.unsqueeze(1)).squeeze(1)
     return (chosen if draft_ids is None else draft_ids[chosen]), log_probs
+
+
+def rank_by_race(
+    logits: Tensor,
+    draft_ids: Tensor | None,
+    positions: Sequence[int],
+    params: Sequence[SamplingParams],
+    count: int,
+) -> tuple[list[list[float]], list[list[int]]]:
+    """The tokens that the target is likeliest to choose in coupled mode, best first, for each row.
+
+    The target's noise is known, so what is not known is how its logits differ from the drafter's. Taken as a Gumbel
+    number for each token again, the chance to win is a softmax over the sums of logit and noise.
+
+    Args:
+        logits: `[rows, draft_vocab]` float32.
+        draft_ids: as in `choose_chain_tokens`.
+        positions: absolute position of the token that each row proposes.
+        params: how the target will choose, for each row; all in coupled mode.
+        count: tokens wanted of each row; fewer where filters left fewer.
+
+    Returns:
+        Natural logarithms of the chances, and draft ids.
+    """
+    part = RowParams.build(params, [1] * len(params), logits.device)
+    processed = process_logits(logits, part)
+    left = processed.clone()
+    places: list[Tensor] = []
+    for _ in range(min(count, logits.shape[1])):
+        winners = race_listed(left, positions, part, draft_ids)  # [rows]
+        places.append(winners)
+        left[torch.arange(len(params)), winners] = -torch.inf
+        if not bool(left.isfinite().any(dim=-1).all()):  # a row without another has no second race
+            break
+    chosen = torch.stack(places, dim=-1)  # [rows, count]
+    ids = chosen if draft_ids is None else draft_ids[chosen]
+    where = torch.tensor(positions, device=logits.device)
+    sums = processed.gather(1, chosen) + gumbel_at(part.seeds, where, NoiseRole.TARGET, ids)
+    return sums.log_softmax(dim=-1).tolist(), chosen.tolist()
 
 
 def draw_chain_tokens(

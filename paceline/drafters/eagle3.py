@@ -8,7 +8,7 @@ projection), so features come in at the drafter's width.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
@@ -17,9 +17,15 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from paceline.drafters.base import DrafterError, DraftRequest, UnknownDraftSequenceError
+from paceline.drafters.base import (
+    DrafterError,
+    DraftRequest,
+    OutcomeRequest,
+    UnknownDraftSequenceError,
+    may_rank,
+)
 from paceline.drafters.checkpoint import CheckpointError, DrafterConfig, load_tensor, load_tensors
-from paceline.drafters.choice import choose_chain_tokens, draw_chain_tokens
+from paceline.drafters.choice import choose_chain_tokens, draw_chain_tokens, rank_by_race
 from paceline.drafters.comb import comb_entry, num_draws
 from paceline.drafters.eagle3_layer import (
     MAX_BEST,
@@ -33,7 +39,8 @@ from paceline.drafters.eagle3_layer import (
     tap_layers,
 )
 from paceline.drafters.eagle3_native import NativeEagle3Layer, runs_natively
-from paceline.drafters.tree import GrowingTree
+from paceline.drafters.tree import ROOT, GrowingTree
+from paceline.sampling import SamplingParams, VerifyMode
 from paceline.target import Device, TapSpec
 from paceline.target.kv_cache import KVCache, KVLayout, Slot
 from paceline.target.weights import SafetensorsDir
@@ -41,6 +48,9 @@ from paceline.trie import DraftEntry, DrawRule, SiblingDraws
 
 MAX_WIDTH = MAX_BEST
 """Most nodes that a tree expands at one depth."""
+
+MAX_TREE_DEPTH = 64
+"""Bound on the depth of a draft, for the room in front of the drafter's last position."""
 
 MIN_BRANCH = 4
 """Children that every expanded node proposes, at least. They cost no pass, and the likeliest of all nodes are kept.
@@ -74,6 +84,23 @@ class Chain:
         if self.draws:
             return comb_entry(self.start, self.draws)
         return DraftEntry.chain(self.start, tuple(self.tokens), tuple(self.log_probs))
+
+
+@dataclass(slots=True)
+class Tree:
+    """A drafted tree that may be grown further.
+
+    Attributes:
+        start: committed length it goes on from.
+        nodes: what was proposed.
+        branch: proposals behind every node.
+        states: layer output of each row that was run, `[rows, hidden]`.
+    """
+
+    start: int
+    nodes: GrowingTree
+    branch: int
+    states: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +144,7 @@ class SequenceState:
     num_features: int = 0
     stable: StableRow | None = None  # absent before the first
     chain: Chain | None = None
+    tree: Tree | None = None
 
     @property
     def is_ready(self) -> bool:
@@ -232,6 +260,34 @@ class Eagle3Drafter:
                     entries[request.sequence_id] = self._grow_tree(state, request)
         return [entries.get(request.sequence_id) for request in requests]
 
+    def draft_outcomes(
+        self, requests: Sequence[OutcomeRequest], may_go_on: Callable[[], bool] = lambda: True
+    ) -> list[DraftEntry | None]:
+        """Draft past likely outcomes, on the layer's own outputs; all sequences together, pass by pass."""
+        with torch.inference_mode():
+            growing = [
+                (request, state, tree)
+                for request in requests
+                if (tree := self._tree_of(request, state := self._get(request.sequence_id))) is not None
+            ]
+            if may_go_on():
+                self._run_nodes([(r, s, t, t.nodes.sent_not_run()) for r, s, t in growing])
+            tips = [t.nodes.outcomes(r.max_outcomes, r.share, r.num_shares) for r, _, t in growing]
+            for step in range(max((request.num_tokens for request, _, _ in growing), default=0)):
+                if not may_go_on():
+                    break
+                rows = [
+                    (request, state, tree, tip if step < request.num_tokens else [])
+                    for (request, state, tree), tip in zip(growing, tips, strict=True)
+                ]
+                self._run_nodes(rows)
+                tips = [[tree.nodes.best_child(node) for node in nodes] for _, _, tree, nodes in rows]
+            entries = {
+                request.sequence_id: tree.nodes.entry(tree.start, tree.nodes.fresh(request.max_nodes))
+                for request, _, tree in growing
+            }
+        return [entries.get(request.sequence_id) for request in requests]
+
     def _get(self, sequence_id: int) -> SequenceState:
         try:
             return self._sequences[sequence_id]
@@ -257,7 +313,7 @@ class Eagle3Drafter:
         rows, left = [], []
         for state in behind:
             state.slot.num_pending = 0  # drafted rows fall away
-            state.chain = None
+            state.chain = state.tree = None
             features, first = join_rows(state.pending), state.slot.length
             count = min(int(features.shape[0]), len(state.tokens) - 1 - first)
             left.append([features[count:]] if count < features.shape[0] else [])
@@ -280,6 +336,7 @@ class Eagle3Drafter:
             if state.chain is None or state.chain.start != len(state.tokens):
                 assert state.stable is not None
                 state.slot.num_pending = 0
+                state.tree = None
                 state.chain = Chain(len(state.tokens), state.stable.state, state.stable.logits)
             if len(state.chain.tokens) < request.num_tokens:
                 growing.append((request, state))
@@ -338,25 +395,83 @@ class Eagle3Drafter:
             chain.state, chain.logits = output.states[index : index + 1], output.logits[index : index + 1]
 
     def _grow_tree(self, state: SequenceState, request: DraftRequest) -> DraftEntry:
-        """Expand a dynamic tree and keep its likeliest nodes (EAGLE-2, 2406.16858, section 4)."""
+        """Grow a dynamic tree and send its likeliest nodes (EAGLE-2, 2406.16858, section 4)."""
         assert state.stable is not None
-        slot = state.slot
-        slot.num_pending = 0
+        state.slot.num_pending = 0
         state.chain = None
         start = len(state.tokens)
         width = min(MAX_WIDTH, max(2, request.max_nodes // request.num_tokens + 1))
         branch = min(max(width, MIN_BRANCH), len(self._target_id_of))
-        self._reserve([state], [width * request.num_tokens])
-        tree = GrowingTree(width, request.max_nodes)
-        states, (log_probs, ids) = state.stable.state, state.stable.best(branch)
-        for depth in range(request.num_tokens):
-            tree.expand(log_probs, [[self._target_id_of[i] for i in row] for row in ids])
-            if depth == request.num_tokens - 1:
-                break
-            tokens, parents, paths = tree.frontier()
-            positions = [start - 1 + depth] * len(tokens)
-            part = Rows(slot, tokens, states[parents], positions, paths)
-            output = self._layer.forward([part], range(len(tokens)))
-            states, (log_probs, ids) = output.states, output.best(branch)
-        slot.num_pending = 0
-        return tree.entry(start)
+        tree = Tree(start, GrowingTree(), branch, state.stable.state[:0])
+        state.tree = tree
+        stable = state.stable
+        best = self._best(stable.best, lambda: stable.logits, [start], [request.sampling], branch)
+        proposed = self._propose(tree, [ROOT], *best)
+        for _ in range(request.num_tokens - 1):
+            nodes = tree.nodes.best(proposed, width)
+            (proposed,) = self._run_nodes([(request, state, tree, nodes)])
+        return tree.nodes.entry(start, tree.nodes.send(request.max_nodes))
+
+    def _tree_of(self, request: OutcomeRequest, state: SequenceState) -> Tree | None:
+        """The tree to grow: the last draft as it is, if it still goes on from the committed tokens."""
+        if request.num_tokens < 1 or not may_rank(request.sampling):
+            return None
+        depth = request.num_tokens + MAX_TREE_DEPTH
+        if state.tree is None or state.tree.start != len(state.tokens):
+            return None
+        return state.tree if state.tree.start + depth <= self.max_positions else None
+
+    def _run_nodes(
+        self, wanted: Sequence[tuple[DraftRequest | OutcomeRequest, SequenceState, Tree, Sequence[int]]]
+    ) -> list[list[int]]:
+        """Run nodes of several trees in one pass, and propose what follows each; the proposals by tree."""
+        proposed: list[list[int]] = [[] for _ in wanted]
+        running = [i for i, (*_, nodes) in enumerate(wanted) if nodes]
+        if not running:
+            return proposed
+        self._reserve([wanted[i][1] for i in running], [len(wanted[i][3]) for i in running])
+        rows, positions, params = [], [], []
+        for i in running:
+            request, state, tree, nodes = wanted[i]
+            assert state.stable is not None
+            tokens, from_rows, depths, paths = tree.nodes.run(nodes)
+            # The root's state stands in front, so that its children find it where `ROOT` points.
+            states = torch.cat((tree.states, state.stable.state))[from_rows]
+            rows.append(Rows(state.slot, tokens, states, [tree.start - 2 + depth for depth in depths], paths))
+            positions += [tree.start + depth for depth in depths]
+            params += [request.sampling] * len(nodes)
+        output = self._layer.forward(rows, range(len(positions)))
+        branch = max(wanted[i][2].branch for i in running)
+        log_probs, ids = self._best(output.best, lambda: output.logits, positions, params, branch)
+        first = 0
+        for i in running:
+            _, _, tree, nodes = wanted[i]
+            span = slice(first, first + len(nodes))
+            first += len(nodes)
+            tree.states = torch.cat((tree.states, output.states[span]))
+            proposed[i] = self._propose(tree, nodes, log_probs[span], ids[span])
+        return proposed
+
+    def _propose(
+        self, tree: Tree, nodes: Sequence[int], log_probs: list[list[float]], ids: list[list[int]]
+    ) -> list[int]:
+        targets = [[self._target_id_of[i] for i in row[: tree.branch]] for row in ids]
+        return tree.nodes.propose(nodes, [row[: tree.branch] for row in log_probs], targets)
+
+    def _best(
+        self,
+        likeliest: Callable[[int], tuple[list[list[float]], list[list[int]]]],
+        logits: Callable[[], Tensor],
+        positions: Sequence[int],
+        params: Sequence[SamplingParams],
+        count: int,
+    ) -> tuple[list[list[float]], list[list[int]]]:
+        """What the target is likeliest to choose after each row: log-probabilities and draft ids."""
+        log_probs, ids = likeliest(count)
+        coupled = [i for i, param in enumerate(params) if param.resolved_mode is VerifyMode.COUPLED]
+        if coupled:
+            part = [positions[i] for i in coupled], [params[i] for i in coupled]
+            raced = rank_by_race(logits()[coupled], self._draft_ids, *part, count)
+            for i, own_log_probs, own_ids in zip(coupled, *raced, strict=True):
+                log_probs[i], ids[i] = own_log_probs, own_ids
+        return log_probs, ids

@@ -7,14 +7,14 @@ and runs through the target engine, so that whatever model the engine runs can d
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
 import torch
 
-from paceline.drafters.base import DrafterError, DraftRequest, UnknownDraftSequenceError
+from paceline.drafters.base import DrafterError, DraftRequest, OutcomeRequest, UnknownDraftSequenceError
 from paceline.drafters.checkpoint import CheckpointError, DrafterConfig
 from paceline.drafters.choice import choose_chain_tokens, draw_chain_tokens
 from paceline.drafters.comb import comb_entry, num_draws
@@ -130,6 +130,12 @@ class IndependentDrafter:
             growing = [r for r in growing if len(self._get(r.sequence_id).chain) < r.num_tokens]
         drafted = {r.sequence_id: self._get(r.sequence_id).entry() for r in able}
         return [drafted.get(request.sequence_id) for request in requests]
+
+    def draft_outcomes(
+        self, requests: Sequence[OutcomeRequest], may_go_on: Callable[[], bool] = lambda: True
+    ) -> list[DraftEntry | None]:
+        """Not yet."""
+        return [None for _ in requests]
 
     def _grow(self, growing: Sequence[DraftRequest]) -> None:
         states = [self._get(request.sequence_id) for request in growing]

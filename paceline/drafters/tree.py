@@ -1,81 +1,135 @@
-"""A draft tree while it grows: which nodes to expand next, and which to keep in the end.
+"""A draft tree while it grows: which nodes to run next, which to send, and which outcomes to go on from.
 
-EAGLE-2's rule (Li et al., 2406.16858, section 4): expand the nodes with the largest product of draft probabilities
-along their path, then keep the best of all that were proposed. Pure; knows nothing of models. A log-probability never
-rises along a path, so the best nodes always contain their ancestors.
+Responsible for EAGLE-2's rule (Li et al., 2406.16858, section 4): run the nodes with the largest product of draft
+probabilities along their path, then keep the best of all that were proposed; and for the outcomes of the step that
+verifies what was sent: a path of sent nodes, and one token that was not.
+
+Deliberately does not know: models, tensors, sequences. A log-probability never rises along a path, so the best nodes
+always contain their ancestors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import heapq
+from collections.abc import Iterable, Sequence
 
 from paceline.trie import DraftEntry
 
+ROOT = -1
+"""Stands for the last committed token, where a node is asked for."""
+
 
 class GrowingTree:
-    """Nodes proposed so far, depth by depth.
+    """Nodes proposed so far, by number, in the order they were proposed.
 
-    Args:
-        width: nodes expanded at each depth.
-        max_nodes: nodes kept in the end.
+    A node is *proposed* as a child of another, and *run* when the drafter has computed what follows it; each run node
+    has a row, counted from the first that was run.
     """
 
-    def __init__(self, width: int, max_nodes: int) -> None:
-        self._width = width
-        self._max_nodes = max_nodes
+    def __init__(self) -> None:
         self._tokens: list[int] = []
-        self._parents: list[int] = []  # index of the parent node, -1 for a child of the root
+        self._parents: list[int] = []
+        self._depths: list[int] = []
         self._log_probs: list[float] = []
         self._scores: list[float] = []  # sum of log-probabilities along the path
-        self._expanded: list[int] = []  # nodes of the latest rows, in their order; empty means the root
-        self._next: list[int] = []
-        self._num_rows = 0
-        self._path_of: dict[int, list[int]] = {}  # rows of a node that was run: its ancestors' and its own
+        self._children: dict[int, range] = {}  # of nodes whose children have been proposed
+        self._paths: dict[int, list[int]] = {ROOT: []}  # of run nodes: rows of their ancestors and their own
+        self._sent: set[int] = set()
 
-    def expand(self, log_probs: Sequence[Sequence[float]], tokens: Sequence[Sequence[int]]) -> None:
-        """Add the children of the latest rows.
+    def propose(
+        self, parents: Iterable[int], log_probs: Sequence[Sequence[float]], tokens: Sequence[Sequence[int]]
+    ) -> list[int]:
+        """Add the children of some nodes.
 
         Args:
-            log_probs: of each child given its path, for each row.
-            tokens: the children's tokens, for each row.
+            parents: nodes, or `ROOT`.
+            log_probs: natural log-probabilities of each one's children given their path.
+            tokens: the children's target ids.
+
+        Returns:
+            The children, all parents' together.
         """
         first = len(self._tokens)
-        for row, (child_log_probs, child_tokens) in enumerate(zip(log_probs, tokens, strict=True)):
-            parent = self._expanded[row] if self._expanded else -1
-            base = self._scores[parent] if parent >= 0 else 0.0
+        for parent, child_log_probs, child_tokens in zip(parents, log_probs, tokens, strict=True):
+            base, depth = (0.0, 1) if parent == ROOT else (self._scores[parent], self._depths[parent] + 1)
+            begin = len(self._tokens)
             for log_prob, token in zip(child_log_probs, child_tokens, strict=True):
                 self._tokens.append(token)
                 self._parents.append(parent)
+                self._depths.append(depth)
                 self._log_probs.append(log_prob)
                 self._scores.append(base + log_prob)
-        added = sorted(range(first, len(self._tokens)), key=lambda node: -self._scores[node])
-        self._next = added[: self._width]
+            self._children[parent] = range(begin, len(self._tokens))
+        return list(range(first, len(self._tokens)))
 
-    def frontier(self) -> tuple[list[int], list[int], list[list[int]]]:
-        """The nodes to run next.
+    def run(self, nodes: Sequence[int]) -> tuple[list[int], list[int], list[int], list[list[int]]]:
+        """Note that nodes are run, in this order; their parents must have been.
 
         Returns:
-            Their tokens; the latest rows they continue from; and the path of each, as rows counted from the first that
-            was ever run, its own last.
+            Their tokens; the row of each one's parent, `ROOT` for children of the root; their depths; and the rows
+            that each sees, its own last.
         """
-        from_rows, paths = [], []
-        for row, node in enumerate(self._next):
-            parent = self._parents[node]
-            from_rows.append(self._expanded.index(parent) if parent >= 0 else 0)
-            paths.append([*self._path_of.get(parent, ()), self._num_rows + row])
-            self._path_of[node] = paths[-1]
-        self._num_rows += len(self._next)
-        self._expanded = self._next
-        return [self._tokens[node] for node in self._next], from_rows, paths
+        first = len(self._paths) - 1
+        for row, node in enumerate(nodes, start=first):
+            self._paths[node] = [*self._paths[self._parents[node]], row]
+        paths = [self._paths[node] for node in nodes]
+        from_rows = [path[-2] if len(path) > 1 else ROOT for path in paths]
+        return [self._tokens[n] for n in nodes], from_rows, [self._depths[n] for n in nodes], paths
 
-    def entry(self, start: int) -> DraftEntry:
-        """The likeliest nodes as a draft entry from committed length `start`."""
-        ranked = sorted(range(len(self._tokens)), key=lambda node: (-self._scores[node], node))
-        kept = ranked[: self._max_nodes]
-        place = {node: index for index, node in enumerate(kept)}
+    def best(self, nodes: Iterable[int], count: int) -> list[int]:
+        """The likeliest of some nodes, at most `count`, likeliest first; of equals the older."""
+        return heapq.nsmallest(count, nodes, key=lambda node: (-self._scores[node], node))
+
+    def send(self, count: int) -> list[int]:
+        """The likeliest `count` nodes of all, from now on the ones that are verified next."""
+        sent = self.best(range(len(self._tokens)), count)
+        self._sent = set(sent)
+        return sent
+
+    def sent_not_run(self) -> list[int]:
+        """Sent nodes without proposals of what follows them, parents before children."""
+        return sorted(node for node in self._sent if node not in self._children)
+
+    def outcomes(self, count: int, share: int = 0, num_shares: int = 1) -> list[int]:
+        """The likeliest ends of the step that verifies what was sent: a sent path, and a token that was not sent.
+
+        Args:
+            count: at most so many, of all shares together.
+            share: every `num_shares`-th from this one on is meant.
+            num_shares: drafters that work on the same sent nodes.
+        """
+        ends = (
+            child
+            for parent, children in self._children.items()
+            if parent == ROOT or parent in self._sent
+            for child in children
+            if child not in self._sent
+        )
+        return self.best(ends, count)[share::num_shares]
+
+    def best_child(self, node: int) -> int:
+        """The likeliest proposal behind a node."""
+        return min(self._children[node], key=lambda child: (-self._log_probs[child], child))
+
+    def fresh(self, count: int) -> list[int]:
+        """The likeliest nodes that were not sent, at most `count` together with those that lead to them."""
+        kept: set[int] = set()
+        for node in self.best((n for n in range(len(self._tokens)) if n not in self._sent), count):
+            path = []
+            while node != ROOT and node not in kept:
+                path.append(node)
+                node = self._parents[node]
+            if len(kept) + len(path) > count:
+                break
+            kept.update(path)
+        return sorted(kept)
+
+    def entry(self, start: int, nodes: Sequence[int]) -> DraftEntry:
+        """Nodes, each after its parent, as a draft entry from committed length `start`."""
+        place = {node: index for index, node in enumerate(nodes)}
         return DraftEntry(
             start=start,
-            tokens=tuple(self._tokens[node] for node in kept),
-            parents=tuple(place[p] if (p := self._parents[node]) >= 0 else -1 for node in kept),
-            log_probs=tuple(min(0.0, self._log_probs[node]) for node in kept),
+            tokens=tuple(self._tokens[node] for node in nodes),
+            parents=tuple(place[p] if (p := self._parents[node]) != ROOT else -1 for node in nodes),
+            log_probs=tuple(min(0.0, self._log_probs[node]) for node in nodes),
         )

@@ -27,6 +27,8 @@ class Opening:
     tokens: tuple[int, ...]
     sampling: SamplingParams
     max_draft_tokens: int
+    share: int = 0
+    num_shares: int = 1
 
 
 @dataclass(frozen=True, slots=True)

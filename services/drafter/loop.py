@@ -17,6 +17,7 @@ import structlog
 
 from paceline.drafters import Drafter
 from paceline.v1 import drafter_pb2, peer_pb2
+from services.drafter.ahead import DraftingAhead
 from services.drafter.inbox import Features, FeaturesLost, Frame, Inbox, Item, Opening, SessionEnded
 from services.drafter.requests import ABORTED, INTERNAL, OUT_OF_RANGE, RESOURCE_EXHAUSTED, failure
 from services.drafter.rounds import DraftRounds, RoundLimits
@@ -63,6 +64,7 @@ class DraftLoop:
         self._open_frames: dict[Session, OpenFrame] = {}
         self._failures: dict[Session, list[peer_pb2.SequenceFailure]] = {}
         self._rounds = DraftRounds(drafter, limits, model_name, clock)
+        self._ahead = DraftingAhead(drafter, self._rounds, model_name, clock)
         self._on_start: Callable[[], None] = lambda: None
         self._thread = threading.Thread(target=self._run, name="draft-loop", daemon=True)
 
@@ -164,6 +166,8 @@ class DraftLoop:
             sampling=opening.sampling,
             max_draft_tokens=opening.max_draft_tokens,
             length=len(opening.tokens),
+            share=opening.share,
+            num_shares=opening.num_shares,
         )
         self._sequences[sequence.local_id] = session.sequences[sequence.wire_id] = sequence
         if len(self._sequences) > self._limits.max_sequences:
@@ -264,7 +268,7 @@ class DraftLoop:
 
     def _draft_ahead(self) -> bool:
         """Drafts past what was answered, for the sequences whose plan asks for it; says whether there were any."""
-        answers = self._rounds.draft_ahead(
+        answers = self._ahead.draft(
             [sequence for sequence in self._sequences.values() if sequence.want is None],
             lambda: self._inbox.is_empty,
         )

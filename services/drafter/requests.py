@@ -24,6 +24,7 @@ FAILED_PRECONDITION = 9
 INTERNAL = 13
 
 MAX_DRAFT_TOKENS = 64
+MAX_SHARES = 64
 
 
 class FrameReader:
@@ -94,6 +95,9 @@ class FrameReader:
             raise InvalidRequestError("token_ids", f"{max(tokens)} is not below {self._vocab_size}")
         if not 1 <= message.max_draft_tokens <= MAX_DRAFT_TOKENS:
             raise InvalidRequestError("max_draft_tokens", f"must be between 1 and {MAX_DRAFT_TOKENS}")
+        num_shares = message.num_shares or 1
+        if not message.share < num_shares <= MAX_SHARES:
+            raise InvalidRequestError("share", f"must be below num_shares, and that at most {MAX_SHARES}")
         if len(tokens) >= self._max_positions:
             raise OutOfPositionsError(
                 f"{len(tokens)} tokens, this drafter has {self._max_positions} positions"
@@ -105,6 +109,8 @@ class FrameReader:
             tokens=tokens,
             sampling=sampling_params(message.sampling),
             max_draft_tokens=message.max_draft_tokens,
+            share=message.share,
+            num_shares=num_shares,
         )
 
 

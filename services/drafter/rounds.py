@@ -1,8 +1,8 @@
 """Draft rounds: which sequences are drafted for now, the drafting, and the answers.
 
 Responsible for: waiting a bounded time for features, gathering sequences so that they are drafted together, turning
-entries into packed answers, and drafting ahead. Deliberately does not know where commits come from. Used by
-services.drafter.loop, on its thread.
+entries into packed answers. Deliberately does not know where commits come from, nor of drafting ahead (`ahead.py`).
+Used by services.drafter.loop, on its thread.
 """
 
 from __future__ import annotations
@@ -21,9 +21,6 @@ from services.drafter.sequence import DraftSequence
 from services.drafter.session import Session
 from services.runtime import metrics
 from services.runtime.frames import pack_drafts
-
-AHEAD_STEP = 2
-"""Tokens drafted ahead between two looks at the inbox."""
 
 log = structlog.get_logger()
 
@@ -65,7 +62,6 @@ class DraftRounds:
         self._draft_seconds = metrics.DRAFT_SECONDS.labels(*labels)
         self._queue_seconds = metrics.DRAFT_QUEUE_SECONDS.labels(*labels)
         self._num_drafted = metrics.DRAFTED_TOKENS.labels(*labels, "answer")
-        self._num_ahead = metrics.DRAFTED_TOKENS.labels(*labels, "ahead")
 
     def choose(
         self, owed: Sequence[DraftSequence], now: float, *, may_follow: bool = False
@@ -106,12 +102,12 @@ class DraftRounds:
         for sequence in due:
             assert sequence.want is not None
             self._queue_seconds.observe(max(begun_at - sequence.want.arrived_at, 0.0))
-            num_tokens = self._num_tokens(sequence, sequence.session.plan.draft_length)
+            num_tokens = self.num_tokens(sequence, sequence.session.plan.draft_length)
             if num_tokens > 0:
                 wanted.append((sequence, num_tokens))
             else:
                 sequence.want = None
-        entries, draft_s = self._run(wanted, may_branch=True)
+        entries, draft_s = self.run(wanted, may_branch=True)
         answers = {sequence.session: drafter_pb2.DraftResponse() for sequence in due}
         for (sequence, num_tokens), entry in zip(wanted, entries, strict=True):
             if (
@@ -123,44 +119,13 @@ class DraftRounds:
             sequence.want = None
             sequence.drafted_length, sequence.num_drafted = entry.start, num_tokens
             self._num_drafted.inc(len(entry.tokens))
-        made = [(s, entry) for (s, _), entry in zip(wanted, entries, strict=True) if entry is not None]
+        made = [
+            (sequence, entry)
+            for (sequence, _), entry in zip(wanted, entries, strict=True)
+            if entry is not None and sequence.share == 0  # the other shares draft it to find its outcomes
+        ]
         num_steps = max((num_tokens for _, num_tokens in wanted), default=0) if made else 0
-        self._fill(answers, made, draft_s, num_steps)
-        return answers
-
-    def draft_ahead(
-        self, idle: Sequence[DraftSequence], may_go_on: Callable[[], bool]
-    ) -> dict[Session, drafter_pb2.DraftResponse]:
-        """Drafts longer chains from the same committed length; one answer per session that got any.
-
-        A drafter goes on from the chain it has, so this is done a few tokens at a time, and broken off with what there
-        is as soon as something newer has come in.
-        """
-        limits: dict[DraftSequence, int] = {}
-        for sequence in idle:
-            plan = sequence.session.plan
-            if plan.draft_ahead and plan.draft_length and sequence.drafted_length == sequence.length:
-                limits[sequence] = self._num_tokens(sequence, plan.draft_length + plan.draft_ahead)
-        longest: dict[DraftSequence, DraftEntry] = {}
-        draft_s = 0.0
-        while True:
-            growing = [
-                (sequence, min(sequence.num_drafted + AHEAD_STEP, limit))
-                for sequence, limit in limits.items()
-                if sequence.num_drafted < limit
-            ]
-            if not growing or not may_go_on():
-                break
-            entries, run_s = self._run(growing)
-            draft_s += run_s
-            for (sequence, num_tokens), entry in zip(growing, entries, strict=True):
-                if entry is not None and len(entry.tokens) > sequence.num_drafted:
-                    longest[sequence] = entry
-                    self._num_ahead.inc(len(entry.tokens) - sequence.num_drafted)
-                sequence.num_drafted = num_tokens  # also where nothing came of it: it is not tried again
-        longer = list(longest.items())
-        answers = {sequence.session: drafter_pb2.DraftResponse() for sequence, _ in longer}
-        self._fill(answers, longer, draft_s, num_steps=0)
+        self.fill(answers, made, draft_s, num_steps)
         return answers
 
     def take_broken(self) -> list[DraftSequence]:
@@ -168,11 +133,12 @@ class DraftRounds:
         broken, self._broken = self._broken, []
         return broken
 
-    def _num_tokens(self, sequence: DraftSequence, length: int) -> int:
+    def num_tokens(self, sequence: DraftSequence, length: int) -> int:
+        """As many tokens in a row as were asked for, and as fit the request, the frames and the drafter's positions."""
         room = self._limits.max_positions - sequence.length
         return min(length, sequence.max_draft_tokens, MAX_DRAFT_TOKENS, room)
 
-    def _run(
+    def run(
         self, wanted: Sequence[tuple[DraftSequence, int]], *, may_branch: bool = False
     ) -> tuple[list[DraftEntry | None], float]:
         """Calls the drafter; where it raises for a batch, each sequence is tried alone, to find the one at fault."""
@@ -182,9 +148,7 @@ class DraftRounds:
             DraftRequest(
                 sequence_id=sequence.local_id,
                 num_tokens=num_tokens,
-                max_nodes=min(sequence.session.plan.max_nodes, sequence.max_draft_tokens)
-                if may_branch
-                else 0,
+                max_nodes=_max_nodes(sequence, num_tokens) if may_branch else 0,
                 sampling=sequence.sampling,
             )
             for sequence, num_tokens in wanted
@@ -210,7 +174,7 @@ class DraftRounds:
         self._draft_seconds.observe(draft_s)
         return entries, draft_s
 
-    def _fill(
+    def fill(
         self,
         answers: dict[Session, drafter_pb2.DraftResponse],
         made: Sequence[tuple[DraftSequence, DraftEntry]],
@@ -225,3 +189,10 @@ class DraftRounds:
                 answer.num_draft_steps = num_steps
                 answer.num_sequences = len(made)
             answer.draft_us = int(draft_s * 1e6)
+
+
+def _max_nodes(sequence: DraftSequence, num_tokens: int) -> int:
+    """Nodes of a draft; of one whose outcomes are to be drafted past always those of a tree, be it a narrow one."""
+    plan = sequence.session.plan
+    wanted = max(plan.max_nodes, num_tokens + 1) if plan.outcomes and plan.draft_ahead else plan.max_nodes
+    return min(wanted, sequence.max_draft_tokens)

@@ -44,6 +44,9 @@ class DraftSequence:
         want: the draft that is owed, if one is.
         drafted_length: committed length of the last draft made, 0 before the first.
         num_drafted: tokens of the longest draft for that length.
+        outcomes_length: committed length of the last draft whose outcomes were drafted past.
+        share: of the drafters that share its outcomes, which this one is.
+        num_shares: how many they are.
         missing_since: when features first failed to come in, None while they keep up.
     """
 
@@ -59,6 +62,9 @@ class DraftSequence:
     want: Want | None = None
     drafted_length: int = 0
     num_drafted: int = 0
+    outcomes_length: int = 0
+    share: int = 0
+    num_shares: int = 1
     missing_since: float | None = None
 
     @property
