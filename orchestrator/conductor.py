@@ -94,6 +94,7 @@ class Conductor:
             counters=self._counters,
             forward_drafts=cycles.forward_drafts,
             clock=clock,
+            drafters_per_sequence=settings.drafters_per_sequence,
         )
         if settings.placement in ("auto", "separate"):
             self._desk.links = tuple(
@@ -107,7 +108,9 @@ class Conductor:
                 )
                 for endpoint in settings.drafters
             )
-        servicer = ConductorServicer(cycles, settings.max_sequences, lambda: self._verifier.info)
+        servicer = ConductorServicer(
+            cycles, settings.max_sequences, lambda: self._verifier.info, self._desk.may_have
+        )
         orchestrator_pb2_grpc.add_ConductorServiceServicer_to_server(servicer, process.server)
         process.add_service_name(orchestrator_pb2.DESCRIPTOR.services_by_name["ConductorService"].full_name)
         process.admit_while_draining(RUN_METHOD)

@@ -108,6 +108,7 @@ class Cycles:
             pending_since=now,
         )
         sequence.drafting.is_off = max_draft_nodes == 0
+        sequence.drafting.wanted = request.speculation.drafter
         self.table.add(sequence)
         self._counters.num_requests += 1
         if self.verifier.is_up:

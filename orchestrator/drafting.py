@@ -19,10 +19,10 @@ import structlog
 from orchestrator.counters import Counters
 from orchestrator.drafter_link import DrafterLink
 from orchestrator.faults import DRAFTING_ENDS, RETRY_DELAY_S
-from orchestrator.placement import check_drafter, choose_drafter
+from orchestrator.placement import check_drafter, choose_drafter, is_called
 from orchestrator.policy import PolicyInForce
 from orchestrator.reports import Reports
-from orchestrator.sequences import Sequence, SequenceState, SequenceTable
+from orchestrator.sequences import Attachment, Sequence, SequenceState, SequenceTable
 from orchestrator.supports import copy_supports, has_supports, supports_agree
 from orchestrator.verifier_link import VerifierLink
 from paceline.errors import IncompatiblePeerError, UnavailableError
@@ -50,6 +50,7 @@ class DraftingDesk:
         counters: Counters,
         forward_drafts: Callable[[peer_pb2.DraftBatch], None],
         clock: Callable[[], float],
+        drafters_per_sequence: int = 1,
     ) -> None:
         self.links: tuple[DrafterLink, ...] = ()
         self._table = table
@@ -59,6 +60,7 @@ class DraftingDesk:
         self._counters = counters
         self._forward_drafts = forward_drafts
         self._clock = clock
+        self._drafters_per_sequence = drafters_per_sequence
         self._epochs = itertools.count(1)
 
     @property
@@ -66,63 +68,76 @@ class DraftingDesk:
         """Whether drafts can be expected at all."""
         return any(link.is_up and not link.is_stalled for link in self.links)
 
+    def may_have(self, name: str) -> bool:
+        """Whether a drafter may answer to a name; one that has not been reached yet may answer to any."""
+        own = self._verifier.info
+        if own is not None and own.method and name == own.method:
+            return True  # the verifier's own
+        return any(link.info is None or is_called(link, name) for link in self.links)
+
     # What the cycle does.
 
     def attach(self, sequence: Sequence) -> None:
-        """Opens a running sequence at a drafter, if there is one."""
+        """Opens a running sequence at as many drafters as share its outcomes, as far as they are up."""
         drafting = sequence.drafting
-        info = self._verifier.info
-        if drafting.is_off or drafting.link is not None or info is None or not sequence.sequence_id:
+        if drafting.is_off or self._verifier.info is None or not sequence.sequence_id:
             return
-        link = choose_drafter(self.links)
-        if link is None or link.info is None:
-            return
-        drafting.link, drafting.epoch = link, next(self._epochs) & 0xFFFFFFFF
+        if not drafting.attachments:
+            able = sum(is_called(link, drafting.wanted) for link in self.links)
+            drafting.num_shares = max(1, min(self._drafters_per_sequence, able))
+        for share in drafting.missing_shares:
+            free = [link for link in self.links if drafting.at(link) is None]
+            link = choose_drafter(free, drafting.wanted)
+            if link is None or link.info is None:
+                return
+            self._open(sequence, Attachment(link, next(self._epochs) & 0xFFFFFFFF, share))
+
+    def _open(self, sequence: Sequence, attachment: Attachment) -> None:
+        link, verifier = attachment.link, self._verifier.info
+        assert verifier is not None
+        assert link.info is not None
+        sequence.drafting.attachments[attachment.share] = attachment
         self._counters.num_drafter_openings += 1
         link.open(
             drafter_pb2.OpenDraftSequence(
                 sequence_id=sequence.sequence_id,
-                epoch=drafting.epoch,
+                epoch=attachment.epoch,
                 token_ids=sequence.entry.tokens,
                 sampling=sequence.sampling,
                 verifier_endpoint=self._verifier.endpoint if link.reads_features else "",
-                verifier_instance_id=info.instance_id,
+                verifier_instance_id=verifier.instance_id,
                 max_draft_tokens=sequence.max_draft_tokens,
+                share=attachment.share,
+                num_shares=sequence.drafting.num_shares,
             )
         )
         if link.reads_features:
             self._verifier.attach(sequence.sequence_id, link.info.instance_id)
 
     def detach(self, sequence: Sequence) -> None:
-        """Closes a sequence at its drafter."""
-        link, sequence.drafting.link = sequence.drafting.link, None
-        if link is not None:
-            link.close(sequence.sequence_id)
+        """Closes a sequence at its drafters."""
+        attachments = list(sequence.drafting.attachments.values())
+        sequence.drafting.attachments.clear()
+        for attachment in attachments:
+            attachment.link.close(sequence.sequence_id)
 
     def retry(self, sequence: Sequence, now: float) -> None:
-        """Opens a sequence without a drafter again, once its pause is over."""
-        if (
-            sequence.drafting.link is None
-            and not sequence.drafting.is_off
-            and now >= sequence.drafting.retry_at
-        ):
+        """Opens a sequence that lacks a drafter again, once its pause is over."""
+        drafting = sequence.drafting
+        if drafting.missing_shares and not drafting.is_off and now >= drafting.retry_at:
             self.attach(sequence)
 
     def forward(self, commits: Iterable[tuple[Sequence, Seq[int]]]) -> None:
-        """Sends one step's new tokens to the drafters; each gets one batch."""
+        """Sends one step's new tokens to the drafters; each gets one batch, however many share a sequence."""
         batches: dict[DrafterLink, peer_pb2.CommitBatch] = {}
         for sequence, tokens in commits:
-            link = sequence.drafting.link
-            if link is None:
-                continue
-            batch = batches.get(link)
-            if batch is None:
-                batch = batches[link] = peer_pb2.CommitBatch()
-            batch.sequence_ids.append(sequence.sequence_id)
-            batch.epochs.append(sequence.drafting.epoch)
-            batch.starts.append(len(sequence.entry.tokens) - len(tokens))
-            batch.sizes.append(len(tokens))
-            batch.tokens.extend(tokens)
+            for attachment in sequence.drafting.attachments.values():
+                batch = batches.setdefault(attachment.link, peer_pb2.CommitBatch())
+                batch.sequence_ids.append(sequence.sequence_id)
+                batch.epochs.append(attachment.epoch)
+                batch.starts.append(len(sequence.entry.tokens) - len(tokens))
+                batch.sizes.append(len(tokens))
+                batch.tokens.extend(tokens)
         for link, batch in batches.items():
             link.commit(batch)
 
@@ -155,19 +170,25 @@ class DraftingDesk:
         check_drafter(info, self._verifier.info)
 
     def drafter_up(self, link: DrafterLink) -> None:
-        """Opens running sequences that have no drafter."""
+        """Opens running sequences that lack a drafter."""
         link.set_plan(self._policy.draft_plan())
         for sequence in self._table:
             if sequence.state is SequenceState.RUNNING:
                 self.attach(sequence)
 
     def drafter_down(self, link: DrafterLink, reason: str) -> None:
-        """Moves its sequences to another drafter, if one is up."""
+        """Moves its sequences to other drafters, if there are any."""
         for sequence in self._table:
-            if sequence.drafting.link is link:
-                sequence.drafting.link = None
-                if sequence.state is SequenceState.RUNNING:
-                    self.attach(sequence)
+            attachment = sequence.drafting.at(link)
+            if attachment is None:
+                continue
+            del sequence.drafting.attachments[attachment.share]
+            if (
+                attachment.share == 0
+            ):  # drafts come first: whoever is left takes the shares anew, from this one on
+                self.detach(sequence)
+            if sequence.state is SequenceState.RUNNING:
+                self.attach(sequence)
 
     def drafter_frame(
         self, link: DrafterLink, frame: drafter_pb2.DraftResponse, round_trip_us: int | None
@@ -195,9 +216,8 @@ class DraftingDesk:
         owners: list[Sequence | None] = []
         for sequence_id, epoch in zip(drafts.sequence_ids, drafts.epochs, strict=True):
             sequence = self._table.by_id(sequence_id)
-            is_current = (
-                sequence is not None and sequence.drafting.link is link and sequence.drafting.epoch == epoch
-            )
+            attachment = None if sequence is None else sequence.drafting.at(link)
+            is_current = attachment is not None and attachment.epoch == epoch
             owners.append(sequence if is_current else None)
         current = [sequence for sequence in owners if sequence is not None]
         for sequence in current:
@@ -234,14 +254,18 @@ class DraftingDesk:
     def _failed(self, link: DrafterLink, failure: peer_pb2.SequenceFailure) -> None:
         """A sequence failed at a drafter: its text goes on, and it is opened again where that may help."""
         sequence = self._table.by_id(failure.sequence_id)
-        if sequence is None or sequence.drafting.link is not link:
+        attachment = None if sequence is None else sequence.drafting.at(link)
+        if sequence is None or attachment is None:
             return
         self._counters.num_drafter_failures += 1
         drafting = sequence.drafting
-        self.detach(sequence)
+        del drafting.attachments[attachment.share]
+        link.close(sequence.sequence_id)
         drafting.num_reopens += 1
         drafting.is_off = failure.reason in DRAFTING_ENDS or drafting.num_reopens > MAX_REOPENS_IN_A_ROW
         drafting.retry_at = self._clock() + RETRY_DELAY_S * 2**drafting.num_reopens
+        if drafting.is_off:
+            self.detach(sequence)
         log.info(
             "sequence failed at a drafter",
             request_id=sequence.entry.request_id,

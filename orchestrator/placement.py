@@ -35,6 +35,16 @@ class Candidate(Protocol):
         """Sequences it has open for us."""
         ...
 
+    @property
+    def endpoint(self) -> str:
+        """host:port."""
+        ...
+
+    @property
+    def info(self) -> peer_pb2.PeerInfo | None:
+        """Its identity, from the last connection; None before the first."""
+        ...
+
 
 CandidateT = TypeVar("CandidateT", bound=Candidate)
 
@@ -50,10 +60,22 @@ def placement_in_force(
     return "colocated" if verifier is not None and verifier.method else "none"
 
 
-def choose_drafter(candidates: Iterable[CandidateT]) -> CandidateT | None:
-    """The drafter that is up with the fewest sequences; a stalled one only where there is no other."""
-    usable = [candidate for candidate in candidates if candidate.is_up]
+def choose_drafter(candidates: Iterable[CandidateT], wanted: str = "") -> CandidateT | None:
+    """The drafter that is up with the fewest sequences; a stalled one only where there is no other.
+
+    Args:
+        candidates: drafters to choose from.
+        wanted: the name, method or endpoint that the drafter must have; empty takes any.
+    """
+    usable = [candidate for candidate in candidates if candidate.is_up and is_called(candidate, wanted)]
     return min(usable, key=lambda candidate: (candidate.is_stalled, candidate.num_sequences), default=None)
+
+
+def is_called(candidate: Candidate, wanted: str) -> bool:
+    """Whether a drafter answers to a name; every one does to none."""
+    info = candidate.info
+    names = {candidate.endpoint} if info is None else {candidate.endpoint, info.drafter_name, info.method}
+    return not wanted or wanted in names
 
 
 def check_protocol(info: peer_pb2.PeerInfo) -> None:

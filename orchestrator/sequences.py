@@ -84,23 +84,49 @@ def passes_per_position(by_depth: Counter[int]) -> list[int]:
     return counts
 
 
-@dataclass(slots=True)
-class Drafting:
-    """The drafter's side of one sequence.
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """One drafter that has a sequence open.
 
     Attributes:
-        link: the drafter that has it open, or None.
-        epoch: the drafter's epoch of it.
+        link: the drafter.
+        epoch: its epoch of the sequence.
+        share: of the outcomes that several drafters share, which this one's is; share 0 also makes the drafts.
+    """
+
+    link: DrafterLink
+    epoch: int
+    share: int
+
+
+@dataclass(slots=True)
+class Drafting:
+    """The drafters' side of one sequence.
+
+    Attributes:
+        attachments: the drafters that have it open, by share.
+        num_shares: how many drafters its outcomes are shared out to, whether or not all of them are there.
+        wanted: the drafter that the request names; empty for any.
         is_off: no drafter is to have it any more (asked for by the request, or past its positions).
         num_reopens: openings in a row that failed; sets the delay of the next.
         retry_at: loop time before which it is not opened again.
     """
 
-    link: DrafterLink | None = None
-    epoch: int = 0
+    attachments: dict[int, Attachment] = field(default_factory=dict)
+    num_shares: int = 1
+    wanted: str = ""
     is_off: bool = False
     num_reopens: int = 0
     retry_at: float = 0.0
+
+    def at(self, link: DrafterLink) -> Attachment | None:
+        """The attachment to a drafter."""
+        return next((a for a in self.attachments.values() if a.link is link), None)
+
+    @property
+    def missing_shares(self) -> list[int]:
+        """Shares that no drafter has; the first is the one that matters most."""
+        return [share for share in range(self.num_shares) if share not in self.attachments]
 
 
 @dataclass(slots=True, eq=False)

@@ -19,6 +19,7 @@ from paceline.v1 import orchestrator_pb2, orchestrator_pb2_grpc, peer_pb2, sampl
 from services.runtime.sampling import check_log_probs, check_token_ids, sampling_params
 
 MAX_REQUEST_ID_BYTES = 64
+MAX_DRAFTER_NAME = 256
 MAX_STOP_TOKENS = 64
 
 log = structlog.get_logger()
@@ -28,17 +29,25 @@ class ConductorServicer(orchestrator_pb2_grpc.ConductorServiceServicer):
     """Serves gateways."""
 
     def __init__(
-        self, cycles: Cycles, max_sequences: int, verifier: Callable[[], peer_pb2.PeerInfo | None]
+        self,
+        cycles: Cycles,
+        max_sequences: int,
+        verifier: Callable[[], peer_pb2.PeerInfo | None],
+        may_have_drafter: Callable[[str], bool],
     ) -> None:
         self._cycles = cycles
         self._max_sequences = max_sequences
         self._verifier = verifier
+        self._may_have_drafter = may_have_drafter
 
     async def Run(
         self, request: orchestrator_pb2.RunRequest, context: Any
     ) -> AsyncIterator[orchestrator_pb2.RunResponse]:
         """Streams one request's tokens, then its end."""
         max_draft_nodes = check_run(request, self._verifier())
+        wanted = request.speculation.drafter
+        if wanted and max_draft_nodes and not self._may_have_drafter(wanted):
+            raise InvalidRequestError("speculation.drafter", f"no drafter is called {wanted[:64]!r}")
         if self._cycles.is_running(request.request_id):
             raise InvalidRequestError("request_id", f"{request.request_id} is running already")
         if self._cycles.num_running >= self._max_sequences:
@@ -104,6 +113,8 @@ def check_run(request: orchestrator_pb2.RunRequest, verifier: peer_pb2.PeerInfo 
                 f"{num_positions} positions are asked for, the model has {verifier.max_positions}",
             )
     options = request.speculation
+    if len(options.drafter) > MAX_DRAFTER_NAME:
+        raise InvalidRequestError("speculation.drafter", f"must have at most {MAX_DRAFTER_NAME} characters")
     if options.disabled:
         return 0
     if not options.HasField("max_draft_tokens"):

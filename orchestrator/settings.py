@@ -32,6 +32,9 @@ class OrchestratorSettings(ServerSettings):
     scheduler: str | None = Field(
         None, description="scheduler, host:port; without one a fixed default policy holds"
     )
+    drafters_per_sequence: int = Field(
+        1, ge=1, le=64, description="drafters that share the likely outcomes of one sequence's steps"
+    )
     placement: PlacementSetting = Field(
         "auto",
         description="colocated, separate or none; auto: separate with drafters, else the verifier's own",

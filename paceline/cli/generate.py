@@ -97,6 +97,12 @@ def generate(
     ] = False,
     ignore_eos: Annotated[bool, typer.Option(help="Go on past the model's end token.")] = False,
     speculation: Annotated[bool, typer.Option(help="Use drafts.")] = True,
+    max_draft_tokens: Annotated[
+        int | None, typer.Option(help="Draft at most so many tokens at a time.", min=1, max=64)
+    ] = None,
+    use_drafter: Annotated[
+        str, typer.Option(help="Name, method or endpoint of the drafter to use; any by default.")
+    ] = "",
     compare: Annotated[bool, typer.Option(help="Also decode plainly and compare.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the text alone.")] = False,
     timeout_s: Annotated[float, typer.Option(help="Seconds for each generation.", min=0.1)] = 300.0,
@@ -132,6 +138,8 @@ def generate(
         "regex": regex,
         "grammar": _file_or_text(grammar),
         "choice": choice or None,
+        "max_draft_tokens": max_draft_tokens,
+        "drafter": use_drafter,
         "timeout_s": timeout_s,
     }
     if compare and num_choices != 1:

@@ -61,6 +61,7 @@ def build_request(
     ignore_eos: bool = False,
     speculation: bool = True,
     max_draft_tokens: int | None = None,
+    drafter: str = "",
     json_schema: str | Mapping[str, Any] | None = None,
     json_object: bool = False,
     regex: str | None = None,
@@ -95,6 +96,7 @@ def build_request(
         ignore_eos: go on past the model's end token.
         speculation: False decodes plainly.
         max_draft_tokens: upper bound of the draft length.
+        drafter: name, method or endpoint of the drafter to use; empty takes any.
         json_schema: the completion is JSON of this schema, given as an object or as JSON text.
         json_object: the completion is any JSON object.
         regex: the whole completion matches this regular expression.
@@ -124,6 +126,7 @@ def build_request(
     for name, value in sampling_fields.items():
         _set(request.sampling, name, value, f"sampling.{name}")
     _set(request, "max_tokens", max_tokens, "max_tokens")
+    request.speculation.drafter = drafter
     _set(request.speculation, "max_draft_tokens", max_draft_tokens, "speculation.max_draft_tokens")
     _set(request, "n", n, "n")
     _set(request.log_probs, "num_top", log_probs, "log_probs.num_top")

@@ -58,6 +58,25 @@ def choose_chain_tokens(
     return (chosen if draft_ids is None else draft_ids[chosen]), log_probs
 
 
+def rank_children(
+    logits: Tensor,
+    draft_ids: Tensor | None,
+    positions: Sequence[int],
+    params: Sequence[SamplingParams],
+    count: int,
+) -> tuple[list[list[float]], list[list[int]]]:
+    """The tokens that the target is likeliest to choose under each request's rule, best first; as in `rank_by_race`."""
+    log_probs, ids = (
+        top.tolist() for top in logits.log_softmax(-1).topk(min(count, logits.shape[1]), dim=-1)
+    )
+    coupled = [i for i, p in enumerate(params) if p.resolved_mode is VerifyMode.COUPLED]
+    if coupled:
+        part = [positions[i] for i in coupled], [params[i] for i in coupled]
+        for i, *own in zip(coupled, *rank_by_race(logits[coupled], draft_ids, *part, count), strict=True):
+            log_probs[i], ids[i] = own
+    return log_probs, ids
+
+
 def rank_by_race(
     logits: Tensor,
     draft_ids: Tensor | None,

@@ -25,7 +25,7 @@ from paceline.drafters.base import (
     may_rank,
 )
 from paceline.drafters.checkpoint import CheckpointError, DrafterConfig, load_tensor, load_tensors
-from paceline.drafters.choice import choose_chain_tokens, draw_chain_tokens, rank_by_race
+from paceline.drafters.choice import choose_chain_tokens, draw_chain_tokens, rank_children
 from paceline.drafters.comb import comb_entry, num_draws
 from paceline.drafters.eagle3_layer import (
     MAX_BEST,
@@ -48,9 +48,6 @@ from paceline.trie import DraftEntry, DrawRule, SiblingDraws
 
 MAX_WIDTH = MAX_BEST
 """Most nodes that a tree expands at one depth."""
-
-MAX_TREE_DEPTH = 64
-"""Bound on the depth of a draft, for the room in front of the drafter's last position."""
 
 MIN_BRANCH = 4
 """Children that every expanded node proposes, at least. They cost no pass, and the likeliest of all nodes are kept.
@@ -272,19 +269,18 @@ class Eagle3Drafter:
             ]
             if may_go_on():
                 self._run_nodes([(r, s, t, t.nodes.sent_not_run()) for r, s, t in growing])
-            tips = [t.nodes.outcomes(r.max_outcomes, r.share, r.num_shares) for r, _, t in growing]
+            ends = [t.nodes.outcomes(r.max_outcomes, r.share, r.num_shares) for r, _, t in growing]
+            tips = list(ends)
             for step in range(max((request.num_tokens for request, _, _ in growing), default=0)):
                 if not may_go_on():
                     break
-                rows = [
-                    (request, state, tree, tip if step < request.num_tokens else [])
-                    for (request, state, tree), tip in zip(growing, tips, strict=True)
-                ]
-                self._run_nodes(rows)
-                tips = [[tree.nodes.best_child(node) for node in nodes] for _, _, tree, nodes in rows]
+                going_on = [i for i, (request, _, _) in enumerate(growing) if step < request.num_tokens]
+                self._run_nodes([(*growing[i], growing[i][2].nodes.not_run(tips[i])) for i in going_on])
+                for i in going_on:
+                    tips[i] = [growing[i][2].nodes.best_child(node) for node in tips[i]]
             entries = {
-                request.sequence_id: tree.nodes.entry(tree.start, tree.nodes.fresh(request.max_nodes))
-                for request, _, tree in growing
+                request.sequence_id: tree.nodes.entry(tree.start, tree.nodes.behind(own, request.max_nodes))
+                for (request, _, tree), own in zip(growing, ends, strict=True)
             }
         return [entries.get(request.sequence_id) for request in requests]
 
@@ -414,12 +410,13 @@ class Eagle3Drafter:
 
     def _tree_of(self, request: OutcomeRequest, state: SequenceState) -> Tree | None:
         """The tree to grow: the last draft as it is, if it still goes on from the committed tokens."""
+        tree = state.tree
+        if tree is None or tree.start != len(state.tokens):
+            return None
         if request.num_tokens < 1 or not may_rank(request.sampling):
             return None
-        depth = request.num_tokens + MAX_TREE_DEPTH
-        if state.tree is None or state.tree.start != len(state.tokens):
-            return None
-        return state.tree if state.tree.start + depth <= self.max_positions else None
+        last = tree.start + tree.nodes.depth + request.num_tokens
+        return tree if last <= self.max_positions else None
 
     def _run_nodes(
         self, wanted: Sequence[tuple[DraftRequest | OutcomeRequest, SequenceState, Tree, Sequence[int]]]
@@ -467,11 +464,6 @@ class Eagle3Drafter:
         count: int,
     ) -> tuple[list[list[float]], list[list[int]]]:
         """What the target is likeliest to choose after each row: log-probabilities and draft ids."""
-        log_probs, ids = likeliest(count)
-        coupled = [i for i, param in enumerate(params) if param.resolved_mode is VerifyMode.COUPLED]
-        if coupled:
-            part = [positions[i] for i in coupled], [params[i] for i in coupled]
-            raced = rank_by_race(logits()[coupled], self._draft_ids, *part, count)
-            for i, own_log_probs, own_ids in zip(coupled, *raced, strict=True):
-                log_probs[i], ids[i] = own_log_probs, own_ids
-        return log_probs, ids
+        if any(param.resolved_mode is VerifyMode.COUPLED for param in params):
+            return rank_children(logits(), self._draft_ids, positions, params, count)
+        return likeliest(count)

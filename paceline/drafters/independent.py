@@ -16,12 +16,16 @@ import torch
 
 from paceline.drafters.base import DrafterError, DraftRequest, OutcomeRequest, UnknownDraftSequenceError
 from paceline.drafters.checkpoint import CheckpointError, DrafterConfig
-from paceline.drafters.choice import choose_chain_tokens, draw_chain_tokens
+from paceline.drafters.choice import choose_chain_tokens, draw_chain_tokens, rank_children
 from paceline.drafters.comb import comb_entry, num_draws
+from paceline.drafters.tree import ROOT, GrowingTree
+from paceline.sampling import SamplingParams
 from paceline.target import Device, SequenceRows, TapSpec, TargetEngine
 from paceline.trie import DraftEntry, DrawRule, SiblingDraws
 
 MODEL_DIR = "model"
+BRANCH = 4
+"""Children that every row of a tree proposes."""
 
 
 @dataclass(slots=True)
@@ -50,6 +54,59 @@ class SequenceState:
     def text(self) -> list[int]:
         """Committed tokens and the chain."""
         return self.tokens + self.chain
+
+
+class OutcomeTree:
+    """A chain, and what may follow where the target leaves it.
+
+    Attributes:
+        nodes: what was proposed.
+        tokens: of the rows to run: the chain's, then those of the paths behind it.
+        parents: of each row, -1 for the root.
+    """
+
+    def __init__(self, chain: Sequence[int]) -> None:
+        self.nodes = GrowingTree()
+        self.tokens = list(chain)
+        self.parents = list(range(-1, len(chain) - 1))
+        self._rows: list[int] = []  # node of each row, as far as they have been run
+        self._chain = len(chain)
+        self._fresh: list[int] = []
+
+    def run(self, nodes: Sequence[int]) -> None:
+        """Add rows for proposed nodes."""
+        tokens, from_rows, _, _ = self.nodes.run(nodes)
+        self.tokens += tokens
+        self.parents += from_rows
+        self._fresh = list(nodes)
+
+    def propose(self, logits: torch.Tensor, length: int, sampling: SamplingParams) -> None:
+        """Take in `[1 + rows, vocab]` float32 logits, the root's first, of a text of `length` committed tokens."""
+        if self._rows:
+            rows = logits[1 + len(self._rows) :]
+            depths = self.nodes.depths(self._fresh)
+        else:
+            rows, depths = logits, list(range(self._chain + 1))
+        if len(rows) == 0:
+            return
+        positions = [length + depth for depth in depths]
+        log_probs, ids = rank_children(rows, None, positions, [sampling] * len(positions), BRANCH)
+        if self._rows:
+            self.nodes.propose(self._fresh, log_probs, ids)
+            self._rows += self._fresh
+            self._fresh = []
+            return
+        parent = ROOT
+        for place, (own_log_probs, own_ids) in enumerate(zip(log_probs, ids, strict=True)):
+            if (
+                place < self._chain and self.tokens[place] not in own_ids
+            ):  # chosen otherwise: it is kept, as the last
+                own_log_probs[-1], own_ids[-1] = own_log_probs[-1], self.tokens[place]
+            self.nodes.propose([parent], [own_log_probs], [own_ids])
+            if place < self._chain:
+                parent = self.nodes.send_child(parent, self.tokens[place])
+                self.nodes.run([parent])
+                self._rows.append(parent)
 
 
 class IndependentDrafter:
@@ -134,8 +191,57 @@ class IndependentDrafter:
     def draft_outcomes(
         self, requests: Sequence[OutcomeRequest], may_go_on: Callable[[], bool] = lambda: True
     ) -> list[DraftEntry | None]:
-        """Not yet."""
-        return [None for _ in requests]
+        """Draft past likely outcomes: every pass runs the whole tree, which for a small model is few rows."""
+        growing: list[tuple[OutcomeRequest, SequenceState, OutcomeTree]] = []
+        for request in requests:
+            state = self._get(request.sequence_id)
+            fits = len(state.text) + request.num_tokens < self.max_positions
+            if request.num_tokens > 0 and state.chain and not state.draws and fits:
+                growing.append((request, state, OutcomeTree(state.chain)))
+        if not growing or not may_go_on():
+            return [None for _ in requests]
+        self._run_trees(growing)
+        ends = [
+            tree.nodes.outcomes(request.max_outcomes, request.share, request.num_shares)
+            for request, _, tree in growing
+        ]
+        tips = list(ends)
+        for step in range(max(request.num_tokens for request, _, _ in growing)):
+            if not may_go_on():
+                break
+            going_on = [i for i, (request, _, _) in enumerate(growing) if step < request.num_tokens]
+            for i in going_on:
+                growing[i][2].run(tips[i])
+            self._run_trees([growing[i] for i in going_on])
+            for i in going_on:
+                tips[i] = [growing[i][2].nodes.best_child(node) for node in tips[i]]
+        entries = {
+            request.sequence_id: tree.nodes.entry(
+                len(state.tokens), tree.nodes.behind(own, request.max_nodes)
+            )
+            for (request, state, tree), own in zip(growing, ends, strict=True)
+        }
+        return [entries.get(request.sequence_id) for request in requests]
+
+    def _run_trees(self, growing: Sequence[tuple[OutcomeRequest, SequenceState, OutcomeTree]]) -> None:
+        """One step over all trees, root included; proposes what follows the rows that are new."""
+        rows = []
+        for _, state, tree in growing:
+            root = len(state.tokens) - 1
+            self._engine.truncate(state.slot, min(root, state.num_cached, self._engine.length(state.slot)))
+            behind = state.tokens[self._engine.length(state.slot) :]
+            first = len(behind)
+            parents = [
+                *range(-1, first - 1),
+                *(first - 1 if row < 0 else first + row for row in tree.parents),
+            ]
+            wanted = [first - 1, *range(first, first + len(tree.tokens))]
+            rows.append(SequenceRows(state.slot, [*behind, *tree.tokens], parents=parents, num_logits=wanted))
+            state.num_cached = len(state.tokens)
+        outputs = self._engine.step(rows).logits
+        for (request, state, tree), part, logits in zip(growing, rows, outputs, strict=True):
+            self._engine.keep(state.slot, range(len(part.tokens) - len(tree.tokens)))
+            tree.propose(logits, len(state.tokens), request.sampling)
 
     def _grow(self, growing: Sequence[DraftRequest]) -> None:
         states = [self._get(request.sequence_id) for request in growing]

@@ -76,6 +76,15 @@ class GrowingTree:
         from_rows = [path[-2] if len(path) > 1 else ROOT for path in paths]
         return [self._tokens[n] for n in nodes], from_rows, [self._depths[n] for n in nodes], paths
 
+    @property
+    def depth(self) -> int:
+        """Depth of the deepest node."""
+        return max(self._depths, default=0)
+
+    def depths(self, nodes: Iterable[int]) -> list[int]:
+        """How deep nodes lie; the root's children at 1."""
+        return [self._depths[node] for node in nodes]
+
     def best(self, nodes: Iterable[int], count: int) -> list[int]:
         """The likeliest of some nodes, at most `count`, likeliest first; of equals the older."""
         return heapq.nsmallest(count, nodes, key=lambda node: (-self._scores[node], node))
@@ -86,9 +95,25 @@ class GrowingTree:
         self._sent = set(sent)
         return sent
 
+    def send_child(self, parent: int, token: int) -> int:
+        """One node more that is verified next: the child of a sent one, or of the root, with this token.
+
+        Raises:
+            KeyError: no such child was proposed.
+        """
+        for child in self._children[parent]:
+            if self._tokens[child] == token:
+                self._sent.add(child)
+                return child
+        raise KeyError(token)
+
     def sent_not_run(self) -> list[int]:
         """Sent nodes without proposals of what follows them, parents before children."""
-        return sorted(node for node in self._sent if node not in self._children)
+        return sorted(self.not_run(self._sent))
+
+    def not_run(self, nodes: Iterable[int]) -> list[int]:
+        """Those of some nodes that have no proposals of what follows them."""
+        return [node for node in nodes if node not in self._children]
 
     def outcomes(self, count: int, share: int = 0, num_shares: int = 1) -> list[int]:
         """The likeliest ends of the step that verifies what was sent: a sent path, and a token that was not sent.
@@ -111,10 +136,14 @@ class GrowingTree:
         """The likeliest proposal behind a node."""
         return min(self._children[node], key=lambda child: (-self._log_probs[child], child))
 
-    def fresh(self, count: int) -> list[int]:
-        """The likeliest nodes that were not sent, at most `count` together with those that lead to them."""
-        kept: set[int] = set()
-        for node in self.best((n for n in range(len(self._tokens)) if n not in self._sent), count):
+    def behind(self, outcomes: Iterable[int], count: int) -> list[int]:
+        """What follows some outcomes: the likeliest such nodes, at most `count` with all that lead to them.
+
+        An outcome that nothing follows is left out: once it is committed there would be nothing to verify.
+        """
+        ends, kept = set(outcomes), set[int]()
+        followers = (n for n in range(len(self._tokens)) if n not in ends and self._outcome_of(n) in ends)
+        for node in self.best(followers, count):
             path = []
             while node != ROOT and node not in kept:
                 path.append(node)
@@ -123,6 +152,13 @@ class GrowingTree:
                 break
             kept.update(path)
         return sorted(kept)
+
+    def _outcome_of(self, node: int) -> int:
+        """Where a node's path leaves what was sent; `ROOT` for one that was sent."""
+        outcome = ROOT
+        while node != ROOT and node not in self._sent:
+            outcome, node = node, self._parents[node]
+        return outcome
 
     def entry(self, start: int, nodes: Sequence[int]) -> DraftEntry:
         """Nodes, each after its parent, as a draft entry from committed length `start`."""

@@ -144,9 +144,11 @@ class StopCondition(_message.Message):
     def __init__(self, type: _Optional[_Union[StopType, str]] = ..., token_id: _Optional[int] = ..., text: _Optional[str] = ...) -> None: ...
 
 class SpeculationOptions(_message.Message):
-    __slots__ = ("disabled", "max_draft_tokens")
+    __slots__ = ("disabled", "max_draft_tokens", "drafter")
     DISABLED_FIELD_NUMBER: _ClassVar[int]
     MAX_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DRAFTER_FIELD_NUMBER: _ClassVar[int]
     disabled: bool
     max_draft_tokens: int
-    def __init__(self, disabled: _Optional[bool] = ..., max_draft_tokens: _Optional[int] = ...) -> None: ...
+    drafter: str
+    def __init__(self, disabled: _Optional[bool] = ..., max_draft_tokens: _Optional[int] = ..., drafter: _Optional[str] = ...) -> None: ...

@@ -57,6 +57,7 @@ class Host:
             dtype=dtype,
             tap=drafter_tap(settings.drafter),
             max_positions=drafter.max_positions,
+            name=settings.name,
         )
         return cls(settings, drafter, info)
 

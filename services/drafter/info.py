@@ -43,6 +43,7 @@ def peer_info(
     dtype: torch.dtype,
     tap: TapSpec | None,
     max_positions: int | None,
+    name: str = "",
 ) -> peer_pb2.PeerInfo:
     """Identity and limits of this process.
 
@@ -53,6 +54,7 @@ def peer_info(
         dtype: what it computes in.
         tap: the features it reads, as the checkpoint defines them.
         max_positions: positions the drafter has; None where only the target bounds them.
+        name: by which requests may ask for it.
     """
     config = target_config(model_dir)
     target_positions = int(config.get("max_position_embeddings") or UNBOUNDED_POSITIONS)
@@ -68,4 +70,5 @@ def peer_info(
         tap=feature_tap(tap, int(config["hidden_size"])),
         device=describe_device(device),
         model_name=model_dir.name,
+        drafter_name=name,
     )

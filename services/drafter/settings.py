@@ -22,6 +22,11 @@ class Settings(ServerSettings):
     )
     drafter: Path = Field(description="drafter checkpoint, a local directory")
     model: str = Field(description="target it was made for: name of a fetched model or a local directory")
+    name: str = Field(
+        "",
+        max_length=64,
+        description="name by which requests may ask for this drafter; its method will do too",
+    )
     device: str = Field("cpu", description="cpu, cuda:0, cuda:1, ...")
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field("auto", description="compute dtype")
     threads: int | None = Field(None, ge=1, le=1024, description="torch threads; one per core where absent")

@@ -25,6 +25,7 @@ MAX_TEMPERATURE = 100.0
 MAX_STOP_CONDITIONS = 8
 MAX_STOP_TEXT_BYTES = 256
 MAX_DRAFT_TOKENS = 64
+MAX_DRAFTER_NAME = 256
 MAX_MESSAGES = 4096
 MAX_CHOICES = 16
 _ROLES = ("system", "user", "assistant")
@@ -121,6 +122,10 @@ class RequestChecker:
         if request.speculation.HasField("max_draft_tokens"):
             draft_tokens = request.speculation.max_draft_tokens
             in_range("speculation.max_draft_tokens", draft_tokens, 1, MAX_DRAFT_TOKENS)
+        if len(request.speculation.drafter) > MAX_DRAFTER_NAME:
+            raise InvalidRequestError(
+                "speculation.drafter", f"must have at most {MAX_DRAFTER_NAME} characters"
+            )
         prompt = self._prompt(request, model)
         return CheckedRequest(
             prompt_token_ids=prompt,

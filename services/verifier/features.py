@@ -19,6 +19,7 @@ from services.runtime import tensors
 from services.runtime.outbox import Outbox
 
 MAX_QUEUED_CHUNKS = 8192
+MAX_READERS = 16
 
 
 class Subscriber(Outbox[target_pb2.StreamFeaturesResponse]):
@@ -62,7 +63,7 @@ class FeatureHub:
         self._lock = threading.Lock()
         self._subscribers: dict[str, Subscriber] = {}
         self._logs: dict[int, FeatureLog] = {}
-        self._readers: dict[int, tuple[str, int]] = {}  # sequence -> (subscriber, epoch)
+        self._readers: dict[int, dict[str, int]] = {}  # sequence -> subscriber -> epoch
 
     def subscribe(self, subscriber: Subscriber) -> None:
         """Register a call and replay the logs attached to it; a newer call replaces an older one.
@@ -71,9 +72,9 @@ class FeatureHub:
         """
         with self._lock:
             self._subscribers[subscriber.subscriber_id] = subscriber
-            for sequence_id, (reader, _) in self._readers.items():
-                if reader == subscriber.subscriber_id:
-                    self._replay(sequence_id, 0)
+            for sequence_id, readers in self._readers.items():
+                if subscriber.subscriber_id in readers:
+                    self._replay(sequence_id, 0, subscriber.subscriber_id)
 
     def unsubscribe(self, subscriber: Subscriber) -> None:
         """Forget a call, unless a newer one has taken its place."""
@@ -87,17 +88,24 @@ class FeatureHub:
             self._logs[sequence_id] = FeatureLog()
 
     def close(self, sequence_id: int) -> None:
-        """Drop a log and its reader."""
+        """Drop a log and its readers."""
         with self._lock:
             self._logs.pop(sequence_id, None)
             self._readers.pop(sequence_id, None)
 
     def attach(self, sequence_id: int, epoch: int, subscriber_id: str, start: int) -> None:
-        """Push a sequence's features to `subscriber_id` from `start` on, replaying what is in the log."""
+        """Push a sequence's features to `subscriber_id` from `start` on, replaying what is in the log.
+
+        Of more than `MAX_READERS` of one sequence the one that came first gives way.
+        """
         with self._lock:
             if sequence_id in self._logs:
-                self._readers[sequence_id] = (subscriber_id, epoch)
-                self._replay(sequence_id, start)
+                readers = self._readers.setdefault(sequence_id, {})
+                readers.pop(subscriber_id, None)
+                readers[subscriber_id] = epoch
+                if len(readers) > MAX_READERS:
+                    del readers[next(iter(readers))]
+                self._replay(sequence_id, start, subscriber_id)
 
     def length(self, sequence_id: int) -> int:
         """Positions whose features are logged; 0 without a log."""
@@ -115,7 +123,7 @@ class FeatureHub:
             return None if rows is None else rows[:num_positions]
 
     def append(self, sequence_id: int, start: int, rows: Tensor, tokens: Sequence[int] = ()) -> None:
-        """Log the features of a sequence's positions and push them to its reader.
+        """Log the features of a sequence's positions and push them to its readers.
 
         What is logged already is neither logged nor pushed again: a sequence that lost its slot runs its text twice.
 
@@ -135,21 +143,23 @@ class FeatureHub:
                 return
             start = log.length
             log.append(fresh)
-            self._push(sequence_id, start, fresh, tokens)
+            for subscriber_id in self._readers.get(sequence_id, ()):
+                self._push(sequence_id, start, fresh, subscriber_id, tokens)
 
-    def _replay(self, sequence_id: int, start: int) -> None:
+    def _replay(self, sequence_id: int, start: int, subscriber_id: str) -> None:
         rows = self._logs[sequence_id].since(start)
         if rows is not None:
-            self._push(sequence_id, start, rows)
+            self._push(sequence_id, start, rows, subscriber_id)
 
-    def _push(self, sequence_id: int, start: int, rows: Tensor, tokens: Sequence[int] = ()) -> None:
-        subscriber_id, epoch = self._readers.get(sequence_id, ("", 0))
+    def _push(
+        self, sequence_id: int, start: int, rows: Tensor, subscriber_id: str, tokens: Sequence[int] = ()
+    ) -> None:
         subscriber = self._subscribers.get(subscriber_id)
         if subscriber is not None:
             subscriber.push(
                 target_pb2.StreamFeaturesResponse(
                     sequence_id=sequence_id,
-                    epoch=epoch,
+                    epoch=self._readers[sequence_id][subscriber_id],
                     start=start,
                     features=tensors.encode(rows),
                     tokens=tokens,

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import grpc
 import torch
 from torch import Tensor
 
-from paceline.drafters import DraftRequest
+from paceline.drafters import DraftRequest, OutcomeRequest
 from paceline.target import TapSpec
 from paceline.trie import DraftEntry
 from paceline.v1 import peer_pb2, target_pb2, target_pb2_grpc
@@ -52,6 +52,8 @@ class ScriptedDrafter:
         self.num_fed: dict[int, int] = {}
         self.batches: list[list[DraftRequest]] = []
         self.broken_prompts: set[int] = set()  # first tokens of sequences on which drafting raises
+        self.outcome_batches: list[list[OutcomeRequest]] = []
+        self.broken_outcomes: set[int] = set()
         self.may_draft = threading.Event()
         self.may_draft.set()
 
@@ -82,6 +84,27 @@ class ScriptedDrafter:
                 continue
             tokens = continuation(text, request.num_tokens)
             entries.append(DraftEntry.chain(len(text), tuple(tokens), tuple([-0.5] * len(tokens))))
+        return entries
+
+    def draft_outcomes(
+        self, requests: Sequence[OutcomeRequest], may_go_on: Callable[[], bool] = lambda: True
+    ) -> list[DraftEntry | None]:
+        """Outcome i of a text is the first i tokens of its continuation and a wrong one; what follows goes on there."""
+        self.outcome_batches.append(list(requests))
+        entries: list[DraftEntry | None] = []
+        for request in requests:
+            text = self.texts[request.sequence_id]
+            if text[0] in self.broken_outcomes:
+                raise ValueError("scripted failure")
+            tokens: list[int] = []
+            parents: list[int] = []
+            for outcome in range(request.max_outcomes)[request.share :: request.num_shares]:
+                path = continuation(text, outcome)
+                path.append((continuation([*text, *path], 1)[0] + 1) % VOCAB_SIZE)
+                path += continuation([*text, *path], request.num_tokens)
+                parents += [-1, *range(len(tokens), len(tokens) + len(path) - 1)]
+                tokens += path
+            entries.append(DraftEntry(len(text), tuple(tokens), tuple(parents), tuple([-0.5] * len(tokens))))
         return entries
 
     def close(self, sequence_id: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -49,9 +49,14 @@ def _turn(x: Tensor, positions: Tensor) -> Tensor:
 
 
 def reference_chain(
-    w: dict[str, Tensor], embedding: Tensor, taps: Tensor, tokens: list[int], steps: int
+    w: dict[str, Tensor],
+    embedding: Tensor,
+    taps: Tensor,
+    tokens: list[int],
+    steps: int,
+    forced: Sequence[int] = (),
 ) -> list[int]:
-    """Greedy chain, everything recomputed for every token: no cache, no packing, no batch."""
+    """Greedy chain behind some forced tokens, everything recomputed for every token: no cache, no packing, no batch."""
     fused = taps[: len(tokens) - 1] @ w["fc.weight"].T
     states = list(fused)
     words = list(tokens[1:])
@@ -60,7 +65,7 @@ def reference_chain(
     def norm(x: Tensor, name: str) -> Tensor:
         return x * (x.square().mean(-1, keepdim=True) + SHAPE.rms_eps).rsqrt() * w[name]
 
-    for _ in range(steps):
+    for step in range(steps):
         s = torch.stack(states)
         e = norm(embedding[torch.tensor(words)], "midlayer.input_layernorm.weight")
         a = torch.cat([e, norm(s, "midlayer.hidden_norm.weight")], dim=-1)
@@ -83,7 +88,7 @@ def reference_chain(
         x = x + gated @ w["midlayer.mlp.down_proj.weight"].T
         logits = norm(x[-1], "norm.weight") @ w["lm_head.weight"].T
         best = int(logits.argmax())
-        drafted.append(best + int(w["d2t"][best]))
+        drafted.append(forced[step] if step < len(forced) else best + int(w["d2t"][best]))
         states.append(x[-1])
         words.append(drafted[-1])
     return drafted

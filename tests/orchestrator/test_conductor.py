@@ -166,6 +166,49 @@ async def test_sequences_move_to_another_drafter(bench: Bench) -> None:
         assert (await task).tokens == continuation([i + 1], 3000)
 
 
+async def test_drafters_share_the_outcomes_of_one_sequence(bench: Bench) -> None:
+    verifier, drafters = ScriptedVerifier(), [ScriptedDrafter() for _ in range(3)]
+    await bench.start(verifier, *drafters, drafters_per_sequence=2)
+    running = asyncio.create_task(bench.run(run_request(PROMPT, 3000)))
+    await eventually(lambda: sum(len(drafter.open) for drafter in drafters) == 2)
+    first, second = sorted((d for d in drafters if d.open), key=lambda d: d.opens[-1].share)
+    assert [(d.opens[-1].share, d.opens[-1].num_shares) for d in (first, second)] == [(0, 2), (1, 2)]
+    assert first.opens[-1].epoch != second.opens[-1].epoch
+    await eventually(lambda: first.num_commits > 5 and second.num_commits > 5)
+    spare = next(drafter for drafter in drafters if not drafter.opens)
+    await second.stop()  # its share moves, and nothing else does
+    await eventually(lambda: spare.open)
+    assert spare.opens[-1].share == 1
+    assert len(first.opens) == 1
+    await first.stop()  # drafts come first: the one that is left makes them
+    await eventually(lambda: spare.opens[-1].share == 0)
+    assert (await running).tokens == continuation(PROMPT, 3000)
+    assert spare.num_gaps == 0
+    await eventually(lambda: not spare.open)
+
+
+async def test_a_request_may_name_its_drafter(bench: Bench) -> None:
+    verifier = ScriptedVerifier()
+    fast, slow = ScriptedDrafter(drafter_name="fast"), ScriptedDrafter(drafter_name="slow")
+    await bench.start(verifier, fast, slow)
+    for _ in range(3):
+        outcome = await bench.run(run_request(PROMPT, 30, speculation=use("slow")))
+        assert outcome.tokens == continuation(PROMPT, 30)
+    assert len(slow.opens) == 3
+    assert not fast.opens
+    with pytest.raises(grpc.aio.AioRpcError, match=r"speculation\.drafter") as refused:
+        await bench.run(run_request(PROMPT, 30, speculation=use("none")))
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    await slow.stop()
+    outcome = await bench.run(run_request(PROMPT, 30, speculation=use("slow")))  # it is known, but not there
+    assert outcome.tokens == continuation(PROMPT, 30)
+    assert not fast.opens
+
+
+def use(drafter: str) -> sampling_pb2.SpeculationOptions:
+    return sampling_pb2.SpeculationOptions(drafter=drafter)
+
+
 async def test_stale_drafts_are_dropped_and_counted(bench: Bench) -> None:
     verifier, drafter = ScriptedVerifier(), ScriptedDrafter()
     drafter.is_stale = True

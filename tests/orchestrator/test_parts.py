@@ -178,7 +178,9 @@ def test_placement_in_force() -> None:
 
 class Drafter:
     def __init__(self, name: str, is_up: bool, is_stalled: bool, num_sequences: int) -> None:
-        self.name, self.is_up, self.is_stalled, self.num_sequences = name, is_up, is_stalled, num_sequences
+        self.is_up, self.is_stalled, self.num_sequences = is_up, is_stalled, num_sequences
+        self.endpoint = f"{name}:1"
+        self.info: peer_pb2.PeerInfo | None = peer_info("drafter", drafter_name=name, method="eagle3")
 
 
 def test_drafter_with_fewest_sequences_is_chosen_and_stalled_ones_last() -> None:
@@ -189,6 +191,16 @@ def test_drafter_with_fewest_sequences_is_chosen_and_stalled_ones_last() -> None
     assert choose_drafter([down, stalled, busy, idle]) is idle
     assert choose_drafter([down, stalled]) is stalled
     assert choose_drafter([down]) is None
+
+
+@pytest.mark.parametrize("name", ["busy", "busy:1"])
+def test_a_drafter_is_found_by_its_name_or_endpoint(name: str) -> None:
+    busy, idle = Drafter("busy", True, False, 5), Drafter("idle", True, False, 2)
+    assert choose_drafter([busy, idle], name) is busy
+    assert choose_drafter([busy, idle], "eagle3") is idle
+    assert choose_drafter([busy, idle], "nobody") is None
+    busy.info = None
+    assert (choose_drafter([busy, idle], name) is busy) == (name == "busy:1")
 
 
 @pytest.mark.parametrize(

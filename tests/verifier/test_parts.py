@@ -162,6 +162,28 @@ async def test_features_are_replayed_to_a_subscriber_that_comes_late() -> None:
     assert await subscriber.pop() is None
 
 
+async def test_features_go_to_every_reader_of_a_sequence() -> None:
+    hub, loop = FeatureHub(), asyncio.get_running_loop()
+    rows = torch.arange(8, dtype=torch.float32).view(4, 2)
+    hub.open(7)
+    readers = [Subscriber(loop, name) for name in ("a", "b")]
+    for reader in readers:
+        hub.subscribe(reader)
+    hub.attach(7, 1, "a", 0)
+    hub.append(7, 0, rows[:2])
+    hub.attach(7, 1, "b", 0)  # comes later, and gets what it missed
+    hub.append(7, 2, rows[2:], tokens=[9])
+    for reader in readers:
+        chunks = [await reader.pop() for _ in range(2)]
+        assert [(c.start, list(c.tokens)) for c in chunks] == [(0, []), (2, [9])]
+    for number in range(20):  # no number of them grows without bound, and the newest are served
+        hub.attach(7, 1, f"other {number}", 0)
+    hub.append(7, 4, rows[:1])
+    for reader in readers:
+        reader.end()
+        assert await reader.pop() is None
+
+
 async def test_a_subscriber_that_does_not_read_is_cut_off() -> None:
     subscriber = Subscriber(asyncio.get_running_loop(), "d")
     for _ in range(8200):
