@@ -106,7 +106,7 @@ class SequenceOpened(_message.Message):
     def __init__(self, key: _Optional[int] = ..., sequence_id: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class StepReport(_message.Message):
-    __slots__ = ("step_index", "num_rows", "num_sequences", "num_context_tokens", "num_prefill_rows", "forward_us", "step_us", "held_us", "colocated_draft_us", "policy_version", "commits", "num_draft_tokens", "draft_depths", "num_accepted_tokens", "finish_reasons", "dropped", "draft_hits", "log_probs")
+    __slots__ = ("step_index", "num_rows", "num_sequences", "num_context_tokens", "num_prefill_rows", "forward_us", "step_us", "held_us", "colocated_draft_us", "policy_version", "overhead_us", "commits", "num_draft_tokens", "draft_depths", "num_accepted_tokens", "finish_reasons", "dropped", "draft_hits", "log_probs")
     STEP_INDEX_FIELD_NUMBER: _ClassVar[int]
     NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
     NUM_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
@@ -117,6 +117,7 @@ class StepReport(_message.Message):
     HELD_US_FIELD_NUMBER: _ClassVar[int]
     COLOCATED_DRAFT_US_FIELD_NUMBER: _ClassVar[int]
     POLICY_VERSION_FIELD_NUMBER: _ClassVar[int]
+    OVERHEAD_US_FIELD_NUMBER: _ClassVar[int]
     COMMITS_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_DEPTHS_FIELD_NUMBER: _ClassVar[int]
@@ -135,6 +136,7 @@ class StepReport(_message.Message):
     held_us: int
     colocated_draft_us: int
     policy_version: int
+    overhead_us: int
     commits: _peer_pb2.CommitBatch
     num_draft_tokens: _containers.RepeatedScalarFieldContainer[int]
     draft_depths: _containers.RepeatedScalarFieldContainer[int]
@@ -143,7 +145,7 @@ class StepReport(_message.Message):
     dropped: DroppedDrafts
     draft_hits: _containers.RepeatedScalarFieldContainer[int]
     log_probs: _containers.RepeatedCompositeFieldContainer[SequenceLogProbs]
-    def __init__(self, step_index: _Optional[int] = ..., num_rows: _Optional[int] = ..., num_sequences: _Optional[int] = ..., num_context_tokens: _Optional[int] = ..., num_prefill_rows: _Optional[int] = ..., forward_us: _Optional[int] = ..., step_us: _Optional[int] = ..., held_us: _Optional[int] = ..., colocated_draft_us: _Optional[int] = ..., policy_version: _Optional[int] = ..., commits: _Optional[_Union[_peer_pb2.CommitBatch, _Mapping]] = ..., num_draft_tokens: _Optional[_Iterable[int]] = ..., draft_depths: _Optional[_Iterable[int]] = ..., num_accepted_tokens: _Optional[_Iterable[int]] = ..., finish_reasons: _Optional[_Iterable[_Union[_sampling_pb2.FinishReason, str]]] = ..., dropped: _Optional[_Union[DroppedDrafts, _Mapping]] = ..., draft_hits: _Optional[_Iterable[int]] = ..., log_probs: _Optional[_Iterable[_Union[SequenceLogProbs, _Mapping]]] = ...) -> None: ...
+    def __init__(self, step_index: _Optional[int] = ..., num_rows: _Optional[int] = ..., num_sequences: _Optional[int] = ..., num_context_tokens: _Optional[int] = ..., num_prefill_rows: _Optional[int] = ..., forward_us: _Optional[int] = ..., step_us: _Optional[int] = ..., held_us: _Optional[int] = ..., colocated_draft_us: _Optional[int] = ..., policy_version: _Optional[int] = ..., overhead_us: _Optional[int] = ..., commits: _Optional[_Union[_peer_pb2.CommitBatch, _Mapping]] = ..., num_draft_tokens: _Optional[_Iterable[int]] = ..., draft_depths: _Optional[_Iterable[int]] = ..., num_accepted_tokens: _Optional[_Iterable[int]] = ..., finish_reasons: _Optional[_Iterable[_Union[_sampling_pb2.FinishReason, str]]] = ..., dropped: _Optional[_Union[DroppedDrafts, _Mapping]] = ..., draft_hits: _Optional[_Iterable[int]] = ..., log_probs: _Optional[_Iterable[_Union[SequenceLogProbs, _Mapping]]] = ...) -> None: ...
 
 class SequenceLogProbs(_message.Message):
     __slots__ = ("sequence_id", "committed", "prompt", "prompt_start")

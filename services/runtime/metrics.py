@@ -31,6 +31,7 @@ _LATENCY_BUCKETS = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
     *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0),
 )
+_OVERHEAD_BUCKETS = (0.0001, 0.0002, 0.0004, 0.0006, 0.0008, 0.001, 0.0015, 0.002, 0.003, 0.005, 0.01, 0.05)
 _STEP_BUCKETS = (
     0.0005,
     0.001,
@@ -114,6 +115,12 @@ REQUEST_FAILURES = _counter("paceline_request_failures", "Requests that ended wi
 STEP_SECONDS = _histogram("paceline_step_seconds", "Whole target step", _STEP_BUCKETS)
 FORWARD_SECONDS = _histogram("paceline_forward_seconds", "Forward pass of a target step", _STEP_BUCKETS)
 HELD_SECONDS = _counter("paceline_held_seconds", "Time that steps were held for drafts")
+OVERHEAD_SECONDS = _histogram(
+    "paceline_step_overhead_seconds",
+    "Time between two target passes that was neither spent waiting nor drafting",
+    _OVERHEAD_BUCKETS,
+)
+STEP_STAGE_SECONDS = _counter("paceline_step_stage_seconds", "Time of the step loop, by what it did", "stage")
 DROPPED_DRAFTS = _counter("paceline_dropped_draft_nodes", "Draft nodes never verified, by cause", "cause")
 DRAFT_HITS = _counter("paceline_draft_hits", "Commits whose text had already been proposed further")
 FEATURE_BYTES = _counter("paceline_feature_bytes", "Bytes of target features pushed to drafters")

@@ -34,6 +34,7 @@ from services.verifier.log_probs import (
 from services.verifier.policy import StepPolicy, share_nodes
 from services.verifier.report import Reporter, SequenceCommit, StepFigures
 from services.verifier.sequence import Finish, SequenceState, TargetSequence
+from services.verifier.stopwatch import Stage, Stopwatch
 from services.verifier.table import SequenceTable
 from services.verifier.verdicts import judge
 
@@ -83,7 +84,7 @@ class StepLoop:
         self._policy = StepPolicy()
         self._step_index = 0
         self._last_step_end_s = time.monotonic()
-        self._colocated_draft_us = 0
+        self._watch = Stopwatch()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="step-loop", daemon=True)
         self._on_start: Callable[[], None] = lambda: None
@@ -111,6 +112,7 @@ class StepLoop:
             while not self._stopping.is_set():
                 if not self.turn():
                     self._inbox.wait_until(None)
+                    self._watch.lap(Stage.IDLE)
         except BaseException as error:  # the process must not go on without its loop
             self.failure = error
             log.exception("step loop failed")
@@ -125,22 +127,27 @@ class StepLoop:
             return self._turn()
 
     def _turn(self) -> bool:
+        watch = self._watch
         self._take_commands()
         self._table.admit()
+        watch.lap(Stage.COMMANDS)
         if not self._table.running:
             return False
-        held_us = self._hold()
-        started_s = time.monotonic()
-        turns, output = self._run_what_fits(self._choose())
+        self._hold()
+        watch.lap(Stage.HOLD)
+        turns = self._choose()
+        watch.lap(Stage.CHOOSE)
+        turns, output = self._run_what_fits(turns)
+        watch.lap(Stage.FORWARD)
         if not turns:  # the last one gave its slot back; it is admitted anew, alone, or fails
             return True
-        forward_end_s = time.monotonic()
         commits, shares = self._commit(turns, output)
         log_probs = report_shares(shares)
-        self._last_step_end_s = time.monotonic()
-        self._report(turns, commits, log_probs, held_us, started_s, forward_end_s)
-        self._draft(commits)
+        self._last_step_end_s = watch.lap(Stage.COMMIT)
+        self._report(turns, commits, log_probs)
         self._table.drop_finished()
+        watch.lap(Stage.REPORT)
+        self._draft(commits)
         return True
 
     def _take_commands(self) -> None:
@@ -149,11 +156,10 @@ class StepLoop:
             if policy is not None:
                 self._policy = policy
 
-    def _hold(self) -> int:
-        """Wait, at most the policy's hold, for sequences whose draft is due; returns microseconds held."""
+    def _hold(self) -> None:
+        """Wait, at most the policy's hold, for sequences whose draft is due."""
         if self._policy.hold_us == 0 or self._drafter is not None:
-            return 0
-        begun_s = time.monotonic()
+            return
         deadline_s = self._last_step_end_s + self._policy.hold_us * 1e-6
         while (due := self._due()) and not self._stopping.is_set():
             if not self._inbox.wait_until(deadline_s):
@@ -161,7 +167,6 @@ class StepLoop:
                     sequence.num_missed_holds += 1
                 break
             self._take_commands()
-        return round((time.monotonic() - begun_s) * 1e6)
 
     def _due(self) -> list[TargetSequence]:
         """Sequences whose draft is worth waiting for."""
@@ -267,6 +272,7 @@ class StepLoop:
                     strict=True,
                 )
             )
+        self._watch.lap(Stage.VERIFY)
         commits, settled = [], []
         failed: list[tuple[TargetSequence, RuleError]] = []
         for which, turn in enumerate(turns):
@@ -339,11 +345,9 @@ class StepLoop:
         turns: list[Turn],
         commits: list[SequenceCommit],
         log_probs: list[tuple[TargetSequence, target_pb2.SequenceLogProbs]],
-        held_us: int,
-        started_s: float,
-        forward_end_s: float,
     ) -> None:
         self._step_index += 1
+        laps = self._watch.take()
         waiting = self._table.waiting
         figures = StepFigures(
             step_index=self._step_index,
@@ -351,10 +355,7 @@ class StepLoop:
             num_sequences=len(turns),
             num_context_tokens=sum(turn.sequence.num_cached for turn in turns),
             num_prefill_rows=sum(turn.num_settled - turn.reaches_root for turn in turns),
-            forward_us=round((forward_end_s - started_s) * 1e6),
-            step_us=round((self._last_step_end_s - started_s) * 1e6),
-            held_us=held_us,
-            colocated_draft_us=self._colocated_draft_us,
+            laps=laps,
             policy_version=self._policy.version,
             num_waiting=len(waiting),
             room=self._table.room.take_figures(),
@@ -367,8 +368,7 @@ class StepLoop:
         """Let a drafter in this process go on from what was committed."""
         if self._drafter is None:
             return
-        started_s = time.monotonic()
         going_on = [c for c in commits if c.sequence.state is SequenceState.RUNNING and c.sequence.may_draft]
         policy = self._policy
         self._drafter.draft(going_on, policy.colocated_draft_length, policy.max_nodes_per_sequence)
-        self._colocated_draft_us = round((time.monotonic() - started_s) * 1e6)
+        self._watch.lap(Stage.DRAFT)

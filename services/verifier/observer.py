@@ -8,6 +8,7 @@ from paceline.target import TargetEngine
 from paceline.v1 import target_pb2
 from services.runtime import metrics
 from services.verifier.report import SequenceCommit, StepFigures
+from services.verifier.stopwatch import Stage, overhead_s
 
 
 class StepObserver:
@@ -19,6 +20,10 @@ class StepObserver:
         self._step_seconds = metrics.STEP_SECONDS.labels(model_name)
         self._forward_seconds = metrics.FORWARD_SECONDS.labels(model_name)
         self._held_seconds = metrics.HELD_SECONDS.labels(model_name)
+        self._overhead_seconds = metrics.OVERHEAD_SECONDS.labels(model_name)
+        self._stage_seconds = {
+            stage: metrics.STEP_STAGE_SECONDS.labels(model_name, stage.value) for stage in Stage
+        }
         self._num_rows = metrics.ITERATION_TOKENS.labels(model_name)
         self._num_running = metrics.NUM_REQUESTS_RUNNING.labels(model_name)
         self._num_waiting = metrics.NUM_REQUESTS_WAITING.labels(model_name)
@@ -43,9 +48,13 @@ class StepObserver:
         num_running: int,
     ) -> None:
         """Record one step; `num_running` counts the sequences that go on after it."""
-        self._step_seconds.observe(figures.step_us * 1e-6)
-        self._forward_seconds.observe(figures.forward_us * 1e-6)
-        self._held_seconds.inc(figures.held_us * 1e-6)
+        laps = figures.laps
+        self._step_seconds.observe(laps[Stage.FORWARD] + laps[Stage.VERIFY] + laps[Stage.COMMIT])
+        self._forward_seconds.observe(laps[Stage.FORWARD])
+        self._held_seconds.inc(laps[Stage.HOLD])
+        self._overhead_seconds.observe(overhead_s(laps))
+        for stage, seconds in laps.items():
+            self._stage_seconds[stage].inc(seconds)
         self._num_rows.observe(figures.num_rows)
         self._num_running.set(num_running)
         self._observe_room(figures)

@@ -12,6 +12,7 @@ from paceline.v1 import peer_pb2, sampling_pb2, target_pb2
 from services.verifier.room import RoomFigures
 from services.verifier.sequence import Finish, TargetSequence
 from services.verifier.session import Session
+from services.verifier.stopwatch import OVERHEAD, Stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,7 @@ class StepFigures:
     """Sizes and times of a step, as in paceline.v1.StepReport; the last two are for the metrics alone.
 
     Attributes:
+        laps: seconds by stage since the last step's report was begun.
         num_waiting: sequences that wait for room.
         room: what happened to slots since the last step.
     """
@@ -48,13 +50,14 @@ class StepFigures:
     num_sequences: int = 0
     num_context_tokens: int = 0
     num_prefill_rows: int = 0
-    forward_us: int = 0
-    step_us: int = 0
-    held_us: int = 0
-    colocated_draft_us: int = 0
     policy_version: int = 0
+    laps: dict[Stage, float] = field(default_factory=lambda: dict.fromkeys(Stage, 0.0))
     num_waiting: int = 0
     room: RoomFigures = field(default_factory=RoomFigures)
+
+    def us(self, *stages: Stage) -> int:
+        """Microseconds of some stages together."""
+        return round(sum(self.laps[stage] for stage in stages) * 1e6)
 
 
 @dataclass(slots=True)
@@ -113,10 +116,11 @@ def _report(
         num_sequences=figures.num_sequences,
         num_context_tokens=figures.num_context_tokens,
         num_prefill_rows=figures.num_prefill_rows,
-        forward_us=figures.forward_us,
-        step_us=figures.step_us,
-        held_us=figures.held_us,
-        colocated_draft_us=figures.colocated_draft_us,
+        forward_us=figures.us(Stage.FORWARD),
+        step_us=figures.us(Stage.FORWARD, Stage.VERIFY, Stage.COMMIT),
+        held_us=figures.us(Stage.HOLD),
+        colocated_draft_us=figures.us(Stage.DRAFT),
+        overhead_us=figures.us(*OVERHEAD),
         policy_version=figures.policy_version,
         commits=peer_pb2.CommitBatch(
             sequence_ids=[c.sequence.sequence_id for c in commits],
