@@ -79,6 +79,8 @@ def _draft(world: World, dice: random.Random) -> None:
     for at in range(2):
         if dice.random() < 0.4:
             world.draft_remotely(at, dice.randint(1, 16), dice.randint(1, 16))
+            if dice.random() < 0.7:
+                world.draft_past_outcomes(at, dice.randint(1, 4), dice.randint(1, 12), dice.randint(1, 2))
     for request in world.open_requests:
         if dice.random() < 0.6:
             world.draft_by_script(

@@ -115,6 +115,19 @@ class WorldMachine(RuleBasedStateMachine):
         while at_once and len(self.world.messages) > num_before:
             self.world.deliver(num_before)
 
+    @rule(
+        at=peer_index,
+        num_tokens=st.integers(1, 8),
+        max_outcomes=st.integers(1, 16),
+        num_shares=st.integers(1, 3),
+        at_once=st.booleans(),
+    )
+    def draft_past_outcomes(self, at: int, at_once: bool, **fields: int) -> None:
+        num_before = len(self.world.messages)
+        self.world.draft_past_outcomes(at, **fields)
+        while at_once and len(self.world.messages) > num_before:
+            self.world.deliver(num_before)
+
     @precondition(lambda self: self.world.messages)
     @rule(which=index)
     def deliver(self, which: int) -> None:

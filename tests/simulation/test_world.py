@@ -41,6 +41,8 @@ MUST_HAPPEN = (
     "delivered again",
     "lost",
     "drafted by a real drafter",
+    "drafted past an outcome",
+    "hit",
     "moved",
     "stream lost",
     "cancelled",

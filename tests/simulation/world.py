@@ -14,7 +14,7 @@ from typing import Literal
 
 import torch
 
-from paceline.drafters import Drafter, DraftRequest, load_drafter
+from paceline.drafters import Drafter, DraftRequest, OutcomeRequest, load_drafter
 from paceline.drafts import DraftEntry
 from paceline.sampling import SamplingParams
 from paceline.target import TargetEngine
@@ -298,6 +298,7 @@ class World:
             assert commits.epochs[which] == request.epoch
             request.commit(commits.starts[which], tokens)
             self.events["accepted"] += step.num_accepted_tokens[which]
+            self.events["hit"] += step.draft_hits[which]
             self.events["refused"] += step.num_draft_tokens[which] - step.num_accepted_tokens[which]
             if step.finish_reasons[which]:
                 self._finish(peer, request, step.finish_reasons[which])
@@ -345,6 +346,22 @@ class World:
             if entry is not None:
                 self.events["drafted by a real drafter"] += 1
                 self.send(at, wish.sequence_id, peer.followed[wish.sequence_id].epoch, entry)
+
+    def draft_past_outcomes(self, at: int, num_tokens: int, max_outcomes: int, num_shares: int) -> None:
+        """Let it draft past likely outcomes of its last drafts, in as many messages as drafters would share them."""
+        peer = self.peers[at]
+        if peer.remote is None:
+            return
+        for share in range(num_shares):
+            wanted = [
+                OutcomeRequest(sequence_id, num_tokens, max_outcomes, 64, request.sampling, share, num_shares)
+                for sequence_id, request in peer.followed.items()
+                if request.max_draft_nodes
+            ]
+            for wish, entry in zip(wanted, peer.remote.draft_outcomes(wanted), strict=True):
+                if entry is not None and entry.tokens:
+                    self.events["drafted past an outcome"] += 1
+                    self.send(at, wish.sequence_id, peer.followed[wish.sequence_id].epoch, entry)
 
     def draft_by_script(
         self, request: Request, offset: int, length: int, spoilt: Sequence[int], branches: int, age: int
