@@ -22,7 +22,7 @@ from orchestrator.drafting import DraftingDesk
 from orchestrator.faults import RESOURCE_EXHAUSTED, RETRIABLE_CODES, RETRY_DELAY_S, error_of
 from orchestrator.journal import Journal, JournalGapError
 from orchestrator.log_probs import check_step, fresh_log_probs, take_prompt_log_probs
-from orchestrator.mailbox import Ending
+from orchestrator.mailbox import Ending, Mailbox
 from orchestrator.placement import Placement
 from orchestrator.policy import PolicyInForce
 from orchestrator.reports import Reports
@@ -104,6 +104,7 @@ class Cycles:
             max_draft_nodes=max_draft_nodes,
             max_draft_tokens=max_draft_nodes,
             log_probs=request.log_probs,
+            mailbox=Mailbox(max(request.stream_interval, 1)),
             started_at=now,
             pending_since=now,
         )

@@ -47,9 +47,15 @@ class Mail:
 
 
 class Mailbox:
-    """Tokens on their way to one reader, then exactly one ending."""
+    """Tokens on their way to one reader, then exactly one ending.
 
-    def __init__(self) -> None:
+    Args:
+        interval: tokens that the reader is woken for; the first ones and the ending wake it at once.
+    """
+
+    def __init__(self, interval: int = 1) -> None:
+        self._interval = interval
+        self._has_begun = False
         self._mail = Mail()
         self._ending: Ending | None = None
         self._filled = asyncio.Event()
@@ -70,13 +76,16 @@ class Mailbox:
             self._ending = ending
 
     def wake(self) -> None:
-        """Lets the reader run."""
-        self._filled.set()
+        """Lets the reader run, if there is enough for it."""
+        has_enough = len(self._mail.tokens) >= self._interval or not self._has_begun
+        if has_enough or self._ending is not None:
+            self._filled.set()
 
     async def take(self) -> Mail:
         """Waits for something, then takes all of it."""
         await self._filled.wait()
         self._filled.clear()
         mail, self._mail = self._mail, Mail()
+        self._has_begun = self._has_begun or bool(mail.tokens)
         mail.ending = self._ending
         return mail

@@ -20,6 +20,7 @@ from services.runtime.sampling import check_log_probs, check_token_ids, sampling
 
 MAX_REQUEST_ID_BYTES = 64
 MAX_DRAFTER_NAME = 256
+MAX_STREAM_INTERVAL = 1024
 MAX_STOP_TOKENS = 64
 
 log = structlog.get_logger()
@@ -112,6 +113,8 @@ def check_run(request: orchestrator_pb2.RunRequest, verifier: peer_pb2.PeerInfo 
                 "max_new_tokens",
                 f"{num_positions} positions are asked for, the model has {verifier.max_positions}",
             )
+    if request.stream_interval > MAX_STREAM_INTERVAL:
+        raise InvalidRequestError("stream_interval", f"must be at most {MAX_STREAM_INTERVAL}")
     options = request.speculation
     if len(options.drafter) > MAX_DRAFTER_NAME:
         raise InvalidRequestError("speculation.drafter", f"must have at most {MAX_DRAFTER_NAME} characters")

@@ -21,7 +21,7 @@ from paceline.client.channel import OPTIONS, TlsFiles
 from paceline.client.errors import ServerError, from_failed_call
 from paceline.client.events import Completion, Event, ModelInfo
 from paceline.client.order import EventOrder
-from paceline.client.requests import Prompt, build_request, check_single
+from paceline.client.requests import Prompt, build_request, check_single, for_completion
 from paceline.client.retry import RetryPolicy
 from paceline.errors import PacelineError
 from paceline.v1 import generation_pb2, generation_pb2_grpc
@@ -107,7 +107,9 @@ class AsyncPacelineClient:
     ) -> Completion:
         """Waits for a whole completion; arguments and errors as for :meth:`generate`, without ``n``."""
         check_single(parameters)
-        async with aclosing(self.generate(prompt, timeout_s=timeout_s, **parameters)) as events:
+        async with aclosing(
+            self.generate(prompt, timeout_s=timeout_s, **for_completion(parameters))
+        ) as events:
             return Completion.from_events([event async for event in events])
 
     async def complete_many(
@@ -117,7 +119,9 @@ class AsyncPacelineClient:
 
         The one at index i has the seed plus i: asked for alone with that seed, it is the same text.
         """
-        async with aclosing(self.generate(prompt, timeout_s=timeout_s, n=n, **parameters)) as events:
+        async with aclosing(
+            self.generate(prompt, timeout_s=timeout_s, n=n, **for_completion(parameters))
+        ) as events:
             return Completion.many_from_events([event async for event in events])
 
     async def _stream(

@@ -18,7 +18,7 @@ from paceline.client.channel import OPTIONS, TlsFiles
 from paceline.client.errors import ServerError, from_failed_call
 from paceline.client.events import Completion, Event, ModelInfo
 from paceline.client.order import EventOrder
-from paceline.client.requests import Prompt, build_request, check_single
+from paceline.client.requests import Prompt, build_request, check_single, for_completion
 from paceline.client.retry import RetryPolicy
 from paceline.errors import PacelineError
 from paceline.v1 import generation_pb2, generation_pb2_grpc
@@ -104,7 +104,9 @@ class PacelineClient:
     def complete(self, prompt: Prompt, *, timeout_s: float | None = None, **parameters: Any) -> Completion:
         """Waits for a whole completion; arguments and errors as for :meth:`generate`, without ``n``."""
         check_single(parameters)
-        return Completion.from_events(self.generate(prompt, timeout_s=timeout_s, **parameters))
+        return Completion.from_events(
+            self.generate(prompt, timeout_s=timeout_s, **for_completion(parameters))
+        )
 
     def complete_many(
         self, prompt: Prompt, n: int, *, timeout_s: float | None = None, **parameters: Any
@@ -113,7 +115,9 @@ class PacelineClient:
 
         The one at index i has the seed plus i: asked for alone with that seed, it is the same text.
         """
-        return Completion.many_from_events(self.generate(prompt, timeout_s=timeout_s, n=n, **parameters))
+        return Completion.many_from_events(
+            self.generate(prompt, timeout_s=timeout_s, n=n, **for_completion(parameters))
+        )
 
     def _stream(
         self, request: generation_pb2.GenerateRequest, deadline: float

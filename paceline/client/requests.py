@@ -25,6 +25,9 @@ class Message(TypedDict):
 Prompt = str | Sequence[Message] | Sequence[int]
 """A text, a conversation, or token ids."""
 
+COMPLETION_INTERVAL = 32
+"""Tokens sent together where the whole text is waited for."""
+
 _MODES = {
     None: sampling_pb2.VERIFY_MODE_UNSPECIFIED,
     "greedy": sampling_pb2.VERIFY_MODE_GREEDY,
@@ -62,6 +65,7 @@ def build_request(
     speculation: bool = True,
     max_draft_tokens: int | None = None,
     drafter: str = "",
+    stream_interval: int | None = None,
     json_schema: str | Mapping[str, Any] | None = None,
     json_object: bool = False,
     regex: str | None = None,
@@ -96,6 +100,7 @@ def build_request(
         ignore_eos: go on past the model's end token.
         speculation: False decodes plainly.
         max_draft_tokens: upper bound of the draft length.
+        stream_interval: tokens that are sent together; the first token and the end never wait.
         drafter: name, method or endpoint of the drafter to use; empty takes any.
         json_schema: the completion is JSON of this schema, given as an object or as JSON text.
         json_object: the completion is any JSON object.
@@ -129,6 +134,7 @@ def build_request(
     request.speculation.drafter = drafter
     _set(request.speculation, "max_draft_tokens", max_draft_tokens, "speculation.max_draft_tokens")
     _set(request, "n", n, "n")
+    _set(request, "stream_interval", stream_interval, "stream_interval")
     _set(request.log_probs, "num_top", log_probs, "log_probs.num_top")
     _set(request.log_probs, "num_prompt_top", prompt_log_probs, "log_probs.num_prompt_top")
     for token_id, bias in (logit_bias or {}).items():
@@ -153,6 +159,11 @@ def build_request(
     )
     _set_prompt(request, prompt)
     return request
+
+
+def for_completion(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Parameters of a call whose text is waited for as a whole: what nobody watches need not be sent token by token."""
+    return {"stream_interval": COMPLETION_INTERVAL} | dict(parameters)
 
 
 def check_single(parameters: Mapping[str, object]) -> None:

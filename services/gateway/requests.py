@@ -26,6 +26,7 @@ MAX_STOP_CONDITIONS = 8
 MAX_STOP_TEXT_BYTES = 256
 MAX_DRAFT_TOKENS = 64
 MAX_DRAFTER_NAME = 256
+MAX_STREAM_INTERVAL = 1024
 MAX_MESSAGES = 4096
 MAX_CHOICES = 16
 _ROLES = ("system", "user", "assistant")
@@ -45,6 +46,7 @@ class CheckedRequest:
         stop_texts: in the order of the request.
         speculation: as sent.
         log_probs: as sent; in range.
+        stream_interval: tokens that are sent together.
     """
 
     prompt_token_ids: tuple[int, ...]
@@ -54,6 +56,7 @@ class CheckedRequest:
     stop_texts: tuple[str, ...]
     speculation: sampling_pb2.SpeculationOptions
     log_probs: sampling_pb2.LogProbOptions = field(default_factory=sampling_pb2.LogProbOptions)
+    stream_interval: int = 1
 
     def choice(self, index: int) -> CheckedRequest:
         """The request of one of several completions: its own seed, and the prompt's log-probabilities only once."""
@@ -84,6 +87,7 @@ class CheckedRequest:
             speculation=self.speculation,
             num_resumed_tokens=len(generated),
             log_probs=log_probs,
+            stream_interval=self.stream_interval,
         )
 
 
@@ -126,6 +130,8 @@ class RequestChecker:
             raise InvalidRequestError(
                 "speculation.drafter", f"must have at most {MAX_DRAFTER_NAME} characters"
             )
+        if request.HasField("stream_interval"):
+            in_range("stream_interval", request.stream_interval, 1, MAX_STREAM_INTERVAL)
         prompt = self._prompt(request, model)
         return CheckedRequest(
             prompt_token_ids=prompt,
@@ -137,6 +143,7 @@ class RequestChecker:
             stop_texts=stop_texts,
             speculation=request.speculation,
             log_probs=request.log_probs,
+            stream_interval=request.stream_interval or 1,
         )
 
     def _add_bad_words(

@@ -14,13 +14,15 @@ from experiments.verification.cases import CASES, Case, make_work
 from experiments.verification.command import bench_verification
 from experiments.verification.measure import Measured, Samples
 from paceline.models import cached
+from paceline.sampling import maxima_of
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_drafts_are_accepted_wherever_the_mode_allows(case: Case) -> None:
     logits = torch.randn(3 * 5, 4096, generator=torch.Generator().manual_seed(1)) * 3
-    work = make_work(case, logits, 3, 4)
+    work = make_work(case, logits, None, 3, 4)
     accepted = work.run()
+    assert make_work(case, logits, maxima_of(logits), 3, 4).run() == accepted
     assert accepted == work.run()
     if "rejection" in case.name:
         assert 0 <= accepted <= 12

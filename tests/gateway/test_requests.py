@@ -99,6 +99,9 @@ BAD_FIELDS = [
     ('stop { type: STOP_TYPE_TEXT text: "x" } ' * 9, "stop"),
     ("speculation { max_draft_tokens: 0 }", "speculation.max_draft_tokens"),
     ("speculation { max_draft_tokens: 65 }", "speculation.max_draft_tokens"),
+    (f'speculation {{ drafter: "{"x" * 257}" }}', "speculation.drafter"),
+    ("stream_interval: 0", "stream_interval"),
+    ("stream_interval: 1025", "stream_interval"),
 ]
 BAD_PROMPTS = [
     ("", "prompt"),

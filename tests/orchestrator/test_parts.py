@@ -306,6 +306,27 @@ async def test_mailbox_merges_for_a_slow_reader_and_ends_once() -> None:
             await mailbox.take()
 
 
+async def test_a_mailbox_with_an_interval_waits_for_enough() -> None:
+    mailbox = Mailbox(4)
+    mailbox.put([1])
+    mailbox.wake()
+    assert (await mailbox.take()).tokens == [1]  # the first ones never wait
+    for tokens in ([2], [3, 4]):
+        mailbox.put(tokens)
+        mailbox.wake()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await mailbox.take()
+    mailbox.put([5, 6])
+    mailbox.wake()
+    assert (await mailbox.take()).tokens == [2, 3, 4, 5, 6]
+    mailbox.put([7])
+    mailbox.end(Ending(sampling_pb2.FINISH_REASON_STOP))  # nor does the end
+    mailbox.wake()
+    mail = await mailbox.take()
+    assert (mail.tokens, mail.ending is not None) == ([7], True)
+
+
 def draft_batch(sequence_id: int, tokens: list[int], log_probs: list[float]) -> peer_pb2.DraftBatch:
     return peer_pb2.DraftBatch(
         sequence_ids=[sequence_id],
