@@ -1,4 +1,4 @@
-"""What the other deployments leave out: draft lengths, unlike neighbours, shared prefixes, a second verifier."""
+"""What the other deployments leave out: draft lengths, unlike neighbours, shared prefixes, two of each peer."""
 
 from __future__ import annotations
 
@@ -24,33 +24,42 @@ NUM_TOKENS = 20
 GREEDY = {"temperature": 0.0, "max_tokens": NUM_TOKENS}
 SAMPLED = {"temperature": 0.8, "top_p": 0.95, "seed": 77, "max_tokens": NUM_TOKENS}
 START_TIMEOUT_S = 180.0
+COUNTED = {
+    "verifier": "vllm:spec_decode_num_draft_tokens_total",
+    "drafter": r"paceline_drafted_tokens_total.*kind=\"outcome\"",
+}
 
 
-class TwoVerifiers(Site):
-    """A deployment whose orchestrator knows a second verifier."""
+class Pool(Site):
+    """A deployment whose orchestrator knows a second verifier and a second drafter."""
 
-    def __init__(self, deployment: Deployment, client: PacelineClient, second_metrics: int) -> None:
+    def __init__(self, deployment: Deployment, client: PacelineClient, second: dict[str, int]) -> None:
         super().__init__(deployment, client)
-        self._second_metrics_url = f"http://127.0.0.1:{second_metrics}/metrics"
+        self._second_urls = {role: f"http://127.0.0.1:{port}/metrics" for role, port in second.items()}
 
     def count(self, metric: str, *, second_only: bool = False) -> float:
         """A counter of the verifiers, added up."""
-        own = [] if second_only else [self.deployment.metrics_url("verifier")]
-        total = 0.0
-        for url in [*own, self._second_metrics_url]:
-            with urllib.request.urlopen(url, timeout=10) as response:
-                text = response.read().decode()
-            total += sum(map(float, re.findall(rf"^{metric}{{.*}} (\S+)$", text, re.MULTILINE)))
-        return total
+        second = _count(self._second_urls["verifier"], metric)
+        return second if second_only else second + _count(self.deployment.metrics_url("verifier"), metric)
+
+    def counts(self, metric: str, role: str) -> list[float]:
+        """A counter of the first and of the second process of a role."""
+        return [_count(url, metric) for url in (self.deployment.metrics_url(role), self._second_urls[role])]
+
+
+def _count(url: str, metric: str) -> float:
+    with urllib.request.urlopen(url, timeout=10) as response:
+        text = response.read().decode()
+    return sum(map(float, re.findall(rf"^{metric}.*}} (\S+)$", text, re.MULTILINE)))
 
 
 @pytest.fixture(scope="module")
-def pair(
-    model_dir: Path, drafter_dir: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[TwoVerifiers]:
-    """Chains of up to 16; room for few sequences at once; requests move on a second after their verifier died."""
+def pair(model_dir: Path, drafter_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
+    """Chains of up to 16, likely outcomes shared by two drafters, two verifiers with room for few sequences at once.
+
+    Requests move on a second after their verifier died.
+    """
     ports, second, directory = Ports.free(), Ports.free(), tmp_path_factory.mktemp("second")
-    port, metrics_port = second.grpc["verifier"], second.metrics["verifier"]
     options = DeploymentOptions(
         model=model_dir,
         drafter=drafter_dir,
@@ -58,45 +67,60 @@ def pair(
         dtype="float32",
         draft_length=16,
         max_nodes=16,
+        draft_ahead=3,
+        outcomes=6,
         hold_us=200_000,
         ports=ports,
         extra_flags={
             "verifier": ("--kv-limit-mib", "64"),
             "orchestrator": (
-                "--verifiers",
-                f"127.0.0.1:{ports.grpc['verifier']},127.0.0.1:{port}",
-                "--resume-timeout-s",
-                "1",
+                *("--verifiers", f"127.0.0.1:{ports.grpc['verifier']},127.0.0.1:{second.grpc['verifier']}"),
+                *("--drafters", f"127.0.0.1:{ports.grpc['drafter']},127.0.0.1:{second.grpc['drafter']}"),
+                *("--drafters-per-sequence", "2", "--resume-timeout-s", "1"),
             ),
         },
     )
-    flags = ["--port", str(port), "--metrics-port", str(metrics_port), "--model", str(model_dir)]
-    flags += ["--dtype", "float32", "--threads", "1", "--tap-from", str(drafter_dir)]
-    flags += ["--ready-file", str(directory / "ready")]
-    other = ChildProcess(
-        "verifier",
-        "services.verifier",
-        flags,
-        environment={},
-        cores=(),
-        log_path=directory / "log",
-        ready_file=directory / "ready",
-    )
+    own_flags = {
+        "verifier": ["--dtype", "float32", "--tap-from", str(drafter_dir)],
+        "drafter": ["--drafter", str(drafter_dir), "--name", "second"],
+    }
+    others = []
+    for role, flags in own_flags.items():
+        flags += ["--model", str(model_dir), "--threads", "1", "--port", str(second.grpc[role])]
+        flags += [
+            "--metrics-port",
+            str(second.metrics[role]),
+            "--ready-file",
+            str(directory / f"{role}.ready"),
+        ]
+        others.append(
+            ChildProcess(
+                role,
+                f"services.{role}",
+                flags,
+                environment={},
+                cores=(),
+                log_path=directory / f"{role}.log",
+                ready_file=directory / f"{role}.ready",
+            )
+        )
     try:
         with Deployment(options) as deployment, PacelineClient(deployment.gateway_endpoint) as client:
             deadline = time.monotonic() + START_TIMEOUT_S
-            while not other.is_ready:
-                assert other.exit_code is None, other.last_lines()
-                assert time.monotonic() < deadline, "the second verifier did not start"
-                time.sleep(0.05)
-            yield TwoVerifiers(deployment, client, metrics_port)
+            for other in others:
+                while not other.is_ready:
+                    assert other.exit_code is None, other.last_lines()
+                    assert time.monotonic() < deadline, f"the second {other.name} did not start"
+                    time.sleep(0.05)
+            yield Pool(deployment, client, second.metrics)
     finally:
-        other.stop(5.0)
+        for other in others:
+            other.stop(5.0)
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_every_draft_length_gives_the_plain_text(
-    pair: TwoVerifiers, prompts: list[str], sampling: dict[str, Any]
+    pair: Pool, prompts: list[str], sampling: dict[str, Any]
 ) -> None:
     plain = pair.complete(prompts[3], speculation=False, **sampling).token_ids
     for max_draft_tokens in (1, 4, 16):
@@ -105,7 +129,22 @@ def test_every_draft_length_gives_the_plain_text(
         assert 0 < len(drafted.stats.drafted_per_position) <= max_draft_tokens
 
 
-def test_sixteen_unlike_neighbours_with_room_for_few(pair: TwoVerifiers, prompts: list[str]) -> None:
+def test_both_drafters_serve_both_verifiers(pair: Pool, prompts: list[str]) -> None:
+    """Sequences at either verifier, each with a share of its outcomes at either drafter."""
+    before = {role: pair.counts(metric, role) for role, metric in COUNTED.items()}
+    plain = [pair.complete(p, speculation=False, **GREEDY).token_ids for p in prompts[:4]]
+    with ThreadPoolExecutor(4) as pool:
+        drafted = list(pool.map(lambda prompt: pair.complete(prompt, **GREEDY).token_ids, prompts[:4]))
+    assert drafted == plain
+    for role, metric in COUNTED.items():
+        for which, (first, last) in enumerate(zip(before[role], pair.counts(metric, role), strict=True)):
+            assert last > first, f"{role} {which} did nothing"
+    named = pair.complete(prompts[0], drafter="second", **GREEDY)
+    assert named.token_ids == plain[0]
+    assert named.stats.num_accepted_tokens > 0
+
+
+def test_sixteen_unlike_neighbours_with_room_for_few(pair: Pool, prompts: list[str]) -> None:
     long = " ".join(["The cyclists took turns at the front."] * 60)
     requests: list[tuple[str, dict[str, Any]]] = []
     for which in range(16):
@@ -126,7 +165,7 @@ def test_sixteen_unlike_neighbours_with_room_for_few(pair: TwoVerifiers, prompts
     assert sum(completion.stats.num_accepted_tokens for completion in together) > 0
 
 
-def test_a_prompt_that_came_before_is_not_run_again(pair: TwoVerifiers, prompts: list[str]) -> None:
+def test_a_prompt_that_came_before_is_not_run_again(pair: Pool, prompts: list[str]) -> None:
     prompt = f"{prompts[5]} Say it in other words."
     first = pair.complete(prompt, **GREEDY)
     num_runs = []
@@ -144,7 +183,7 @@ def test_a_prompt_that_came_before_is_not_run_again(pair: TwoVerifiers, prompts:
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_a_request_moves_to_the_other_verifier(
-    pair: TwoVerifiers, prompts: list[str], sampling: dict[str, Any]
+    pair: Pool, prompts: list[str], sampling: dict[str, Any]
 ) -> None:
     request = {**sampling, "max_tokens": 40}
     expected = pair.complete(prompts[6], speculation=False, **request).token_ids
