@@ -31,6 +31,7 @@ _WITH, _WITHOUT, _TOP = DrawRule.WITH_REPLACEMENT, DrawRule.WITHOUT_REPLACEMENT,
 
 ARMS = (
     Arm("coupled, chain", VerifyMode.COUPLED),
+    Arm("coupled, tree", VerifyMode.COUPLED, branches=True),
     Arm("rejection, chain, drawn", VerifyMode.REJECTION, _WITHOUT),
     Arm("rejection, chain, likeliest", VerifyMode.REJECTION, _TOP),
     Arm("block, chain, drawn", VerifyMode.BLOCK, _WITHOUT),
