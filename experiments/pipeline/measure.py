@@ -1,0 +1,185 @@
+"""Runs points and cycles in turn, and sums up what was seen.
+
+Responsible for: the order of the runs and the figures of each. Deliberately does not know: files, pictures. Used by
+experiments.pipeline.__main__.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from statistics import median, quantiles
+from typing import Any
+
+from experiments.pipeline.cell import HOLD_US, MAX_NODES, Cell, Cycle, Shape
+from experiments.pipeline.counts import Counts
+from experiments.pipeline.laboratory import Laboratory
+from experiments.pipeline.prediction import best_synchronous_length, expected_tokens, predicted
+from experiments.pipeline.sample import Sample
+
+Progress = Callable[[str], None]
+
+
+@dataclass(slots=True)
+class Arm:
+    """One cycle at one point, and what was seen of it.
+
+    Attributes:
+        rounds: of each round, tokens per second summed over the sequences.
+        wall_s: time in which they ran, first request to last answer.
+    """
+
+    cell: Cell
+    cycle: Cycle
+    shape: Shape
+    rounds: list[float] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
+    counts: Counts = field(default_factory=Counts)
+    wall_s: float = 0.0
+
+    def run(self, laboratory: Laboratory, num_tokens: int) -> None:
+        """One round."""
+        before, begun_s = laboratory.counts(), time.perf_counter()
+        samples = laboratory.generate(
+            self.cell.num_sequences, num_tokens, speculation=self.cycle is not Cycle.PLAIN
+        )
+        self.wall_s += time.perf_counter() - begun_s
+        self.counts = self.counts + (laboratory.counts() - before)
+        self.samples += samples
+        self.rounds.append(sum(sample.tokens_per_s for sample in samples))
+
+    def figures(self, plain: Arm) -> dict[str, Any]:
+        """What the report says about it; speeds are over `plain`'s of the same round."""
+        ratios = [mine / its for mine, its in zip(self.rounds, plain.rounds, strict=True)]
+        counts, num_tokens = self.counts, sum(sample.num_tokens for sample in self.samples)
+        num_passes = max(1, sum(sample.num_passes for sample in self.samples))
+        forecast = predicted(self.cycle, self.cell, self.shape)
+        return {
+            "cycle": str(self.cycle),
+            "acceptance": self.cell.dials.acceptance,
+            "cost": round(self.cell.cost, 4),
+            "round_trip_ms": round(self.cell.round_trip_ms, 3),
+            "round_trip": round(self.cell.round_trip, 4),
+            "num_sequences": self.cell.num_sequences,
+            "draft_length": self.shape.draft_length,
+            "draft_ahead": self.shape.draft_ahead,
+            "outcomes": self.shape.outcomes,
+            "hold_us": self.shape.hold_us,
+            "tokens_per_s": round(median(self.rounds), 2),
+            "speedup": round(median(ratios), 3),
+            "speedup_min": round(min(ratios), 3),
+            "speedup_max": round(max(ratios), 3),
+            "predicted": None if forecast is None else round(forecast, 3),
+            "tokens_per_pass": round(num_tokens / num_passes, 3),
+            "ms_per_pass": round(1e3 * _seconds_per_pass(self.samples), 3),
+            "hit_rate": round(counts.num_hits / counts.num_drafts, 4) if counts.num_drafts else None,
+            "drafted": round(counts.num_drafts / num_passes, 4),
+            "bubble": round(1 - counts.step_s / self.wall_s, 4),
+            "step_ms": round(1e3 * counts.step_s / max(1.0, counts.num_steps), 3),
+            "held_ms": round(1e3 * counts.held_s / max(1.0, counts.num_steps), 3),
+            "draft_ms": round(1e3 * counts.draft_s / max(1.0, counts.num_draft_calls), 3),
+            "drafter_busy": round(counts.draft_s / self.wall_s, 4),
+            "bytes_per_token": round(counts.link_bytes / max(1, num_tokens), 1),
+            "draft_tokens_per_token": round(counts.num_draft_tokens / max(1, num_tokens), 3),
+            "identical": all(sample.is_identical for sample in self.samples),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Lengths that are fixed by hand; None leaves one to the point.
+
+    Attributes:
+        synchronous: draft length of the synchronous cycle; else the best that the theory names.
+        ahead: draft length of the pipelined cycles.
+        past: tokens past the draft, or past each outcome.
+        outcomes: outcomes drafted past.
+    """
+
+    synchronous: int | None = None
+    ahead: int | None = None
+    past: int | None = None
+    outcomes: int = 8
+
+
+def shape_of(cycle: Cycle, cell: Cell, lengths: Lengths) -> Shape:
+    """The lengths of a cycle at a point."""
+    best = lengths.synchronous or best_synchronous_length(cell)
+    if cycle is Cycle.PLAIN:
+        return Shape(1)
+    if cycle is Cycle.SYNCHRONOUS:
+        return Shape(best, hold_us=HOLD_US)
+    length = lengths.ahead or best
+    # Enough to fill a step and the way there and back; more would be thrown away with the first error.
+    fill = round((1 + cell.round_trip) / max(cell.draft_cost(1), 1e-3))
+    past = lengths.past or max(1, min(fill, MAX_NODES - length, 2 * best))
+    if cycle is Cycle.AHEAD:
+        return Shape(length, past)
+    return Shape(length, past, lengths.outcomes)
+
+
+def arms_of(cells: Sequence[Cell], cycles: Sequence[Cycle], lengths: Lengths) -> list[Arm]:
+    """Every cycle at every point; plain decoding once for each number of sequences, before what is measured by it."""
+    arms: list[Arm] = []
+    for num_sequences in sorted({cell.num_sequences for cell in cells}):
+        same = [cell for cell in cells if cell.num_sequences == num_sequences]
+        arms.append(Arm(same[0], Cycle.PLAIN, shape_of(Cycle.PLAIN, same[0], lengths)))
+        arms += [Arm(cell, cycle, shape_of(cycle, cell, lengths)) for cell in same for cycle in cycles]
+    return arms
+
+
+def run_rounds(
+    laboratory: Laboratory,
+    arms: Sequence[Arm],
+    *,
+    num_rounds: int,
+    num_tokens: int,
+    num_plain_tokens: int,
+    seed: int,
+    progress: Progress,
+) -> None:
+    """All arms in turn, again and again, so that the machine's drift falls on all of them alike.
+
+    Args:
+        laboratory: that is up.
+        arms: filled by this.
+        num_rounds: rounds; each has a luck of its own, which all arms share.
+        num_tokens: tokens of a generation.
+        num_plain_tokens: the same for plain decoding, whose speed does not depend on luck.
+        seed: of the first round's luck.
+        progress: told what runs.
+    """
+    progress("warming up")
+    for arm in arms[:2]:
+        laboratory.set(arm.cell, arm.shape, seed)
+        laboratory.generate(arm.cell.num_sequences, min(num_tokens, 32), speculation=True)
+    for index in range(num_rounds):
+        for arm in arms:
+            progress(
+                f"round {index + 1} of {num_rounds}: {arm.cycle}, a={arm.cell.dials.acceptance:g}, "
+                f"c={arm.cell.cost:.3g}, {arm.cell.round_trip_ms:g} ms, {arm.cell.num_sequences} at once"
+            )
+            laboratory.set(arm.cell, arm.shape, seed + index)
+            arm.run(laboratory, num_plain_tokens if arm.cycle is Cycle.PLAIN else num_tokens)
+
+
+def figures_of(arms: Sequence[Arm]) -> list[dict[str, Any]]:
+    """The figures of every arm, beside plain decoding of as many sequences."""
+    plain = {arm.cell.num_sequences: arm for arm in arms if arm.cycle is Cycle.PLAIN}
+    return [arm.figures(plain[arm.cell.num_sequences]) for arm in arms]
+
+
+def expected_per_pass(arm: Arm) -> float:
+    """Tokens per pass that the acceptance promises a chain of the draft's length."""
+    return expected_tokens(arm.cell.dials.acceptance, arm.shape.draft_length)
+
+
+def _seconds_per_pass(samples: Sequence[Sample]) -> float:
+    """Median time between two chunks of a generation: one pass of the target each."""
+    gaps = [
+        later - earlier
+        for sample in samples
+        for (earlier, _), (later, _) in zip(sample.arrivals[1:-1], sample.arrivals[2:], strict=False)
+    ]
+    return quantiles(gaps, n=2)[0] if len(gaps) > 1 else 0.0

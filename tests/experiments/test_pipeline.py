@@ -1,0 +1,182 @@
+"""The pipeline experiment's parts: points, lengths, prediction, counters, report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from experiments.dials.dials import Dials
+from experiments.pipeline import counts as counting
+from experiments.pipeline.cell import Cell, Cycle, Shape, parse_list, round_trips_ms
+from experiments.pipeline.counts import Counts
+from experiments.pipeline.measure import Arm, Lengths, arms_of, figures_of, shape_of
+from experiments.pipeline.picture import draw
+from experiments.pipeline.prediction import (
+    best_synchronous_length,
+    expected_tokens,
+    predicted,
+    synchronous_speedup,
+)
+from experiments.pipeline.report import make_report, table
+from experiments.pipeline.sample import Sample
+from paceline.errors import InvalidRequestError
+from services.verifier.step_clock import StepCurve
+
+
+def cell(
+    acceptance: float,
+    cost: float,
+    round_trip: float,
+    curve: str = "30",
+    num_sequences: int = 1,
+    **dials: float,
+) -> Cell:
+    step_ms = StepCurve.parse(curve).step_s(num_sequences) * 1e3
+    return Cell(
+        dials=Dials.from_dict({"acceptance": acceptance, "draft_ms": cost * step_ms, **dials}),
+        round_trip_ms=round_trip * step_ms,
+        curve=StepCurve.parse(curve),
+        num_sequences=num_sequences,
+    )
+
+
+@pytest.mark.parametrize(
+    ("acceptance", "cost", "round_trip", "length", "speedup"),
+    [
+        (0.7, 0.05, 0.0, 6, 2.35),
+        (0.8, 0.05, 0.0, 8, 3.09),
+        (0.8, 0.05, 0.5, 9, 2.29),
+        (0.8, 0.05, 1.0, 10, 1.83),
+        (0.8, 0.10, 0.2, 6, 2.20),
+        (0.9, 0.05, 2.0, 20, 2.23),
+    ],
+)
+def test_the_synchronous_form_where_it_is_known(
+    acceptance: float, cost: float, round_trip: float, length: int, speedup: float
+) -> None:
+    point = cell(acceptance, cost, round_trip)
+    assert best_synchronous_length(point) == length
+    assert predicted(Cycle.SYNCHRONOUS, point, Shape(length)) == pytest.approx(speedup, abs=0.005)
+
+
+def test_verification_and_rows_that_cost_shorten_the_draft() -> None:
+    flat, steep = cell(0.8, 0.05, 0.5), cell(0.8, 0.05, 0.5, curve="1:30,11:60")
+    assert steep.verify_cost(11) == pytest.approx(2)
+    assert best_synchronous_length(steep) < best_synchronous_length(flat)
+    many = cell(0.8, 0.05, 0.5, num_sequences=8, lane_cost=0.5)
+    assert many.draft_cost(2) == pytest.approx(2 * 0.05 * (1 + 0.5 * 7))
+    assert synchronous_speedup(many, 9) < synchronous_speedup(flat, 9)
+
+
+def test_tokens_of_a_draft_that_is_always_right() -> None:
+    assert expected_tokens(1.0, 5) == 6
+    assert expected_tokens(0.0, 5) == 1
+
+
+def test_the_forms_that_are_not_known_here_are_none() -> None:
+    assert predicted(Cycle.AHEAD, cell(0.8, 0.05, 0.5), Shape(4, 4)) is None
+    assert predicted(Cycle.PLAIN, cell(0.8, 0.05, 0.5), Shape(1)) == 1
+
+
+def test_lengths() -> None:
+    point = cell(0.8, 0.05, 0.5)
+    assert shape_of(Cycle.SYNCHRONOUS, point, Lengths()) == Shape(9, hold_us=1_000_000)
+    assert shape_of(Cycle.AHEAD, point, Lengths(ahead=4, past=6)) == Shape(4, 6)
+    assert shape_of(Cycle.ENUMERATE, point, Lengths(ahead=4, past=6, outcomes=3)) == Shape(4, 6, 3)
+    filled = shape_of(Cycle.AHEAD, point, Lengths())
+    assert filled.draft_length + filled.draft_ahead <= 64
+    policy = shape_of(Cycle.SYNCHRONOUS, point, Lengths()).policy(7)
+    assert (policy.version, policy.draft_length, policy.max_nodes_per_sequence) == (7, 9, 9)
+
+
+def test_every_cycle_at_every_point_and_plain_once_for_each_load() -> None:
+    points = [cell(0.8, 0.05, r, num_sequences=n) for n in (1, 4) for r in (0.0, 0.5)]
+    arms = arms_of(points, [Cycle.SYNCHRONOUS, Cycle.AHEAD], Lengths())
+    assert [arm.cycle for arm in arms].count(Cycle.PLAIN) == 2
+    assert len(arms) == 2 + 8
+    assert arms[0].cycle is Cycle.PLAIN
+
+
+def test_lists_and_round_trips() -> None:
+    assert parse_list("1, 2.5", "x") == [1, 2.5]
+    assert round_trips_ms(["5", "0.5T", "2t"], 30.0) == [5, 15, 60]
+    for text in ("", "a", "1,,2", "-1", "nan"):
+        with pytest.raises(InvalidRequestError):
+            parse_list(text, "x")
+
+
+def sample(gap_s: float, per_chunk: int, num_chunks: int = 6, *, identical: bool = True) -> Sample:
+    arrivals = tuple((index * gap_s, 1 + index * per_chunk) for index in range(num_chunks))
+    return Sample(arrivals, num_chunks, identical)
+
+
+def test_speed_leaves_the_first_and_the_last_chunk_out() -> None:
+    one = sample(0.1, 3)
+    assert one.tokens_per_s == pytest.approx(30)
+    slow_start = Sample(((-5.0, 1), *one.arrivals[1:-1], (9.0, 17)), 6, True)
+    assert slow_start.tokens_per_s == pytest.approx((13 - 1) / 5.4)
+    with pytest.raises(ValueError, match="fewer than three"):
+        _ = sample(0.1, 3, 2).tokens_per_s
+
+
+def measured() -> list[Arm]:
+    arms = arms_of([cell(0.8, 0.05, 0.5)], [Cycle.SYNCHRONOUS, Cycle.AHEAD], Lengths())
+    for arm, per_chunk in zip(arms, (1, 4, 5), strict=True):
+        for _ in range(2):
+            one = sample(0.1, per_chunk, identical=arm.cycle is not Cycle.AHEAD)
+            arm.samples.append(one)
+            arm.rounds.append(one.tokens_per_s)
+            arm.wall_s += 1.0
+        arm.counts = Counts(step_s=1.5, held_s=0.4, num_steps=12, num_drafts=10, num_hits=4, link_bytes=420)
+    return arms
+
+
+def test_figures_report_table_and_picture(tmp_path: Path) -> None:
+    figures = figures_of(measured())
+    assert [arm["speedup"] for arm in figures] == [1.0, 4.0, 5.0]
+    assert [arm["identical"] for arm in figures] == [True, True, False]
+    synchronous = figures[1]
+    assert synchronous["predicted"] == pytest.approx(2.289, abs=0.001)
+    assert synchronous["hit_rate"] == pytest.approx(0.4)
+    assert synchronous["bubble"] == pytest.approx(0.25)
+    assert synchronous["bytes_per_token"] == pytest.approx(10)
+    assert synchronous["ms_per_pass"] == pytest.approx(100)
+    report = make_report(figures, {"step_curve": "30", "rounds": 2, "max_tokens": 32})
+    assert len(table(report).rows) == 3
+    draw(report, tmp_path / "pipeline.png")
+    assert (tmp_path / "pipeline.png").stat().st_size > 5000
+
+
+def test_counters_are_summed_over_labels(monkeypatch: pytest.MonkeyPatch) -> None:
+    pages = {
+        "verifier": '# HELP x\npaceline_step_seconds_sum{model_name="m"} 1.5\npaceline_step_seconds_count 3\n'
+        'paceline_draft_hits_total{model_name="a"} 2.0\npaceline_draft_hits_total{model_name="b"} 1.0\n'
+        'paceline_step_seconds_bucket{le="0.1",model_name="m"} 9\n',
+        "drafter": 'paceline_draft_seconds_sum{method="dialled",model_name="m"} 0.25\n',
+    }
+
+    class Page:
+        def __init__(self, text: str) -> None:
+            self._text = text
+
+        def __enter__(self) -> Page:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def read(self) -> bytes:
+            return self._text.encode()
+
+    monkeypatch.setattr(counting.urllib.request, "urlopen", lambda url, timeout: Page(pages[url]))
+    found = counting.read_counts("verifier", "drafter", 7)
+    assert (found.step_s, found.num_steps, found.num_hits, found.draft_s, found.link_bytes) == (
+        1.5,
+        3,
+        3,
+        0.25,
+        7,
+    )
+    assert (found - found) == Counts()
+    assert (found + found).num_hits == 6
