@@ -85,7 +85,7 @@ def random_prompts(count: int, num_tokens: int, vocab_size: int, seed: int) -> l
 
 
 def make_script(model_dir: Path, prompts: Sequence[Sequence[int]], num_tokens: int) -> Script:
-    """What the target says, by plain decoding in float32, each text alone.
+    """What the target says, by plain decoding in float32 on one thread, all texts together.
 
     Args:
         model_dir: the target.
@@ -98,10 +98,9 @@ def make_script(model_dir: Path, prompts: Sequence[Sequence[int]], num_tokens: i
     from paceline.sampling import SamplingParams
     from paceline.target import TargetEngine
 
-    engine = TargetEngine.load(model_dir, dtype=torch.float32)
-    greedy = SamplingParams(temperature=0.0)
+    engine = TargetEngine.load(model_dir, dtype=torch.float32, num_threads=1)
+    decoded = decode(engine, prompts, [SamplingParams(temperature=0.0)] * len(prompts), num_tokens)
     texts = [
-        ScriptText(tuple(prompt), tuple(decode(engine, [prompt], [greedy], num_tokens)[0].tokens))
-        for prompt in prompts
+        ScriptText(tuple(prompt), tuple(text.tokens)) for prompt, text in zip(prompts, decoded, strict=True)
     ]
     return Script(tuple(texts), engine.shape.vocab_size)

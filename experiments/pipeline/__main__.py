@@ -33,6 +33,12 @@ def pipeline(
         int | None, typer.Option(min=1, max=63, help="Tokens past the draft or each outcome.")
     ] = None,
     outcomes: Annotated[int, typer.Option(min=1, max=64, help="Outcomes drafted past.")] = 8,
+    hold_ms: Annotated[
+        float | None,
+        typer.Option(
+            min=0, max=1000, help="Longest wait for a draft in pipelined cycles; ahead 0, enumerate 1000."
+        ),
+    ] = None,
     dials: Annotated[
         str, typer.Option(help="Further dials of the drafter as JSON, such as '{\"bonus_hit_rate\": 0.6}'.")
     ] = "{}",
@@ -84,7 +90,13 @@ def pipeline(
         arms = arms_of(
             cells,
             [cycle for cycle in chosen if cycle is not Cycle.PLAIN],
-            Lengths(draft_length, ahead_length, draft_ahead, outcomes),
+            Lengths(
+                draft_length,
+                ahead_length,
+                draft_ahead,
+                outcomes,
+                None if hold_ms is None else round(hold_ms * 1e3),
+            ),
         )
     except (InvalidRequestError, ValueError) as error:
         raise typer.BadParameter(str(error)) from None

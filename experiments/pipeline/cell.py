@@ -27,7 +27,7 @@ class Cycle(StrEnum):
     AHEAD = "ahead"
     """The drafter goes on from the end of its draft while the target verifies; no step waits."""
     ENUMERATE = "enumerate"
-    """The drafter drafts past the likely outcomes while the target verifies; no step waits for a draft that missed."""
+    """The drafter drafts past the likely outcomes while the target verifies; a step waits where none came about."""
 
 
 @dataclass(frozen=True, slots=True)

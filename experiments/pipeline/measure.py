@@ -95,12 +95,14 @@ class Lengths:
         ahead: draft length of the pipelined cycles.
         past: tokens past the draft, or past each outcome.
         outcomes: outcomes drafted past.
+        hold_us: how long a step of the pipelined cycles waits for a draft that is due; else the cycle's own rule.
     """
 
     synchronous: int | None = None
     ahead: int | None = None
     past: int | None = None
     outcomes: int = 8
+    hold_us: int | None = None
 
 
 def shape_of(cycle: Cycle, cell: Cell, lengths: Lengths) -> Shape:
@@ -110,13 +112,20 @@ def shape_of(cycle: Cycle, cell: Cell, lengths: Lengths) -> Shape:
         return Shape(1)
     if cycle is Cycle.SYNCHRONOUS:
         return Shape(best, hold_us=HOLD_US)
-    length = lengths.ahead or best
-    # Enough to fill a step and the way there and back; more would be thrown away with the first error.
-    fill = round((1 + cell.round_trip) / max(cell.draft_cost(1), 1e-3))
-    past = lengths.past or max(1, min(fill, MAX_NODES - length, 2 * best))
     if cycle is Cycle.AHEAD:
-        return Shape(length, past)
-    return Shape(length, past, lengths.outcomes)
+        length = lengths.ahead or best
+        # As much as there is time for while a step is made and its outcome travels; more is lost with an error.
+        fill = round((1 + cell.round_trip) / max(cell.draft_cost(1), 1e-3))
+        past = lengths.past or max(1, min(fill, MAX_NODES - length))
+        return Shape(length, past, hold_us=lengths.hold_us or 0)
+    # An entry of outcomes has a frame's nodes: the draft, and a path of the same length behind each outcome.
+    fits = max(1, (MAX_NODES - lengths.outcomes) // (lengths.outcomes + 1))
+    length = lengths.ahead or min(best, fits)
+    return Shape(length, lengths.past or length, lengths.outcomes, _or(lengths.hold_us, HOLD_US))
+
+
+def _or(given: int | None, default: int) -> int:
+    return default if given is None else given
 
 
 def arms_of(cells: Sequence[Cell], cycles: Sequence[Cycle], lengths: Lengths) -> list[Arm]:

@@ -83,9 +83,15 @@ def test_lengths() -> None:
     point = cell(0.8, 0.05, 0.5)
     assert shape_of(Cycle.SYNCHRONOUS, point, Lengths()) == Shape(9, hold_us=1_000_000)
     assert shape_of(Cycle.AHEAD, point, Lengths(ahead=4, past=6)) == Shape(4, 6)
-    assert shape_of(Cycle.ENUMERATE, point, Lengths(ahead=4, past=6, outcomes=3)) == Shape(4, 6, 3)
-    filled = shape_of(Cycle.AHEAD, point, Lengths())
-    assert filled.draft_length + filled.draft_ahead <= 64
+    assert shape_of(Cycle.ENUMERATE, point, Lengths(ahead=4, past=6, outcomes=3)) == Shape(4, 6, 3, 1_000_000)
+    assert shape_of(Cycle.ENUMERATE, point, Lengths(outcomes=3, hold_us=0)).hold_us == 0
+    for outcomes in (1, 3, 8, 31, 64):
+        past = shape_of(Cycle.ENUMERATE, point, Lengths(outcomes=outcomes))
+        assert past.draft_length >= 1
+        assert past.draft_length + outcomes * (1 + past.draft_ahead) <= 64 or past.draft_length == 1
+    assert shape_of(Cycle.AHEAD, point, Lengths()) == Shape(9, 30)
+    filled = shape_of(Cycle.AHEAD, cell(0.8, 0.001, 2.0), Lengths())
+    assert filled.draft_length + filled.draft_ahead == 64
     policy = shape_of(Cycle.SYNCHRONOUS, point, Lengths()).policy(7)
     assert (policy.version, policy.draft_length, policy.max_nodes_per_sequence) == (7, 9, 9)
 
