@@ -9,7 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from statistics import median, quantiles
+from itertools import pairwise
+from statistics import mean, median
 from typing import Any
 
 from experiments.pipeline.cell import HOLD_US, MAX_NODES, Cell, Cycle, Shape
@@ -19,6 +20,9 @@ from experiments.pipeline.prediction import best_synchronous_length, expected_to
 from experiments.pipeline.sample import Sample
 
 Progress = Callable[[str], None]
+
+PROMPT_SHARE = 0.2
+"""A pass that follows the one before by so much of a step more than a plain one does has waited for nothing."""
 
 
 @dataclass(slots=True)
@@ -55,6 +59,9 @@ class Arm:
         counts, num_tokens = self.counts, sum(sample.num_tokens for sample in self.samples)
         num_passes = max(1, sum(sample.num_passes for sample in self.samples))
         forecast = predicted(self.cycle, self.cell, self.shape)
+        gaps_s = _gaps_s(self.samples)
+        mine, its = _mean(gaps_s), _mean(_gaps_s(plain.samples))
+        prompt_s = its + PROMPT_SHARE * self.cell.plain_step_ms * 1e-3
         return {
             "cycle": str(self.cycle),
             "acceptance": self.cell.dials.acceptance,
@@ -72,7 +79,10 @@ class Arm:
             "speedup_max": round(max(ratios), 3),
             "predicted": None if forecast is None else round(forecast, 3),
             "tokens_per_pass": round(num_tokens / num_passes, 3),
-            "ms_per_pass": round(1e3 * _seconds_per_pass(self.samples), 3),
+            "expected_tokens_per_pass": _rounded(self._expected_tokens()),
+            "ms_per_pass": round(1e3 * mine, 3),
+            "without_luck": _rounded(self._without_luck(mine / its)),
+            "at_once": round(sum(gap_s <= prompt_s for gap_s in gaps_s) / len(gaps_s), 4),
             "hit_rate": round(counts.num_hits / counts.num_drafts, 4) if counts.num_drafts else None,
             "drafted": round(counts.num_drafts / num_passes, 4),
             "bubble": round(1 - counts.step_s / self.wall_s, 4),
@@ -84,6 +94,19 @@ class Arm:
             "draft_tokens_per_token": round(counts.num_draft_tokens / max(1, num_tokens), 3),
             "identical": all(sample.is_identical for sample in self.samples),
         }
+
+    def _expected_tokens(self) -> float | None:
+        """Tokens of a pass in the mean over all luck, where every pass has a whole draft."""
+        if self.cycle is Cycle.PLAIN:
+            return 1.0
+        if not self.shape.hold_us:
+            return None
+        return expected_tokens(self.cell.dials.acceptance, self.shape.draft_length)
+
+    def _without_luck(self, pass_length: float) -> float | None:
+        """Speed over plain with the time of a pass as measured, in plain ones, and its tokens as expected."""
+        tokens = self._expected_tokens()
+        return None if tokens is None else tokens / pass_length
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,16 +202,16 @@ def figures_of(arms: Sequence[Arm]) -> list[dict[str, Any]]:
     return [arm.figures(plain[arm.cell.num_sequences]) for arm in arms]
 
 
-def expected_per_pass(arm: Arm) -> float:
-    """Tokens per pass that the acceptance promises a chain of the draft's length."""
-    return expected_tokens(arm.cell.dials.acceptance, arm.shape.draft_length)
-
-
-def _seconds_per_pass(samples: Sequence[Sample]) -> float:
-    """Median time between two chunks of a generation: one pass of the target each."""
-    gaps = [
-        later - earlier
-        for sample in samples
-        for (earlier, _), (later, _) in zip(sample.arrivals[1:-1], sample.arrivals[2:], strict=False)
+def _gaps_s(samples: Sequence[Sample]) -> list[float]:
+    """Times between two chunks of a generation: one pass of the target each."""
+    return [
+        later - earlier for sample in samples for (earlier, _), (later, _) in pairwise(sample.arrivals[1:])
     ]
-    return quantiles(gaps, n=2)[0] if len(gaps) > 1 else 0.0
+
+
+def _mean(gaps_s: Sequence[float]) -> float:
+    return mean(gaps_s) if gaps_s else 0.0
+
+
+def _rounded(figure: float | None) -> float | None:
+    return None if figure is None else round(figure, 3)

@@ -34,9 +34,11 @@ def table(report: Mapping[str, Any]) -> Table:
         title=f"step {report['step_curve']} ms, {report['rounds']} rounds of {report['max_tokens']} tokens; "
         "speed over plain: median (least to most)"
     )
-    for heading in ("at once", "a", "c", "round trip", "cycle", "lengths", "speed", "predicted"):
+    for heading in ("at once", "a", "c", "round trip", "cycle", "lengths", "speed"):
         rows.add_column(heading, justify="left" if heading in ("cycle", "lengths", "speed") else "right")
-    for heading in ("tokens/pass", "ms/pass", "hits", "bubble", "bytes/token", "same text"):
+    for heading in ("without luck", "predicted", "tokens/pass", "ms/pass"):
+        rows.add_column(heading, justify="right")
+    for heading in ("no wait", "hits", "bubble", "bytes/token", "same text"):
         rows.add_column(heading, justify="right")
     for arm in report["arms"]:
         is_plain = arm["cycle"] == "plain"
@@ -48,9 +50,11 @@ def table(report: Mapping[str, Any]) -> Table:
             arm["cycle"],
             "" if is_plain else _lengths(arm),
             f"{arm['speedup']:.2f} ({arm['speedup_min']:.2f} to {arm['speedup_max']:.2f})",
-            "" if arm["predicted"] is None else f"{arm['predicted']:.2f}",
+            _figure(arm["without_luck"]),
+            _figure(arm["predicted"]),
             f"{arm['tokens_per_pass']:.2f}",
             f"{arm['ms_per_pass']:.1f}",
+            f"{arm['at_once']:.0%}",
             "" if arm["hit_rate"] is None else f"{arm['hit_rate']:.0%}",
             f"{arm['bubble']:.0%}",
             f"{arm['bytes_per_token']:.0f}",
@@ -63,3 +67,7 @@ def _lengths(arm: Mapping[str, Any]) -> str:
     past = f" + {arm['draft_ahead']}" if arm["draft_ahead"] else ""
     outcomes = f" x {arm['outcomes']}" if arm["outcomes"] else ""
     return f"{arm['draft_length']}{past}{outcomes}"
+
+
+def _figure(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"

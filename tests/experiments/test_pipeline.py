@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+import math
+import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from experiments.dials.dials import Dials
+from experiments.dials.dials import Dials, fixed
+from experiments.dials.drafter import DialledDrafter
+from experiments.dials.script import Script, ScriptText
 from experiments.pipeline import counts as counting
-from experiments.pipeline.cell import Cell, Cycle, Shape, parse_list, round_trips_ms
+from experiments.pipeline.cell import HOLD_US, Cell, Cycle, Shape, parse_list, round_trips_ms
 from experiments.pipeline.counts import Counts
 from experiments.pipeline.measure import Arm, Lengths, arms_of, figures_of, shape_of
 from experiments.pipeline.picture import draw
 from experiments.pipeline.prediction import (
     best_synchronous_length,
+    enumerated_speedup,
     expected_tokens,
+    hit_rate,
     predicted,
     synchronous_speedup,
 )
 from experiments.pipeline.report import make_report, table
 from experiments.pipeline.sample import Sample
+from paceline.drafters import DraftRequest, OutcomeRequest
 from paceline.errors import InvalidRequestError
+from paceline.trie import DraftTrie
 from services.verifier.step_clock import StepCurve
 
 
@@ -74,7 +83,57 @@ def test_tokens_of_a_draft_that_is_always_right() -> None:
     assert expected_tokens(0.0, 5) == 1
 
 
+def test_enumeration() -> None:
+    point = cell(0.8, 0.05, 0.5, bonus_hit_rate=1.0)
+    # All places and the end fit, and every correction is foreseen: each pass lasts a step.
+    everything = Shape(5, 5, 7, HOLD_US)
+    assert hit_rate(point, everything) == pytest.approx(1)
+    assert predicted(Cycle.ENUMERATE, point, everything) == pytest.approx(expected_tokens(0.8, 5))
+    # Never foreseen but at the end, where the drafter's own token may be right.
+    unforeseen = cell(0.8, 0.05, 0.5, bonus_hit_rate=0.0)
+    assert hit_rate(unforeseen, everything) == pytest.approx(0.8**6)
+    # One outcome alone: the likeliest.
+    assert hit_rate(point, Shape(5, 5, 1, HOLD_US)) == pytest.approx(0.8**6)
+    # No more outcomes than a frame's 64 nodes hold: 5 + 9 times 6.
+    assert hit_rate(cell(0.5, 0.05, 0.5, num_alternatives=4), Shape(5, 5, 64, HOLD_US)) == pytest.approx(
+        hit_rate(cell(0.5, 0.05, 0.5, num_alternatives=4), Shape(5, 5, 9, HOLD_US))
+    )
+    # Paths that come too late hold up every hit.
+    late = cell(0.8, 0.05, 1.0, bonus_hit_rate=1.0)
+    assert predicted(Cycle.ENUMERATE, late, everything) == pytest.approx(expected_tokens(0.8, 5) / 1.25)
+    # Without hits it is the synchronous cycle.
+    assert enumerated_speedup(unforeseen, Shape(5, 5, 0, HOLD_US)) == pytest.approx(
+        synchronous_speedup(unforeseen, 5)
+    )
+
+
+def test_the_hit_rate_is_what_the_drafter_does() -> None:
+    """The form against the dialled drafter itself, outcome by outcome."""
+    point = cell(0.7, 0.05, 0.5, bonus_hit_rate=0.6, num_alternatives=2)
+    shape = Shape(4, 4, 5, HOLD_US)
+    chooser = random.Random(8)
+    text = ScriptText((1, 2, 3), tuple(chooser.randrange(300) for _ in range(6000)))
+    made = DialledDrafter(Script((text,), 300), fixed(replace(point.dials, draft_ms=0.0)))
+    made.open(1, text.prompt)
+    right, length, hits, rounds = text.tokens, 3, 0, 0
+    while length + 16 < len(right):
+        (entry,) = made.draft([DraftRequest(1, 4)])
+        (past,) = made.draft_outcomes([OutcomeRequest(1, 4, 5, 64)])
+        assert entry is not None
+        assert past is not None
+        gained = next((i for i in range(4) if entry.tokens[i] != right[length + i]), 4) + 1
+        trie = DraftTrie(right[:length])
+        trie.add(past)
+        hits += trie.commit(right[length : length + gained]).matched == gained
+        made.extend(1, length, right[length : length + gained])
+        length, rounds = length + gained, rounds + 1
+    expected = hit_rate(point, shape)
+    assert abs(hits - rounds * expected) < 4 * math.sqrt(rounds * expected * (1 - expected))
+
+
 def test_the_forms_that_are_not_known_here_are_none() -> None:
+    assert predicted(Cycle.ENUMERATE, cell(0.8, 0.05, 0.5), Shape(4, 6, 3, HOLD_US)) is None
+    assert predicted(Cycle.ENUMERATE, cell(0.8, 0.05, 0.5), Shape(4, 4, 3, 0)) is None
     assert predicted(Cycle.AHEAD, cell(0.8, 0.05, 0.5), Shape(4, 4)) is None
     assert predicted(Cycle.PLAIN, cell(0.8, 0.05, 0.5), Shape(1)) == 1
 
@@ -148,6 +207,9 @@ def test_figures_report_table_and_picture(tmp_path: Path) -> None:
     assert synchronous["bubble"] == pytest.approx(0.25)
     assert synchronous["bytes_per_token"] == pytest.approx(10)
     assert synchronous["ms_per_pass"] == pytest.approx(100)
+    assert synchronous["without_luck"] == pytest.approx(expected_tokens(0.8, 9), abs=0.001)
+    assert synchronous["at_once"] == 1
+    assert figures[2]["without_luck"] is None
     report = make_report(figures, {"step_curve": "30", "rounds": 2, "max_tokens": 32})
     assert len(table(report).rows) == 3
     draw(report, tmp_path / "pipeline.png")
