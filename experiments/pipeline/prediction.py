@@ -51,14 +51,14 @@ def enumerated_speedup(cell: Cell, shape: Shape) -> float:
 
     A hit lasts a step, or as long as it takes to draft the paths and send them, where that is longer. A miss lasts a
     step, a draft and the round trip. Both commit as many tokens. It holds for drafts and paths of one length, and
-    for steps that wait after a miss.
+    for steps that wait after a miss: of several sequences, all wait for one.
     """
     step = cell.verify_cost(shape.draft_length + 1)
     rows = cell.num_sequences * shape.outcomes
     build = cell.dials.draft_s(shape.draft_ahead, rows) * 1e3 / cell.plain_step_ms
     hit = max(step, build + cell.round_trip)
     miss = step + cell.draft_cost(shape.draft_length) + cell.round_trip
-    rate = hit_rate(cell, shape)
+    rate = hit_rate(cell, shape) ** cell.num_sequences
     tokens = expected_tokens(cell.dials.acceptance, shape.draft_length)
     return tokens / (rate * hit + (1 - rate) * miss)
 

@@ -101,6 +101,11 @@ def test_enumeration() -> None:
     # Paths that come too late hold up every hit.
     late = cell(0.8, 0.05, 1.0, bonus_hit_rate=1.0)
     assert predicted(Cycle.ENUMERATE, late, everything) == pytest.approx(expected_tokens(0.8, 5) / 1.25)
+    # One sequence that misses holds up the others.
+    four = cell(0.8, 0.05, 0.5, num_sequences=4)
+    rate = hit_rate(four, everything) ** 4
+    expected = expected_tokens(0.8, 5) / (rate + (1 - rate) * 1.75)
+    assert predicted(Cycle.ENUMERATE, four, everything) == pytest.approx(expected)
     # Without hits it is the synchronous cycle.
     assert enumerated_speedup(unforeseen, Shape(5, 5, 0, HOLD_US)) == pytest.approx(
         synchronous_speedup(unforeseen, 5)
