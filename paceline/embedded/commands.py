@@ -80,6 +80,8 @@ def _role_flags(
     flags += ["--placement", _PLACEMENTS[options.placement]]
     if options.placement is Placement.SEPARATE:
         flags += ["--drafters", address("drafter")]
+    if "features" in options.endpoints:
+        flags += ["--feature-endpoints", options.endpoints["features"]]
     for name in ("draft_length", "draft_ahead", "outcomes", "hold_us", "max_nodes"):
         if (value := getattr(options, name)) is not None:
             flags += [f"--{name.replace('_', '-')}", str(value)]

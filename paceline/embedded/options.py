@@ -55,8 +55,8 @@ class DeploymentOptions:
         extra_flags: further command-line flags by role.
         modules: what is run for a role in place of its own module, such as an experiment's; it takes the role's flags.
             A drafter run so reads no features: what `drafter` names then need not be a checkpoint.
-        endpoints: host:port at which the orchestrator finds a verifier or drafter, where that is not its own port: a
-            proxy in front of it.
+        endpoints: host:port at which a role is found by others, where that is not its own port: a proxy in front of it.
+            "features" is the verifier as the drafter reaches it, for features alone.
     """
 
     model: Path

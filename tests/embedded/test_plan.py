@@ -131,6 +131,9 @@ def test_another_module_for_a_role_and_a_proxy_in_front_of_one() -> None:
     # What a drafter of another module is made from need not be a checkpoint that a verifier can read.
     assert "--tap-from" not in flags("verifier", Placement.SEPARATE, **fields)
     assert "--tap-from" in flags("verifier", Placement.SEPARATE, endpoints=fields["endpoints"])
+    apart = flags("orchestrator", Placement.SEPARATE, endpoints={"features": "127.0.0.1:8"})
+    assert "--verifiers 127.0.0.1:50051" in apart
+    assert "--feature-endpoints 127.0.0.1:8" in apart
 
 
 def test_hints() -> None:

@@ -395,6 +395,8 @@ def test_reports_count_the_drafter_in_the_verifiers_process() -> None:
         {"verifiers": ("h:1", "h:1")},
         {"verifiers": ("nonsense",)},
         {"drafters": ("h:0",)},
+        {"feature_endpoints": ("h:1", "h:2")},
+        {"feature_endpoints": ("nonsense",)},
         {"draft_length": 65},
         {"hold_us": -1},
         {"placement": "elsewhere"},
