@@ -11,6 +11,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+MAX_SEQUENCES = 64
+
 
 def pipeline(
     acceptance: Annotated[str, typer.Option(help="Chances that a draft token is right, by commas.")] = "0.8",
@@ -58,19 +60,18 @@ def pipeline(
 ) -> None:
     """Measure cycles of speculation beside plain decoding, through real services whose speeds are dials."""
     from experiments.dials.dials import Dials
-    from experiments.pipeline.cell import Cell, Cycle, parse_list, round_trips_ms
+    from experiments.pipeline.cell import Cell, Cycle, parse_counts, parse_list, round_trips_ms
     from experiments.pipeline.laboratory import laboratory
     from experiments.pipeline.measure import Lengths, arms_of, figures_of, run_rounds
     from experiments.pipeline.picture import draw
     from experiments.pipeline.report import make_report, table
-    from paceline.errors import InvalidRequestError
     from services.verifier.step_clock import StepCurve
 
     console = Console()
     started_s = time.monotonic()
     try:
         curve = StepCurve.parse(step_curve)
-        counts = [int(count) for count in parse_list(sequences, "sequences", 1)]
+        counts = parse_counts(sequences, "sequences", MAX_SEQUENCES)
         chosen = [Cycle(name.strip()) for name in cycles.split(",")]
         further = json.loads(dials)
         cells = [
@@ -98,7 +99,7 @@ def pipeline(
                 None if hold_ms is None else round(hold_ms * 1e3),
             ),
         )
-    except (InvalidRequestError, ValueError) as error:
+    except (ValueError, TypeError) as error:  # InvalidRequestError is a ValueError
         raise typer.BadParameter(str(error)) from None
     with (
         console.status("starting") as status,

@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from experiments.dials.dials import Dials
 from experiments.dials.policy import FixedPolicy
+from paceline.errors import InvalidRequestError
 from services.verifier.step_clock import StepCurve
 
 HOLD_US = 1_000_000
@@ -105,8 +106,6 @@ def parse_list(text: str, name: str, least: float = 0.0) -> list[float]:
     Raises:
         InvalidRequestError: something else, or a number below `least`.
     """
-    from paceline.errors import InvalidRequestError
-
     try:
         numbers = [float(part) for part in text.split(",")]
     except ValueError:
@@ -114,6 +113,18 @@ def parse_list(text: str, name: str, least: float = 0.0) -> list[float]:
     if any(not number >= least for number in numbers):
         raise InvalidRequestError(name, f"no number may be below {least:g}, got {text!r}")
     return numbers
+
+
+def parse_counts(text: str, name: str, most: int) -> list[int]:
+    """Whole numbers from 1 to `most`, separated by commas.
+
+    Raises:
+        InvalidRequestError: something else.
+    """
+    numbers = parse_list(text, name, 1)
+    if any(number > most or number != int(number) for number in numbers):
+        raise InvalidRequestError(name, f"expected whole numbers up to {most}, got {text!r}")
+    return [int(number) for number in numbers]
 
 
 def round_trips_ms(texts: Sequence[str], step_ms: float) -> list[float]:

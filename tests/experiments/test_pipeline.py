@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import math
+import os
 import random
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
+import typer
+from typer.testing import CliRunner
 
 from experiments.dials.dials import Dials, fixed
 from experiments.dials.drafter import DialledDrafter
 from experiments.dials.script import Script, ScriptText
 from experiments.pipeline import counts as counting
-from experiments.pipeline.cell import HOLD_US, Cell, Cycle, Shape, parse_list, round_trips_ms
+from experiments.pipeline.__main__ import pipeline
+from experiments.pipeline.cell import HOLD_US, Cell, Cycle, Shape, parse_counts, parse_list, round_trips_ms
 from experiments.pipeline.counts import Counts
 from experiments.pipeline.measure import Arm, Lengths, arms_of, figures_of, shape_of
 from experiments.pipeline.picture import draw
@@ -25,10 +33,11 @@ from experiments.pipeline.prediction import (
     predicted,
     synchronous_speedup,
 )
+from experiments.pipeline.priority import raise_priority
 from experiments.pipeline.report import make_report, table
 from experiments.pipeline.sample import Sample
 from paceline.drafters import DraftRequest, OutcomeRequest
-from paceline.errors import InvalidRequestError
+from paceline.errors import InvalidRequestError, UnavailableError
 from paceline.trie import DraftTrie
 from services.verifier.step_clock import StepCurve
 
@@ -168,7 +177,51 @@ def test_every_cycle_at_every_point_and_plain_once_for_each_load() -> None:
     assert arms[0].cycle is Cycle.PLAIN
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--acceptance", "1.5"),
+        ("--cost", "x"),
+        ("--round-trips", "5,"),
+        ("--sequences", "1.5"),
+        ("--sequences", "65"),
+        ("--cycles", "sideways"),
+        ("--step-curve", "8:1,4:2"),
+        ("--dials", "[1]"),
+        ("--dials", '{"luck": 1}'),
+        ("--dials", "{"),
+    ],
+)
+def test_bad_arguments_are_refused_before_anything_starts(arguments: tuple[str, ...]) -> None:
+    app = typer.Typer()
+    app.command()(pipeline)
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2
+    assert "Error" in result.output
+
+
+def test_real_time_priority_reaches_a_process_and_its_children() -> None:
+    code = "import subprocess, sys; subprocess.run(['sleep', '60'])"
+    with subprocess.Popen([sys.executable, "-c", code]) as process:
+        try:
+            deadline_s = time.monotonic() + 20
+            while not (children := psutil.Process(process.pid).children()):
+                assert time.monotonic() < deadline_s
+                time.sleep(0.01)
+            try:
+                assert raise_priority([process.pid, 1 << 22]) >= 2
+            except UnavailableError:
+                pytest.skip("real-time priority takes CAP_SYS_NICE")
+            for pid in (process.pid, children[0].pid):
+                assert os.sched_getscheduler(pid) == os.SCHED_RR
+            assert os.sched_getscheduler(0) == os.SCHED_OTHER
+        finally:
+            for child in psutil.Process(process.pid).children():
+                child.kill()
+
+
 def test_lists_and_round_trips() -> None:
+    assert parse_counts("1,32", "x", 64) == [1, 32]
     assert parse_list("1, 2.5", "x") == [1, 2.5]
     assert round_trips_ms(["5", "0.5T", "2t"], 30.0) == [5, 15, 60]
     for text in ("", "a", "1,,2", "-1", "nan"):
