@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import time
 from pathlib import Path
@@ -139,5 +140,11 @@ def pipeline(
         raise typer.Exit(1)
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Run it; a SIGTERM ends the laboratory in order, as Ctrl-C does."""
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     typer.run(pipeline)
+
+
+if __name__ == "__main__":
+    main()
