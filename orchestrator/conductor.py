@@ -85,6 +85,7 @@ class Conductor:
             tls=tls,
             clock=clock,
             num_running=lambda: cycles.num_running,
+            feature_endpoint=settings.feature_endpoint(self._verifier_endpoint),
         )
         self._desk = cycles.desk = DraftingDesk(
             table=cycles.table,

@@ -104,7 +104,7 @@ class DraftingDesk:
                 epoch=attachment.epoch,
                 token_ids=sequence.entry.tokens,
                 sampling=sequence.sampling,
-                verifier_endpoint=self._verifier.endpoint if link.reads_features else "",
+                verifier_endpoint=self._verifier.feature_endpoint if link.reads_features else "",
                 verifier_instance_id=verifier.instance_id,
                 max_draft_tokens=sequence.max_draft_tokens,
                 share=attachment.share,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from orchestrator.cycles import Patience
@@ -29,6 +29,10 @@ class OrchestratorSettings(ServerSettings):
     metrics_port: Port | None = Field(9104, description="Prometheus port; 0 picks a free one")
     verifiers: CommaList = Field(description="verifiers, host:port, separated by commas; one conductor each")
     drafters: CommaList = Field((), description="drafters, host:port, separated by commas")
+    feature_endpoints: CommaList = Field(
+        (),
+        description="the verifiers as drafters reach them for features, in their order; absent: the same addresses",
+    )
     scheduler: str | None = Field(
         None, description="scheduler, host:port; without one a fixed default policy holds"
     )
@@ -91,10 +95,21 @@ class OrchestratorSettings(ServerSettings):
             raise ValueError("each drafter once")
         return _checked(endpoints)
 
+    @model_validator(mode="after")
+    def _check_feature_endpoints(self) -> OrchestratorSettings:
+        if self.feature_endpoints and len(self.feature_endpoints) != len(self.verifiers):
+            raise ValueError("feature_endpoints: one for each verifier, or none")
+        _checked(self.feature_endpoints)
+        return self
+
     @field_validator("scheduler", "ray_address")
     @classmethod
     def _empty_is_absent(cls, endpoint: str | None) -> str | None:
         return endpoint or None
+
+    def feature_endpoint(self, verifier: str) -> str:
+        """Where drafters subscribe to a verifier's features."""
+        return dict(zip(self.verifiers, self.feature_endpoints, strict=False)).get(verifier, verifier)
 
     @property
     def policy_overrides(self) -> PolicyOverrides:

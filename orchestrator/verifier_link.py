@@ -46,6 +46,7 @@ class VerifierLink:
 
     Attributes:
         endpoint: host:port.
+        feature_endpoint: the same as drafters reach it.
         info: identity, from the last connection; None before the first.
         is_known: set once `info` is.
         num_dropped_draft_tokens: draft tokens that were not sent because the stream was down or blocked.
@@ -61,8 +62,10 @@ class VerifierLink:
         tls: Tls | None,
         clock: Callable[[], float],
         num_running: Callable[[], int],
+        feature_endpoint: str | None = None,
     ) -> None:
         self.endpoint = endpoint
+        self.feature_endpoint = feature_endpoint or endpoint
         self.info: peer_pb2.PeerInfo | None = None
         self.num_dropped_draft_tokens = 0
         self.is_known = asyncio.Event()

@@ -52,7 +52,7 @@ def _role_flags(
     role: str, options: DeploymentOptions, plan: CorePlan, ports: Ports, redis_url: str
 ) -> list[str]:
     def address(of: str) -> str:
-        return f"127.0.0.1:{ports.grpc[of]}"
+        return options.endpoints.get(of) or f"127.0.0.1:{ports.grpc[of]}"
 
     if role == "scheduler":
         flags = ["--redis-url", redis_url]
@@ -69,7 +69,7 @@ def _role_flags(
         flags += ["--threads", str(plan.verifier_threads), "--cores", format_cores(plan.verifier)]
         if options.placement is Placement.COLOCATED:
             flags += ["--drafter", str(options.drafter)]
-        elif options.placement is Placement.SEPARATE:
+        elif options.placement is Placement.SEPARATE and "drafter" not in options.modules:
             flags += ["--tap-from", str(options.drafter)]
         return flags
     if role == "drafter":
@@ -80,6 +80,8 @@ def _role_flags(
     flags += ["--placement", _PLACEMENTS[options.placement]]
     if options.placement is Placement.SEPARATE:
         flags += ["--drafters", address("drafter")]
+    if "features" in options.endpoints:
+        flags += ["--feature-endpoints", options.endpoints["features"]]
     for name in ("draft_length", "draft_ahead", "outcomes", "hold_us", "max_nodes"):
         if (value := getattr(options, name)) is not None:
             flags += [f"--{name.replace('_', '-')}", str(value)]

@@ -229,7 +229,7 @@ class Deployment:
         }.get(role, (1, plan.control))
         return ChildProcess(
             role,
-            MODULES[role],
+            self._options.modules.get(role, MODULES[role]),
             server_flags(role, self._options, plan, self.ports, self._redis.url, ready_file),
             environment={
                 **thread_environment(threads),

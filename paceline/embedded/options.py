@@ -53,6 +53,10 @@ class DeploymentOptions:
         start_timeout_s: how long all processes together may take to be ready.
         drain_s: how long each may take to finish admitted work at the end.
         extra_flags: further command-line flags by role.
+        modules: what is run for a role in place of its own module, such as an experiment's; it takes the role's flags.
+            A drafter run so reads no features: what `drafter` names then need not be a checkpoint.
+        endpoints: host:port at which a role is found by others, where that is not its own port: a proxy in front of it.
+            "features" is the verifier as the drafter reaches it, for features alone.
     """
 
     model: Path
@@ -77,6 +81,8 @@ class DeploymentOptions:
     start_timeout_s: float = 180.0
     drain_s: float = 5.0
     extra_flags: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    modules: Mapping[str, str] = field(default_factory=dict)
+    endpoints: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.placement is not Placement.PLAIN and self.drafter is None:

@@ -24,6 +24,7 @@ from services.verifier.loop import StepLoop
 from services.verifier.observer import StepObserver
 from services.verifier.servicer import TargetServicer
 from services.verifier.settings import Settings
+from services.verifier.step_clock import StepClock, StepCurve
 from services.verifier.table import SequenceTable
 
 log = structlog.get_logger()
@@ -53,7 +54,13 @@ class Host:
         self._constraints = ConstraintDesk(model_dir, self.info.vocab_size, tuple(self.info.eos_token_ids))
         self._observer = StepObserver(self.info.model_name, engine)
         self._loop = StepLoop(
-            engine, self._inbox, self._table, self._features, drafter, self._observer.observe
+            engine,
+            self._inbox,
+            self._table,
+            self._features,
+            drafter,
+            self._observer.observe,
+            StepClock(None if settings.step_curve is None else StepCurve.parse(settings.step_curve)),
         )
 
     @classmethod

@@ -34,6 +34,7 @@ from services.verifier.log_probs import (
 from services.verifier.policy import StepPolicy, share_nodes
 from services.verifier.report import Reporter, SequenceCommit, StepFigures
 from services.verifier.sequence import Finish, SequenceState, TargetSequence
+from services.verifier.step_clock import StepClock
 from services.verifier.stopwatch import Stage, Stopwatch
 from services.verifier.table import SequenceTable
 from services.verifier.verdicts import judge
@@ -73,6 +74,7 @@ class StepLoop:
         features: FeatureHub,
         drafter: ColocatedDrafter | None,
         observe: Callable[[StepFigures, list[SequenceCommit], target_pb2.DroppedDrafts, int], None],
+        clock: StepClock | None = None,
     ) -> None:
         self._engine = engine
         self._inbox = inbox
@@ -80,6 +82,7 @@ class StepLoop:
         self._features = features
         self._drafter = drafter
         self._observe = observe
+        self._clock = clock or StepClock()
         self._reporter = Reporter(table.drops)
         self._policy = StepPolicy()
         self._step_index = 0
@@ -136,8 +139,10 @@ class StepLoop:
         self._hold()
         watch.lap(Stage.HOLD)
         turns = self._choose()
-        watch.lap(Stage.CHOOSE)
+        started_s = watch.lap(Stage.CHOOSE)
         turns, output = self._run_what_fits(turns)
+        if turns:
+            self._clock.stretch(started_s, _num_rows(turns))
         watch.lap(Stage.FORWARD)
         if not turns:  # the last one gave its slot back; it is admitted anew, alone, or fails
             return True
@@ -351,7 +356,7 @@ class StepLoop:
         waiting = self._table.waiting
         figures = StepFigures(
             step_index=self._step_index,
-            num_rows=sum(turn.num_settled + len(turn.tree) for turn in turns),
+            num_rows=_num_rows(turns),
             num_sequences=len(turns),
             num_context_tokens=sum(turn.sequence.num_cached for turn in turns),
             num_prefill_rows=sum(turn.num_settled - turn.reaches_root for turn in turns),
@@ -372,3 +377,8 @@ class StepLoop:
         policy = self._policy
         self._drafter.draft(going_on, policy.colocated_draft_length, policy.max_nodes_per_sequence)
         self._watch.lap(Stage.DRAFT)
+
+
+def _num_rows(turns: Sequence[Turn]) -> int:
+    """Rows of a step."""
+    return sum(turn.num_settled + len(turn.tree) for turn in turns)

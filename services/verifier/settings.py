@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 from pydantic_settings import SettingsConfigDict
 
 from services.runtime.settings import Port, ServerSettings
+from services.verifier.step_clock import StepCurve
 
 PREFIX_MIB_WITHOUT_LIMIT = 256
 
@@ -44,6 +45,17 @@ class Settings(ServerSettings):
     tap_from: Path | None = Field(
         None, description="drafter checkpoint whose feature tap to serve to drafters elsewhere"
     )
+    step_curve: str | None = Field(
+        None,
+        description="for experiments alone: stretch each step to so many ms, or by its rows as in 1:30,16:30,64:48",
+    )
+
+    @field_validator("step_curve")
+    @classmethod
+    def _check_step_curve(cls, text: str | None) -> str | None:
+        if text is not None:
+            StepCurve.parse(text)
+        return text
 
     @property
     def prefix_cache_bytes(self) -> int:

@@ -123,6 +123,19 @@ def test_flags_of_each_role() -> None:
     assert plain.endswith("--placement none --max-sequences 2")
 
 
+def test_another_module_for_a_role_and_a_proxy_in_front_of_one() -> None:
+    fields = {"modules": {"drafter": "experiments.other"}, "endpoints": {"drafter": "127.0.0.1:7"}}
+    assert "--drafters 127.0.0.1:7" in flags("orchestrator", Placement.SEPARATE, **fields)
+    assert "--verifiers 127.0.0.1:50051" in flags("orchestrator", Placement.SEPARATE, **fields)
+    assert "--port 50052" in flags("drafter", Placement.SEPARATE, **fields)
+    # What a drafter of another module is made from need not be a checkpoint that a verifier can read.
+    assert "--tap-from" not in flags("verifier", Placement.SEPARATE, **fields)
+    assert "--tap-from" in flags("verifier", Placement.SEPARATE, endpoints=fields["endpoints"])
+    apart = flags("orchestrator", Placement.SEPARATE, endpoints={"features": "127.0.0.1:8"})
+    assert "--verifiers 127.0.0.1:50051" in apart
+    assert "--feature-endpoints 127.0.0.1:8" in apart
+
+
 def test_hints() -> None:
     def hint(*lines: str, exit_code: int | None = 1) -> str:
         return DeploymentError("verifier", "ended", lines, exit_code).hint

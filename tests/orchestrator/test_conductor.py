@@ -261,6 +261,15 @@ async def test_features_are_attached_where_the_method_reads_them(bench: Bench) -
     assert attach.sequence_id == drafter.opens[0].sequence_id
 
 
+async def test_drafters_may_reach_the_verifier_under_another_address(bench: Bench) -> None:
+    tap = peer_pb2.FeatureTap(layers=[1, 2], width=8, projection_fingerprint="p")
+    verifier, drafter = ScriptedVerifier(tap=tap), ScriptedDrafter(tap=tap)
+    await bench.start(verifier, drafter, feature_endpoints=("proxy:7",))
+    await bench.run(run_request(PROMPT, 30))
+    assert drafter.opens[0].verifier_endpoint == "proxy:7"
+    assert drafter.opens[0].verifier_instance_id == verifier.info.instance_id
+
+
 async def test_request_survives_a_verifier_restart(bench: Bench) -> None:
     verifier, drafter = ScriptedVerifier(), ScriptedDrafter()
     await bench.start(verifier, drafter)

@@ -395,6 +395,8 @@ def test_reports_count_the_drafter_in_the_verifiers_process() -> None:
         {"verifiers": ("h:1", "h:1")},
         {"verifiers": ("nonsense",)},
         {"drafters": ("h:0",)},
+        {"feature_endpoints": ("h:1", "h:2")},
+        {"feature_endpoints": ("nonsense",)},
         {"draft_length": 65},
         {"hold_us": -1},
         {"placement": "elsewhere"},
@@ -422,3 +424,11 @@ def test_embedded_ray_gets_a_token_of_its_own() -> None:
     assert first["RAY_AUTH_TOKEN"] != second["RAY_AUTH_TOKEN"]
     assert "RAY_AUTH_TOKEN_PATH" not in first
     assert joined == {"RAY_AUTH_MODE": "operator's", "RAY_USAGE_STATS_ENABLED": "0"}
+
+
+def test_conductors_are_not_background_work_unless_the_operator_says_so() -> None:
+    environ, chosen = dict[str, str](), {"RAY_worker_niceness": "5"}
+    prepare_environment(environ, is_embedded=True)
+    prepare_environment(chosen, is_embedded=True)
+    assert environ["RAY_worker_niceness"] == "0"
+    assert chosen["RAY_worker_niceness"] == "5"

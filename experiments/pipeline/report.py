@@ -1,0 +1,73 @@
+"""The experiment's findings as one JSON document and as a table for people."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.table import Table
+
+from experiments.bench.report import commit, processor
+from paceline import __version__
+
+
+def make_report(arms: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The document that ``--json`` names.
+
+    Args:
+        arms: the figures of each.
+        settings: how they were made.
+    """
+    return {
+        **settings,
+        "commit": commit(),
+        "version": __version__,
+        "machine": f"{processor()}, {len(os.sched_getaffinity(0))} cores",
+        "arms": [dict(arm) for arm in arms],
+    }
+
+
+def table(report: Mapping[str, Any]) -> Table:
+    """The report for people."""
+    rows = Table(
+        title=f"step {report['step_curve']} ms, {report['rounds']} rounds of {report['max_tokens']} tokens; "
+        "speed over plain: median (least to most)"
+    )
+    for heading in ("at once", "a", "c", "round trip", "cycle", "lengths", "speed"):
+        rows.add_column(heading, justify="left" if heading in ("cycle", "lengths", "speed") else "right")
+    for heading in ("without luck", "predicted", "tokens/pass", "ms/pass"):
+        rows.add_column(heading, justify="right")
+    for heading in ("no wait", "hits", "bubble", "bytes/token", "same text"):
+        rows.add_column(heading, justify="right")
+    for arm in report["arms"]:
+        is_plain = arm["cycle"] == "plain"
+        rows.add_row(
+            str(arm["num_sequences"]),
+            "" if is_plain else f"{arm['acceptance']:g}",
+            "" if is_plain else f"{arm['cost']:g}",
+            "" if is_plain else f"{arm['round_trip_ms']:g} ms ({arm['round_trip']:.2f} T)",
+            arm["cycle"],
+            "" if is_plain else _lengths(arm),
+            f"{arm['speedup']:.2f} ({arm['speedup_min']:.2f} to {arm['speedup_max']:.2f})",
+            _figure(arm["without_luck"]),
+            _figure(arm["predicted"]),
+            f"{arm['tokens_per_pass']:.2f}",
+            f"{arm['ms_per_pass']:.1f}",
+            f"{arm['at_once']:.0%}",
+            "" if arm["hit_rate"] is None else f"{arm['hit_rate']:.0%}",
+            f"{arm['bubble']:.0%}",
+            f"{arm['bytes_per_token']:.0f}",
+            "yes" if arm["identical"] else "NO",
+        )
+    return rows
+
+
+def _lengths(arm: Mapping[str, Any]) -> str:
+    past = f" + {arm['draft_ahead']}" if arm["draft_ahead"] else ""
+    outcomes = f" x {arm['outcomes']}" if arm["outcomes"] else ""
+    return f"{arm['draft_length']}{past}{outcomes}"
+
+
+def _figure(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"

@@ -1,0 +1,87 @@
+"""How long a step lasts: as long as it takes, or, for experiments, as long as a given target's would.
+
+Responsible for: the curve of step time over rows, and waiting until a step has lasted that long. Deliberately does not
+know: what a step does. Used by the step loop right behind the forward pass, before anything is committed, so that
+everything else goes on as beside a slower target. It waits asleep: the core is free for others meanwhile.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+
+from paceline.errors import InvalidRequestError
+
+
+@dataclass(frozen=True, slots=True)
+class StepCurve:
+    """Step time over the rows of the step, linear between points.
+
+    Below the first point its time holds; past the last one the last slope does, and with one point nothing changes it.
+
+    Attributes:
+        points: (rows, milliseconds), rows ascending; at least one.
+    """
+
+    points: tuple[tuple[int, float], ...]
+
+    @classmethod
+    def parse(cls, text: str) -> StepCurve:
+        """Reads ``rows:ms`` pairs such as ``1:30,16:30,64:48``, or one number of milliseconds for any step.
+
+        Raises:
+            InvalidRequestError: it is none of these, or rows do not ascend.
+        """
+        points: list[tuple[int, float]] = []
+        for part in text.split(","):
+            match = re.fullmatch(r"\s*(?:(\d{1,6}):)?(\d{1,5}(?:\.\d{1,6})?)\s*", part)
+            if match is None or (match[1] is None and "," in text):
+                raise InvalidRequestError("step_curve", f"expected rows:ms pairs or one number, got {text!r}")
+            points.append((int(match[1] or 1), float(match[2])))
+        rows = [count for count, _ in points]
+        if rows[0] < 1 or any(later <= earlier for earlier, later in pairwise(rows)):
+            raise InvalidRequestError("step_curve", f"rows must ascend from 1 on, got {text!r}")
+        return cls(tuple(points))
+
+    def step_s(self, num_rows: int) -> float:
+        """Seconds that a step of so many rows lasts."""
+        points = self.points
+        after = bisect_right(points, num_rows, key=lambda point: point[0])
+        if after == 0 or len(points) == 1:
+            return points[0][1] * 1e-3
+        (left, left_ms), (right, right_ms) = (
+            points[after - 1 : after + 1] if after < len(points) else points[-2:]
+        )
+        return max(0.0, left_ms + (right_ms - left_ms) * (num_rows - left) / (right - left)) * 1e-3
+
+
+class StepClock:
+    """Stretches steps along a curve; without one it does nothing.
+
+    Args:
+        curve: None leaves steps as they are.
+        clock: monotonic, seconds.
+        sleep: waits so many seconds.
+    """
+
+    def __init__(
+        self,
+        curve: StepCurve | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._curve = curve
+        self._clock = clock
+        self._sleep = sleep
+
+    def stretch(self, started_s: float, num_rows: int) -> None:
+        """Returns when the step that began at `started_s` has lasted as long as the curve says."""
+        if self._curve is None:
+            return
+        ends_s = started_s + self._curve.step_s(num_rows)
+        while (left_s := ends_s - self._clock()) > 0:
+            self._sleep(left_s)
