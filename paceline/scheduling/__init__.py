@@ -7,9 +7,27 @@ from paceline.scheduling.network import DraftTimeModel, DurationEstimator
 from paceline.scheduling.planner import Evaluation, Placement, PlanInputs, evaluate, evaluate_length, plan
 from paceline.scheduling.policy import Policy
 from paceline.scheduling.state import PolicyMode, PolicyState
+from paceline.scheduling.theory import (
+    CachePlace,
+    CycleParams,
+    best_outcome_length,
+    best_pipelined,
+    best_synchronous,
+    break_even_acceptance,
+    break_even_batch,
+    break_even_round_trip,
+    chain_limit,
+    chain_tokens,
+    outcome_speedup,
+    pipelined_speedup,
+    simulate_pipelined,
+    synchronous_speedup,
+)
 
 __all__ = [
     "AcceptanceEstimator",
+    "CachePlace",
+    "CycleParams",
     "DraftTimeModel",
     "DurationEstimator",
     "Evaluation",
@@ -20,7 +38,19 @@ __all__ = [
     "PolicyState",
     "StepCurve",
     "allocate_nodes",
+    "best_outcome_length",
+    "best_pipelined",
+    "best_synchronous",
+    "break_even_acceptance",
+    "break_even_batch",
+    "break_even_round_trip",
+    "chain_limit",
+    "chain_tokens",
     "evaluate",
     "evaluate_length",
+    "outcome_speedup",
+    "pipelined_speedup",
     "plan",
+    "simulate_pipelined",
+    "synchronous_speedup",
 ]
