@@ -1,7 +1,7 @@
 """Curves, estimators and the planner: pure functions of measurements, with no I/O and no clock of their own."""
 
 from paceline.scheduling.acceptance import AcceptanceEstimator
-from paceline.scheduling.budget import allocate_nodes
+from paceline.scheduling.budget import StepTable, allocate_nodes
 from paceline.scheduling.curves import StepCurve
 from paceline.scheduling.network import DraftTimeModel, DurationEstimator
 from paceline.scheduling.planner import Evaluation, Placement, PlanInputs, evaluate, evaluate_length, plan
@@ -37,6 +37,7 @@ __all__ = [
     "PolicyMode",
     "PolicyState",
     "StepCurve",
+    "StepTable",
     "allocate_nodes",
     "best_outcome_length",
     "best_pipelined",
