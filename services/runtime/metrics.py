@@ -114,6 +114,17 @@ REQUEST_FAILURES = _counter("paceline_request_failures", "Requests that ended wi
 STEP_SECONDS = _histogram("paceline_step_seconds", "Whole target step", _STEP_BUCKETS)
 FORWARD_SECONDS = _histogram("paceline_forward_seconds", "Forward pass of a target step", _STEP_BUCKETS)
 HELD_SECONDS = _counter("paceline_held_seconds", "Time that steps were held for drafts")
+NODES_OFFERED = _counter(
+    "paceline_draft_nodes_offered",
+    "Draft nodes that could have been verified, by what the choice rested on",
+    "basis",
+)
+NODES_CHOSEN = _counter(
+    "paceline_draft_nodes_chosen", "Draft nodes chosen to be verified, by what the choice rested on", "basis"
+)
+STEP_POLICY_VERSION = _gauge(
+    "paceline_step_policy_version", "Version of the policy that the last step obeyed"
+)
 DROPPED_DRAFTS = _counter("paceline_dropped_draft_nodes", "Draft nodes never verified, by cause", "cause")
 DRAFT_HITS = _counter("paceline_draft_hits", "Commits whose text had already been proposed further")
 FEATURE_BYTES = _counter("paceline_feature_bytes", "Bytes of target features pushed to drafters")

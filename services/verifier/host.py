@@ -15,6 +15,7 @@ from paceline.models import resolve
 from paceline.target import Device, TargetEngine
 from paceline.v1 import target_pb2, target_pb2_grpc
 from services.runtime.lifecycle import Process
+from services.verifier.budget import NodeBudget
 from services.verifier.colocated import ColocatedDrafter
 from services.verifier.constraints import ConstraintDesk
 from services.verifier.features import FeatureHub
@@ -53,7 +54,13 @@ class Host:
         self._constraints = ConstraintDesk(model_dir, self.info.vocab_size, tuple(self.info.eos_token_ids))
         self._observer = StepObserver(self.info.model_name, engine)
         self._loop = StepLoop(
-            engine, self._inbox, self._table, self._features, drafter, self._observer.observe
+            engine,
+            self._inbox,
+            self._table,
+            self._features,
+            drafter,
+            NodeBudget(),
+            self._observer.observe,
         )
 
     @classmethod

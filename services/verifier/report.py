@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from paceline.v1 import peer_pb2, sampling_pb2, target_pb2
+from services.verifier.budget import NodeChoice
 from services.verifier.room import RoomFigures
 from services.verifier.sequence import Finish, TargetSequence
 from services.verifier.session import Session
@@ -36,11 +37,12 @@ class SequenceCommit:
 
 @dataclass(slots=True)
 class StepFigures:
-    """Sizes and times of a step, as in paceline.v1.StepReport; the last two are for the metrics alone.
+    """Sizes and times of a step, as in paceline.v1.StepReport; the last three are for the metrics alone.
 
     Attributes:
         num_waiting: sequences that wait for room.
         room: what happened to slots since the last step.
+        choice: the draft nodes that were chosen for it.
     """
 
     step_index: int = 0
@@ -55,6 +57,7 @@ class StepFigures:
     policy_version: int = 0
     num_waiting: int = 0
     room: RoomFigures = field(default_factory=RoomFigures)
+    choice: NodeChoice | None = None
 
 
 @dataclass(slots=True)
