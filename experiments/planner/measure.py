@@ -49,7 +49,7 @@ def random_steps(num_sequences: int, num_candidates: int, seed: int = 0) -> list
     for _ in range(_NUM_STEPS):
         sequences = []
         for _ in range(num_sequences):
-            rate, survivals, frontier = source.uniform(0.4, 0.95), [], [1.0]
+            rate, survivals, frontier = source.uniform(0.4, 0.95), list[float](), [1.0]
             while len(survivals) < num_candidates:
                 survival = frontier.pop(0) * min(1.0, max(0.0, source.gauss(rate, 0.1)))
                 survivals.append(survival)

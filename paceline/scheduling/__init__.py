@@ -3,8 +3,10 @@
 from paceline.scheduling.acceptance import AcceptanceEstimator
 from paceline.scheduling.budget import StepTable, allocate_nodes
 from paceline.scheduling.curves import StepCurve
+from paceline.scheduling.cycles import Evaluation, evaluate_length, evaluate_outcomes
+from paceline.scheduling.inputs import MeasuredHits, Placement, PlanInputs
 from paceline.scheduling.network import DraftTimeModel, DurationEstimator
-from paceline.scheduling.planner import Evaluation, Placement, PlanInputs, evaluate, evaluate_length, plan
+from paceline.scheduling.planner import evaluate, evaluate_policy, plan
 from paceline.scheduling.policy import Policy
 from paceline.scheduling.state import PolicyMode, PolicyState
 from paceline.scheduling.theory import (
@@ -31,6 +33,7 @@ __all__ = [
     "DraftTimeModel",
     "DurationEstimator",
     "Evaluation",
+    "MeasuredHits",
     "Placement",
     "PlanInputs",
     "Policy",
@@ -49,6 +52,8 @@ __all__ = [
     "chain_tokens",
     "evaluate",
     "evaluate_length",
+    "evaluate_outcomes",
+    "evaluate_policy",
     "outcome_speedup",
     "pipelined_speedup",
     "plan",

@@ -21,15 +21,9 @@ import dataclasses
 from collections.abc import Callable
 from enum import StrEnum
 
-from paceline.scheduling.planner import (
-    Evaluation,
-    Placement,
-    PlanInputs,
-    describe,
-    evaluate,
-    evaluate_length,
-    policy_of,
-)
+from paceline.scheduling.cycles import CostModel, Evaluation, evaluate_length
+from paceline.scheduling.inputs import Placement, PlanInputs
+from paceline.scheduling.planner import describe, evaluate, policy_of
 from paceline.scheduling.policy import Policy
 
 
@@ -47,7 +41,7 @@ class PolicyState:
     Args:
         clock: monotonic seconds.
         hysteresis: extra expected speedup needed to turn on again.
-        stickiness: a new length must beat the present one by this fraction.
+        stickiness: another choice of length, waiting and outcomes must beat the present one by this fraction.
         probe_interval_s: how long speculation stays off before it is tried again.
         probe_duration_s: how long a trial lasts.
         probe_length: draft length of a trial.
@@ -135,12 +129,12 @@ class PolicyState:
         return self._current
 
     def _speculate(self, inputs: PlanInputs, best: Evaluation) -> Policy:
-        """Publish the best length, or keep the present one when it is nearly as good."""
+        """Publish the best choice, or keep the present one when it is nearly as good."""
         previous = self._evaluation
-        if previous is not None and 0 < previous.draft_length <= inputs.max_draft_length:
-            kept = evaluate_length(inputs, previous.draft_length, previous.is_holding)
-            is_affordable = not kept.is_holding or kept.hold_s <= inputs.max_hold_s
-            if is_affordable and kept.tokens_per_s * (1 + self._stickiness) >= best.tokens_per_s:
+        if previous is not None and previous.draft_length:
+            model = CostModel(inputs)
+            kept = model.again(previous)
+            if model.is_allowed(kept) and kept.tokens_per_s * (1 + self._stickiness) >= best.tokens_per_s:
                 best = kept
         self._evaluation = best
         return self._publish(policy_of(inputs, best, 0, describe(best)))

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from paceline.scheduling import Placement, PlanInputs, Policy, PolicyState, evaluate_length
+from paceline.scheduling import Placement, PlanInputs, Policy, PolicyState, evaluate_policy
 from services.scheduler.measurements import Measurements
 from services.scheduler.subject import Subject
 
@@ -82,9 +82,7 @@ class Planner:
             return self._decision(self._cold_policy(missing), num_sequences, 1.0)
         inputs = self._inputs(measurements, max(1, num_sequences))
         policy = self._state.decide(inputs)
-        expected = 1.0
-        if policy.draft_length:
-            expected = evaluate_length(inputs, policy.draft_length, policy.hold_us > 0).speedup
+        expected = evaluate_policy(inputs, policy).speedup
         return self._decision(policy, num_sequences, expected)
 
     def _missing(self, measurements: Measurements) -> str:
