@@ -86,6 +86,8 @@ def _limits(settings: SchedulerSettings) -> PlanningLimits:
         max_hold_s=settings.max_hold_ms / 1000,
         margin=settings.margin,
         concurrent_slowdown=settings.concurrent_slowdown,
+        max_outcomes=settings.max_outcomes,
+        outcome_cost=settings.outcome_cost,
         cold_draft_length=settings.cold_draft_length,
         probe_interval_s=settings.probe_interval_s,
         probe_duration_s=settings.probe_duration_s,

@@ -53,6 +53,19 @@ class SchedulerSettings(ServerSettings):
         le=10,
         description="how much longer, as a fraction, a step takes while a drafter works on the same machine",
     )
+    max_outcomes: int = Field(
+        8,
+        ge=0,
+        le=64,
+        description="most outcomes of a step that drafters draft past while it is made; 0 for none",
+    )
+    outcome_cost: float = Field(
+        1.0,
+        ge=0,
+        le=1,
+        description="what drafting past a further outcome adds, as a fraction of the first one's time: 0 where they "
+        "run in one batch for nothing, 1 where they run one after another",
+    )
     cold_draft_length: int = Field(4, ge=0, le=64, description="draft length until enough is measured")
     probe_interval_s: float = Field(
         10.0, gt=0, description="pause before speculation that did not pay is tried again"
