@@ -18,8 +18,9 @@ With n sequences, E(k) = 1 + sum of the first k survivals, T(rows) the step time
                         verifies that path at once if it has landed, queue + D'(W, k) + RTT <= T; if not, it waits
                         for the rest, or runs without. Otherwise (a miss) a draft of g tokens is made from nothing,
                         and the verifier holds or runs as above. A hit is more likely after a step that verified few
-                        tokens, so steps after hits and after misses are two states of a chain; with g = k it comes
-                        to n E / (h max(T, queue + D' + RTT) + (1 - h) (T + wait))  (SSD, arXiv 2603.03251;
+                        tokens, so steps after hits and after misses are two states of a chain. A held step waits as
+                        soon as one of its sequences misses. For one sequence and g = k it comes to
+                        E / (h max(T, queue + D' + RTT) + (1 - h) (T + wait))  (SSD, arXiv 2603.03251;
                         theory.outcomes)
 A longer round trip makes the best length of the second longer, more load makes each shorter.
 """
@@ -104,7 +105,8 @@ class CostModel:
         after_hit, after_miss = self._hit_rate(ahead, outcomes), self._hit_rate(length, outcomes)
         leaving = 1 - after_hit + after_miss
         share_after_hit = after_miss / leaving if leaving > 0 else 0.0
-        miss_tokens, miss_s = self._arriving(length, draft_s + inputs.rtt_s, is_holding, slow)
+        miss_wait_s = draft_s + inputs.rtt_s
+        miss_tokens, miss_s = self._arriving(length, miss_wait_s, is_holding, slow)
         tokens = seconds = longest_late_s = 0.0
         for share, hit_rate, verified in (
             (share_after_hit, after_hit, ahead),
@@ -114,8 +116,10 @@ class CostModel:
             hit_tokens, hit_s = self._arriving(ahead, late_s, is_holding, slow)
             tokens += share * (hit_rate * hit_tokens + (1 - hit_rate) * miss_tokens)
             seconds += share * (hit_rate * hit_s + (1 - hit_rate) * miss_s)
+            if is_holding and inputs.num_sequences > 1:
+                seconds += share * self._waiting_for_others_s(hit_rate, late_s, miss_wait_s)
             longest_late_s = max(longest_late_s, late_s)
-        wait_s = max(longest_late_s, draft_s + inputs.rtt_s)
+        wait_s = max(longest_late_s, miss_wait_s)
         hold_s = min(wait_s + inputs.slowest_rtt_s - inputs.rtt_s, inputs.max_hold_s) if is_holding else 0.0
         return self._evaluation(
             length,
@@ -156,6 +160,14 @@ class CostModel:
         left = max(0, length - missed)
         tokens = missed + 1.0 + max(0.0, self._gain(length) - self._gain(min(missed, length)))
         return tokens, (missed * self._plain_s + self._step_s(left)) * slow
+
+    def _waiting_for_others_s(self, hit_rate: float, late_s: float, miss_wait_s: float) -> float:
+        """What a held step costs beyond the mean wait of its sequences: one that misses holds up all of them."""
+        load = self.inputs.num_sequences
+        all_hit, none_hit = hit_rate**load, (1 - hit_rate) ** load
+        step_wait_s = all_hit * late_s + none_hit * miss_wait_s
+        step_wait_s += (1 - all_hit - none_hit) * max(late_s, miss_wait_s)
+        return step_wait_s - (hit_rate * late_s + (1 - hit_rate) * miss_wait_s)
 
     def _evaluation(
         self,

@@ -15,7 +15,9 @@ from paceline.scheduling.theory.load import (
 )
 from paceline.scheduling.theory.outcomes import (
     CachePlace,
+    Outcome,
     best_outcome_length,
+    likeliest_outcomes,
     outcome_bound,
     outcome_hit_rates,
     outcome_speedup,
@@ -44,6 +46,7 @@ from paceline.scheduling.theory.tree import (
 __all__ = [
     "CachePlace",
     "CycleParams",
+    "Outcome",
     "batch_speedup",
     "best_outcome_length",
     "best_pipelined",
@@ -60,6 +63,7 @@ __all__ = [
     "children_acceptance",
     "flat",
     "gain_per_cost",
+    "likeliest_outcomes",
     "outcome_bound",
     "outcome_hit_rates",
     "outcome_speedup",
