@@ -21,6 +21,9 @@ from paceline.scheduling.policy import Policy
 # longer.
 _TREE_STEP = 1.12
 NODES_PER_LEVEL = 3
+# A hold that ends just before the draft lands costs the wait and the draft; one that is longer costs nothing as long as
+# drafts come. Draft times vary too, not only round trips.
+_HOLD_SLACK = 1.5
 # What is drafted ahead is used where all of the draft was accepted. Below this chance it only costs messages, and below
 # the share by which a drafter at work slows the target down it costs more than it brings.
 _MIN_AHEAD_SURVIVAL = 0.2
@@ -81,7 +84,7 @@ def policy_of(inputs: PlanInputs, evaluation: Evaluation, version: int, reason: 
         version,
         length,
         budget,
-        math.ceil(evaluation.hold_s * 1e6),
+        math.ceil(min(evaluation.hold_s * _HOLD_SLACK, inputs.max_hold_s) * 1e6),
         _ahead(inputs, evaluation),
         reason,
         evaluation.outcomes,

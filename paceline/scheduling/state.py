@@ -9,7 +9,7 @@ Called by: the scheduler service and, when it is unreachable, nobody: the last p
 
     state    leaves for  when
     on       off         expected, or measured, speedup below 1 + margin
-    off      probing     probe_interval_s passed
+    off      probing     probe_interval_s passed, or as much longer as the trial's expected loss asks for
     off      on          expected speedup at least 1 + margin + hysteresis, unless a measurement turned it off
     probing  on          probe over, and expected (and measured, if given) speedup at least 1 + margin +
     hysteresis probing  off         probe over otherwise
@@ -45,6 +45,8 @@ class PolicyState:
         probe_interval_s: how long speculation stays off before it is tried again.
         probe_duration_s: how long a trial lasts.
         probe_length: draft length of a trial.
+        max_probe_loss: share of plain decoding's tokens that trials may cost: where a trial is expected to be slow,
+            the next one waits longer.
     """
 
     def __init__(
@@ -56,10 +58,11 @@ class PolicyState:
         probe_interval_s: float = 10.0,
         probe_duration_s: float = 1.0,
         probe_length: int = 4,
+        max_probe_loss: float = 0.005,
     ) -> None:
         if (
             min(hysteresis, stickiness) < 0
-            or min(probe_interval_s, probe_duration_s) <= 0
+            or min(probe_interval_s, probe_duration_s, max_probe_loss) <= 0
             or probe_length < 1
         ):
             raise ValueError(
@@ -71,6 +74,7 @@ class PolicyState:
         self._probe_interval_s = probe_interval_s
         self._probe_duration_s = probe_duration_s
         self._probe_length = probe_length
+        self._max_probe_loss = max_probe_loss
         self._mode = PolicyMode.ON
         self._since = clock()
         self._is_distrusted = (
@@ -120,12 +124,14 @@ class PolicyState:
         if expected >= enter and not self._is_distrusted:
             self._switch(PolicyMode.ON)
             return self._speculate(inputs, best)
-        if elapsed_s >= self._probe_interval_s and inputs.max_draft_length > 0:
-            self._switch(PolicyMode.PROBING)
+        if elapsed_s >= self._probe_interval_s and inputs.longest_draft > 0:
             is_holding = inputs.placement is Placement.SEPARATE
-            length = min(self._probe_length, inputs.max_draft_length)
+            length = min(self._probe_length, inputs.longest_draft)
             trial = evaluate_length(inputs, length, is_holding)
-            return self._publish(policy_of(inputs, trial, 0, f"probe: length {length}"))
+            loss_s = self._probe_duration_s * max(0.0, 1 - trial.speedup)
+            if loss_s <= elapsed_s * self._max_probe_loss:
+                self._switch(PolicyMode.PROBING)
+                return self._publish(policy_of(inputs, trial, 0, f"probe: length {length}"))
         return self._current
 
     def _speculate(self, inputs: PlanInputs, best: Evaluation) -> Policy:

@@ -88,11 +88,13 @@ def test_a_drafter_that_is_always_wrong_is_turned_off_and_probed_later() -> None
     planner = Planner(subject("colocated"), LIMITS, clock)
     useless = measured(rate=0.02)
     assert planner.decide(useless, 1).policy.draft_length == 0
-    clock.now = 11.0
+    clock.now = 11.0  # the interval has passed, but a trial would cost a sixth of its second
+    assert planner.decide(useless, 1).policy.draft_length == 0
+    clock.now = 41.0
     probe = planner.decide(useless, 1)
     assert probe.policy.draft_length > 0
     assert probe.policy.reason.startswith("probe")
-    clock.now = 12.5
+    clock.now = 42.5
     assert planner.decide(useless, 1).policy.draft_length == 0
 
 
@@ -159,10 +161,10 @@ def test_speculation_comes_back_when_the_load_goes() -> None:
     assert (off.policy.draft_length, off.policy.hold_us, off.policy.draft_ahead) == (0, 0, 0)
     assert (off.max_nodes_per_step, off.expected_speedup) == (0, 1.0)
     lengths = []
-    for _ in range(240):
+    for _ in range(700):
         clock.now += 0.1
         lengths.append(planner.decide(loaded, 64).policy.draft_length)
-    assert 0 < sum(length > 0 for length in lengths) <= 24  # probes alone: a second in every eleven
+    assert 0 < sum(length > 0 for length in lengths) <= 24  # trials alone, as few as they are dear
     assert planner.decide(loaded, 1).policy.draft_length > 0  # the model alone may turn it on again
 
 
