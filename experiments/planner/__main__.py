@@ -14,6 +14,7 @@ from experiments.planner.replay import best_fixed, fixed, fixed_policies, planne
 from experiments.planner.trace import Trace
 from paceline.scheduling import Policy
 from services.scheduler.planning import PlanningLimits
+from services.scheduler.settings import SchedulerSettings
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, help=__doc__)
 
@@ -49,23 +50,9 @@ def replay_trace(
 
 
 def default_limits(max_outcomes: int = 8, outcome_cost: float = 0.2) -> PlanningLimits:
-    """The scheduler's defaults."""
-    from services.scheduler.settings import SchedulerSettings
-
-    settings = SchedulerSettings(max_outcomes=max_outcomes, outcome_cost=outcome_cost)
-    return PlanningLimits(
-        max_draft_length=settings.max_draft_length,
-        max_nodes_per_sequence=settings.max_nodes_per_sequence,
-        max_nodes_per_step=settings.max_nodes_per_step,
-        max_hold_s=settings.max_hold_ms / 1000,
-        margin=settings.margin,
-        concurrent_slowdown=settings.concurrent_slowdown,
-        max_outcomes=settings.max_outcomes,
-        outcome_cost=settings.outcome_cost,
-        cold_draft_length=settings.cold_draft_length,
-        probe_interval_s=settings.probe_interval_s,
-        probe_duration_s=settings.probe_duration_s,
-    )
+    """The scheduler's defaults, but for what its settings leave to the deployment."""
+    given = {"max_outcomes": max_outcomes, "outcome_cost": outcome_cost}
+    return SchedulerSettings.model_validate(given).planning_limits
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from services.runtime.settings import OptionalPort, Port, ServerSettings
+from services.scheduler.planning import PlanningLimits
 
 
 class SchedulerSettings(ServerSettings):
@@ -71,3 +72,20 @@ class SchedulerSettings(ServerSettings):
         10.0, gt=0, description="pause before speculation that did not pay is tried again"
     )
     probe_duration_s: float = Field(1.0, gt=0, description="how long such a trial lasts")
+
+    @property
+    def planning_limits(self) -> PlanningLimits:
+        """What plans are bound by."""
+        return PlanningLimits(
+            max_draft_length=self.max_draft_length,
+            max_nodes_per_sequence=self.max_nodes_per_sequence,
+            max_nodes_per_step=self.max_nodes_per_step,
+            max_hold_s=self.max_hold_ms / 1000,
+            margin=self.margin,
+            concurrent_slowdown=self.concurrent_slowdown,
+            max_outcomes=self.max_outcomes,
+            outcome_cost=self.outcome_cost,
+            cold_draft_length=self.cold_draft_length,
+            probe_interval_s=self.probe_interval_s,
+            probe_duration_s=self.probe_duration_s,
+        )
