@@ -12,8 +12,15 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from experiments.planner.command import bench_planner
 
-def bench(
+bench = typer.Typer(add_completion=False, rich_markup_mode=None)
+bench.command("planner")(bench_planner)
+
+
+@bench.callback(invoke_without_command=True)
+def compare(
+    context: typer.Context,
     model: Annotated[str, typer.Option(help="Name of a fetched model or a directory.")] = "smollm2-135m",
     drafter: Annotated[
         Path | None, typer.Option(help="Drafter checkpoint; the shipped one by default.")
@@ -38,6 +45,8 @@ def bench(
     ] = None,
 ) -> None:
     """Plain, co-located and separate decoding interleaved in one run, with transformers.generate beside them."""
+    if context.invoked_subcommand is not None:
+        return
     from experiments.bench.picture import draw
     from experiments.bench.prompts import embedded_prompts
     from experiments.bench.report import make_report, table

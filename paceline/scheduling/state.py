@@ -9,7 +9,7 @@ Called by: the scheduler service and, when it is unreachable, nobody: the last p
 
     state    leaves for  when
     on       off         expected, or measured, speedup below 1 + margin
-    off      probing     probe_interval_s passed
+    off      probing     probe_interval_s passed, or as much longer as the trial's expected loss asks for
     off      on          expected speedup at least 1 + margin + hysteresis, unless a measurement turned it off
     probing  on          probe over, and expected (and measured, if given) speedup at least 1 + margin +
     hysteresis probing  off         probe over otherwise
@@ -21,15 +21,9 @@ import dataclasses
 from collections.abc import Callable
 from enum import StrEnum
 
-from paceline.scheduling.planner import (
-    Evaluation,
-    Placement,
-    PlanInputs,
-    describe,
-    evaluate,
-    evaluate_length,
-    policy_of,
-)
+from paceline.scheduling.cycles import CostModel, Evaluation, evaluate_length
+from paceline.scheduling.inputs import Placement, PlanInputs
+from paceline.scheduling.planner import describe, evaluate, policy_of
 from paceline.scheduling.policy import Policy
 
 
@@ -47,10 +41,12 @@ class PolicyState:
     Args:
         clock: monotonic seconds.
         hysteresis: extra expected speedup needed to turn on again.
-        stickiness: a new length must beat the present one by this fraction.
+        stickiness: another choice of length, waiting and outcomes must beat the present one by this fraction.
         probe_interval_s: how long speculation stays off before it is tried again.
         probe_duration_s: how long a trial lasts.
         probe_length: draft length of a trial.
+        max_probe_loss: share of plain decoding's tokens that trials may cost: where a trial is expected to be slow,
+            the next one waits longer.
     """
 
     def __init__(
@@ -62,10 +58,11 @@ class PolicyState:
         probe_interval_s: float = 10.0,
         probe_duration_s: float = 1.0,
         probe_length: int = 4,
+        max_probe_loss: float = 0.005,
     ) -> None:
         if (
             min(hysteresis, stickiness) < 0
-            or min(probe_interval_s, probe_duration_s) <= 0
+            or min(probe_interval_s, probe_duration_s, max_probe_loss) <= 0
             or probe_length < 1
         ):
             raise ValueError(
@@ -77,6 +74,7 @@ class PolicyState:
         self._probe_interval_s = probe_interval_s
         self._probe_duration_s = probe_duration_s
         self._probe_length = probe_length
+        self._max_probe_loss = max_probe_loss
         self._mode = PolicyMode.ON
         self._since = clock()
         self._is_distrusted = (
@@ -126,21 +124,23 @@ class PolicyState:
         if expected >= enter and not self._is_distrusted:
             self._switch(PolicyMode.ON)
             return self._speculate(inputs, best)
-        if elapsed_s >= self._probe_interval_s and inputs.max_draft_length > 0:
-            self._switch(PolicyMode.PROBING)
+        if elapsed_s >= self._probe_interval_s and inputs.longest_draft > 0:
             is_holding = inputs.placement is Placement.SEPARATE
-            length = min(self._probe_length, inputs.max_draft_length)
+            length = min(self._probe_length, inputs.longest_draft)
             trial = evaluate_length(inputs, length, is_holding)
-            return self._publish(policy_of(inputs, trial, 0, f"probe: length {length}"))
+            loss_s = self._probe_duration_s * max(0.0, 1 - trial.speedup)
+            if loss_s <= elapsed_s * self._max_probe_loss:
+                self._switch(PolicyMode.PROBING)
+                return self._publish(policy_of(inputs, trial, 0, f"probe: length {length}"))
         return self._current
 
     def _speculate(self, inputs: PlanInputs, best: Evaluation) -> Policy:
-        """Publish the best length, or keep the present one when it is nearly as good."""
+        """Publish the best choice, or keep the present one when it is nearly as good."""
         previous = self._evaluation
-        if previous is not None and 0 < previous.draft_length <= inputs.max_draft_length:
-            kept = evaluate_length(inputs, previous.draft_length, previous.is_holding)
-            is_affordable = not kept.is_holding or kept.hold_s <= inputs.max_hold_s
-            if is_affordable and kept.tokens_per_s * (1 + self._stickiness) >= best.tokens_per_s:
+        if previous is not None and previous.draft_length:
+            model = CostModel(inputs)
+            kept = model.again(previous)
+            if model.is_allowed(kept) and kept.tokens_per_s * (1 + self._stickiness) >= best.tokens_per_s:
                 best = kept
         self._evaluation = best
         return self._publish(policy_of(inputs, best, 0, describe(best)))

@@ -121,6 +121,17 @@ OVERHEAD_SECONDS = _histogram(
     _OVERHEAD_BUCKETS,
 )
 STEP_STAGE_SECONDS = _counter("paceline_step_stage_seconds", "Time of the step loop, by what it did", "stage")
+NODES_OFFERED = _counter(
+    "paceline_draft_nodes_offered",
+    "Draft nodes that could have been verified, by what the choice rested on",
+    "basis",
+)
+NODES_CHOSEN = _counter(
+    "paceline_draft_nodes_chosen", "Draft nodes chosen to be verified, by what the choice rested on", "basis"
+)
+STEP_POLICY_VERSION = _gauge(
+    "paceline_step_policy_version", "Version of the policy that the last step obeyed"
+)
 DROPPED_DRAFTS = _counter("paceline_dropped_draft_nodes", "Draft nodes never verified, by cause", "cause")
 DRAFT_HITS = _counter("paceline_draft_hits", "Commits whose text had already been proposed further")
 FEATURE_BYTES = _counter("paceline_feature_bytes", "Bytes of target features pushed to drafters")

@@ -13,7 +13,6 @@ from services.runtime.lifecycle import Process, serve
 from services.runtime.redis_store import RedisStore
 from services.runtime.settings import load
 from services.runtime.tasks import end_task
-from services.scheduler.planning import PlanningLimits
 from services.scheduler.registry import Registry
 from services.scheduler.servicer import SERVICE_NAME, SchedulerServicer
 from services.scheduler.settings import SchedulerSettings
@@ -30,7 +29,7 @@ async def build(process: Process) -> None:
     store = MeasurementStore(redis, settings.ttl_s) if redis is not None else None
     registry = Registry(
         store,
-        _limits(settings),
+        settings.planning_limits,
         max_subjects=settings.max_subjects,
         flush_interval_s=settings.flush_interval_s,
         refresh_interval_s=settings.refresh_interval_s,
@@ -75,20 +74,6 @@ def _redis(settings: SchedulerSettings) -> RedisStore | None:
         password=password,
         ca_file=settings.redis_ca,
         timeout_s=settings.redis_timeout_s,
-    )
-
-
-def _limits(settings: SchedulerSettings) -> PlanningLimits:
-    return PlanningLimits(
-        max_draft_length=settings.max_draft_length,
-        max_nodes_per_sequence=settings.max_nodes_per_sequence,
-        max_nodes_per_step=settings.max_nodes_per_step,
-        max_hold_s=settings.max_hold_ms / 1000,
-        margin=settings.margin,
-        concurrent_slowdown=settings.concurrent_slowdown,
-        cold_draft_length=settings.cold_draft_length,
-        probe_interval_s=settings.probe_interval_s,
-        probe_duration_s=settings.probe_duration_s,
     )
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from paceline.scheduling import Placement, PlanInputs, Policy, PolicyState, evaluate_length
+from paceline.scheduling import Placement, PlanInputs, Policy, PolicyState, evaluate_policy
 from services.scheduler.measurements import Measurements
 from services.scheduler.subject import Subject
 
@@ -27,7 +27,7 @@ ONE_PASS_METHODS = frozenset({"medusa", "p_eagle", "pard", "dflash", "dspark"})
 
 @dataclass(frozen=True, slots=True)
 class PlanningLimits:
-    """Bounds that a deployment sets."""
+    """Bounds that a deployment sets, and what it knows of its machines; `settings` describes each."""
 
     max_draft_length: int
     max_nodes_per_sequence: int
@@ -35,6 +35,8 @@ class PlanningLimits:
     max_hold_s: float
     margin: float
     concurrent_slowdown: float
+    max_outcomes: int
+    outcome_cost: float
     cold_draft_length: int
     probe_interval_s: float
     probe_duration_s: float
@@ -82,9 +84,7 @@ class Planner:
             return self._decision(self._cold_policy(missing), num_sequences, 1.0)
         inputs = self._inputs(measurements, max(1, num_sequences))
         policy = self._state.decide(inputs)
-        expected = 1.0
-        if policy.draft_length:
-            expected = evaluate_length(inputs, policy.draft_length, policy.hold_us > 0).speedup
+        expected = evaluate_policy(inputs, policy).speedup
         return self._decision(policy, num_sequences, expected)
 
     def _missing(self, measurements: Measurements) -> str:
@@ -126,6 +126,9 @@ class Planner:
                 return mean_draft_s if num_tokens else 0.0
             return draft_model.seconds(num_tokens)
 
+        def enumeration_time(num_outcomes: int, num_tokens: int) -> float:
+            return draft_time(num_tokens) * (1 + limits.outcome_cost * (num_outcomes - 1))
+
         max_length = limits.max_draft_length
         return PlanInputs(
             placement=Placement(self._subject.placement),
@@ -140,6 +143,9 @@ class Planner:
             max_nodes=limits.max_nodes_per_sequence,
             max_hold_s=limits.max_hold_s,
             margin=limits.margin,
+            max_outcomes=limits.max_outcomes,
+            enumeration_time=enumeration_time,
+            measured_hits=None,  # nobody measures them yet: acceptance per position has to do
         )
 
     def _decision(self, policy: Policy, num_sequences: int, expected_speedup: float) -> Decision:

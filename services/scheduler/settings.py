@@ -8,6 +8,7 @@ from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from services.runtime.settings import OptionalPort, Port, ServerSettings
+from services.scheduler.planning import PlanningLimits
 
 
 class SchedulerSettings(ServerSettings):
@@ -53,8 +54,38 @@ class SchedulerSettings(ServerSettings):
         le=10,
         description="how much longer, as a fraction, a step takes while a drafter works on the same machine",
     )
+    max_outcomes: int = Field(
+        8,
+        ge=0,
+        le=64,
+        description="most outcomes of a step that drafters draft past while it is made; 0 for none",
+    )
+    outcome_cost: float = Field(
+        1.0,
+        ge=0,
+        le=1,
+        description="what drafting past a further outcome adds, as a fraction of the first one's time: 0 where they "
+        "run in one batch for nothing, 1 where they run one after another",
+    )
     cold_draft_length: int = Field(4, ge=0, le=64, description="draft length until enough is measured")
     probe_interval_s: float = Field(
         10.0, gt=0, description="pause before speculation that did not pay is tried again"
     )
     probe_duration_s: float = Field(1.0, gt=0, description="how long such a trial lasts")
+
+    @property
+    def planning_limits(self) -> PlanningLimits:
+        """What plans are bound by."""
+        return PlanningLimits(
+            max_draft_length=self.max_draft_length,
+            max_nodes_per_sequence=self.max_nodes_per_sequence,
+            max_nodes_per_step=self.max_nodes_per_step,
+            max_hold_s=self.max_hold_ms / 1000,
+            margin=self.margin,
+            concurrent_slowdown=self.concurrent_slowdown,
+            max_outcomes=self.max_outcomes,
+            outcome_cost=self.outcome_cost,
+            cold_draft_length=self.cold_draft_length,
+            probe_interval_s=self.probe_interval_s,
+            probe_duration_s=self.probe_duration_s,
+        )

@@ -15,6 +15,7 @@ from paceline.models import resolve
 from paceline.target import Device, TargetEngine
 from paceline.v1 import target_pb2, target_pb2_grpc
 from services.runtime.lifecycle import Process
+from services.verifier.budget import NodeBudget
 from services.verifier.colocated import ColocatedDrafter
 from services.verifier.constraints import ConstraintDesk
 from services.verifier.features import FeatureHub
@@ -59,6 +60,7 @@ class Host:
             self._table,
             self._features,
             drafter,
+            NodeBudget(),
             self._observer.observe,
             StepClock(None if settings.step_curve is None else StepCurve.parse(settings.step_curve)),
         )

@@ -19,6 +19,7 @@ from paceline.sampling import FinalKind, RuleError, Verdict
 from paceline.target import KVCacheFullError, SequenceRows, StepOutput, TargetEngine
 from paceline.trie import EMPTY_TREE, DraftTree
 from paceline.v1 import target_pb2
+from services.verifier.budget import MODES_OF_DRAWS, Basis, NodeBudget, NodeChoice
 from services.verifier.colocated import ColocatedDrafter
 from services.verifier.features import FeatureHub
 from services.verifier.inbox import Inbox
@@ -31,7 +32,7 @@ from services.verifier.log_probs import (
     raw_rows,
     report_shares,
 )
-from services.verifier.policy import StepPolicy, share_nodes
+from services.verifier.policy import StepPolicy
 from services.verifier.report import Reporter, SequenceCommit, StepFigures
 from services.verifier.sequence import Finish, SequenceState, TargetSequence
 from services.verifier.step_clock import StepClock
@@ -73,6 +74,7 @@ class StepLoop:
         table: SequenceTable,
         features: FeatureHub,
         drafter: ColocatedDrafter | None,
+        budget: NodeBudget,
         observe: Callable[[StepFigures, list[SequenceCommit], target_pb2.DroppedDrafts, int], None],
         clock: StepClock | None = None,
     ) -> None:
@@ -81,10 +83,12 @@ class StepLoop:
         self._table = table
         self._features = features
         self._drafter = drafter
+        self._budget = budget
         self._observe = observe
         self._clock = clock or StepClock()
         self._reporter = Reporter(table.drops)
         self._policy = StepPolicy()
+        self._choice = NodeChoice([], 0, 0, Basis.BUDGET)
         self._step_index = 0
         self._last_step_end_s = time.monotonic()
         self._watch = Stopwatch()
@@ -187,7 +191,7 @@ class StepLoop:
         ]
 
     def _choose(self) -> list[Turn]:
-        """Rows of the next step: every running sequence, its drafts within the budget, prompts in chunks."""
+        """Rows of the next step: every running sequence, its drafts as far as they pay, prompts in chunks."""
         policy = self._policy
         prefill_left = policy.max_prefill_tokens
         prompt_logits_left = MAX_PROMPT_ROWS
@@ -207,11 +211,17 @@ class StepLoop:
                 reaches_root = num_rows == sequence.num_uncached
                 num_logits = num_prompt_rows(sequence, num_rows)
                 turns.append(Turn(sequence, num_rows, EMPTY_TREE, reaches_root, num_logits))
-        trees = share_nodes([turn.tree for turn in turns], policy.max_nodes_per_step)
-        return [
-            turn if tree is turn.tree else replace(turn, tree=tree)
-            for turn, tree in zip(turns, trees, strict=True)
-        ]
+        modes = {turn.sequence.spec.sampling.resolved_mode for turn in turns}
+        committing = [turn for turn in turns if turn.reaches_root]
+        self._choice = self._budget.choose(
+            [turn.tree for turn in committing],
+            is_rejection=not modes.isdisjoint(MODES_OF_DRAWS),
+            max_nodes=policy.max_nodes_per_step,
+            other_rows=sum(turn.num_settled for turn in turns) - len(committing),
+            overhead_s=self._watch.so_far(Stage.HOLD, Stage.DRAFT),
+        )
+        trees = iter(self._choice.trees)
+        return [replace(turn, tree=next(trees)) if turn.reaches_root else turn for turn in turns]
 
     def _run_what_fits(self, turns: list[Turn]) -> tuple[list[Turn], StepOutput]:
         """Run the step, and where the cache is full, less of it: none of this changes any text.
@@ -330,6 +340,8 @@ class StepLoop:
     def _settle(self, turn: Turn, verdict: Verdict) -> SequenceCommit:
         sequence = turn.sequence
         start = sequence.committed_length
+        if len(turn.tree):
+            self._budget.observe_draft(turn.tree, len(verdict.accepted_tokens))
         tokens, finish, num_dropped = sequence.commit(
             verdict.committed_tokens, is_whole_draft=verdict.kind is not FinalKind.RECOVERED
         )
@@ -364,7 +376,10 @@ class StepLoop:
             policy_version=self._policy.version,
             num_waiting=len(waiting),
             room=self._table.room.take_figures(),
+            choice=self._choice,
         )
+        if not figures.num_prefill_rows:
+            self._budget.observe_step(figures.num_rows, figures.step_s)
         present = [*(turn.sequence for turn in turns), *waiting]
         dropped = self._reporter.send(figures, present, commits, log_probs)
         self._observe(figures, commits, dropped, len(self._table.running))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from paceline.target import TargetEngine
 from paceline.v1 import target_pb2
 from services.runtime import metrics
+from services.verifier.budget import Basis
 from services.verifier.report import SequenceCommit, StepFigures
 from services.verifier.stopwatch import Stage, overhead_s
 
@@ -35,6 +36,9 @@ class StepObserver:
         self._kv_usage = metrics.KV_CACHE_USAGE.labels(model_name)
         self._prompt_tokens = metrics.PROMPT_TOKENS.labels(model_name)
         self._generation_tokens = metrics.GENERATION_TOKENS.labels(model_name)
+        self._policy_version = metrics.STEP_POLICY_VERSION.labels(model_name)
+        self._nodes_offered = {b: metrics.NODES_OFFERED.labels(model_name, b) for b in Basis}
+        self._nodes_chosen = {b: metrics.NODES_CHOSEN.labels(model_name, b) for b in Basis}
         self._drafts = metrics.NUM_DRAFTS.labels(model_name)
         self._draft_tokens = metrics.NUM_DRAFT_TOKENS.labels(model_name)
         self._accepted_tokens = metrics.NUM_ACCEPTED_TOKENS.labels(model_name)
@@ -49,7 +53,7 @@ class StepObserver:
     ) -> None:
         """Record one step; `num_running` counts the sequences that go on after it."""
         laps = figures.laps
-        self._step_seconds.observe(laps[Stage.FORWARD] + laps[Stage.VERIFY] + laps[Stage.COMMIT])
+        self._step_seconds.observe(figures.step_s)
         self._forward_seconds.observe(laps[Stage.FORWARD])
         self._held_seconds.inc(laps[Stage.HOLD])
         self._overhead_seconds.observe(overhead_s(laps))
@@ -58,6 +62,10 @@ class StepObserver:
         self._num_rows.observe(figures.num_rows)
         self._num_running.set(num_running)
         self._observe_room(figures)
+        self._policy_version.set(figures.policy_version)
+        if (choice := figures.choice) is not None:
+            self._nodes_offered[choice.basis].inc(choice.num_offered)
+            self._nodes_chosen[choice.basis].inc(choice.num_chosen)
         if self._cache.limit_bytes:
             self._kv_usage.set(self._cache.used_bytes / self._cache.limit_bytes)
         self._prompt_tokens.inc(figures.num_prefill_rows)

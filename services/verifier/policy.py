@@ -1,16 +1,10 @@
-"""The policy that the step loop obeys, and the share of a step's draft nodes that each sequence gets.
-
-Pure; knows nothing of where a policy comes from.
-"""
+"""The policy that the step loop obeys. Knows nothing of where it comes from."""
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.errors import InvalidRequestError
-from paceline.trie import DraftTree
 from paceline.v1 import target_pb2
 
 MAX_NODES = 1024
@@ -61,17 +55,3 @@ class StepPolicy:
             max_prefill_tokens=policy.max_prefill_tokens_per_step or cls().max_prefill_tokens,
             colocated_draft_length=policy.colocated_draft_length,
         )
-
-
-def share_nodes(trees: Sequence[DraftTree], max_nodes: int) -> list[DraftTree]:
-    """Cut trees to `max_nodes` nodes together, keeping those most likely to be accepted.
-
-    A tree lists its nodes best first, so that any head of it is itself a tree.
-    """
-    if sum(len(tree) for tree in trees) <= max_nodes:
-        return list(trees)
-    ranked = ((survival, which) for which, tree in enumerate(trees) for survival in tree.survivals)
-    num_kept = [0] * len(trees)
-    for _, which in heapq.nlargest(max_nodes, ranked):
-        num_kept[which] += 1
-    return [tree.head(kept) for tree, kept in zip(trees, num_kept, strict=True)]

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from paceline.v1 import peer_pb2, sampling_pb2, target_pb2
+from services.verifier.budget import NodeChoice
 from services.verifier.room import RoomFigures
 from services.verifier.sequence import Finish, TargetSequence
 from services.verifier.session import Session
@@ -37,12 +38,13 @@ class SequenceCommit:
 
 @dataclass(slots=True)
 class StepFigures:
-    """Sizes and times of a step, as in paceline.v1.StepReport; the last two are for the metrics alone.
+    """Sizes and times of a step, as in paceline.v1.StepReport; the last three are for the metrics alone.
 
     Attributes:
         laps: seconds by stage since the last step's report was begun.
         num_waiting: sequences that wait for room.
         room: what happened to slots since the last step.
+        choice: the draft nodes that were chosen for it.
     """
 
     step_index: int = 0
@@ -54,6 +56,12 @@ class StepFigures:
     laps: dict[Stage, float] = field(default_factory=lambda: dict.fromkeys(Stage, 0.0))
     num_waiting: int = 0
     room: RoomFigures = field(default_factory=RoomFigures)
+    choice: NodeChoice | None = None
+
+    @property
+    def step_s(self) -> float:
+        """Seconds from the beginning of the pass to the last commit."""
+        return sum(self.laps[stage] for stage in (Stage.FORWARD, Stage.VERIFY, Stage.COMMIT))
 
     def us(self, *stages: Stage) -> int:
         """Microseconds of some stages together."""
@@ -117,7 +125,7 @@ def _report(
         num_context_tokens=figures.num_context_tokens,
         num_prefill_rows=figures.num_prefill_rows,
         forward_us=figures.us(Stage.FORWARD),
-        step_us=figures.us(Stage.FORWARD, Stage.VERIFY, Stage.COMMIT),
+        step_us=round(figures.step_s * 1e6),
         held_us=figures.us(Stage.HOLD),
         colocated_draft_us=figures.us(Stage.DRAFT),
         overhead_us=figures.us(*OVERHEAD),

@@ -48,6 +48,10 @@ class Stopwatch:
         self._lap_began = now
         return now
 
+    def so_far(self, *stages: Stage) -> float:
+        """Seconds of some stages since `take` was last called."""
+        return sum(self._laps[stage] for stage in stages)
+
     def take(self) -> dict[Stage, float]:
         """Seconds by stage since this was last called."""
         laps, self._laps = self._laps, dict.fromkeys(Stage, 0.0)

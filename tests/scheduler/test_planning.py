@@ -24,6 +24,8 @@ LIMITS = PlanningLimits(
     max_hold_s=0.05,
     margin=0.05,
     concurrent_slowdown=0.0,
+    max_outcomes=0,
+    outcome_cost=0.2,
     cold_draft_length=4,
     probe_interval_s=10.0,
     probe_duration_s=1.0,
@@ -86,11 +88,13 @@ def test_a_drafter_that_is_always_wrong_is_turned_off_and_probed_later() -> None
     planner = Planner(subject("colocated"), LIMITS, clock)
     useless = measured(rate=0.02)
     assert planner.decide(useless, 1).policy.draft_length == 0
-    clock.now = 11.0
+    clock.now = 11.0  # the interval has passed, but a trial would cost a sixth of its second
+    assert planner.decide(useless, 1).policy.draft_length == 0
+    clock.now = 41.0
     probe = planner.decide(useless, 1)
     assert probe.policy.draft_length > 0
     assert probe.policy.reason.startswith("probe")
-    clock.now = 12.5
+    clock.now = 42.5
     assert planner.decide(useless, 1).policy.draft_length == 0
 
 
@@ -104,6 +108,64 @@ def test_a_slow_network_turns_speculation_off_or_stops_the_hold() -> None:
 def test_the_hold_covers_draft_and_round_trip() -> None:
     decision = Planner(subject(), LIMITS, Clock()).decide(measured(rtt_us=2_000), 1)
     assert decision.policy.hold_us >= 1_000 * decision.policy.draft_length
+
+
+def test_outcomes_are_drafted_past_where_the_step_leaves_time_for_it() -> None:
+    may = dataclasses.replace(LIMITS, max_outcomes=8)
+    slow_target = measured(step_us=40_000, rtt_us=10_000)
+    without = Planner(subject(), LIMITS, Clock()).decide(slow_target, 1)
+    past = Planner(subject(), may, Clock()).decide(slow_target, 1)
+    assert (without.policy.outcomes, past.policy.draft_ahead > 0) == (0, True)
+    assert past.policy.outcomes > 1
+    assert past.expected_speedup > 1.1 * without.expected_speedup
+    assert "outcomes" in past.policy.reason
+    # One after another they would not be done before the step is.
+    fast_target = measured(step_us=4_000, rtt_us=3_000)
+    dear = dataclasses.replace(may, outcome_cost=1.0)
+    assert Planner(subject(), dear, Clock()).decide(fast_target, 1).policy.outcomes < past.policy.outcomes
+    assert Planner(subject("colocated"), may, Clock()).decide(slow_target, 1).policy.outcomes == 0
+
+
+def test_lengths_grow_with_the_round_trip_and_shrink_with_load() -> None:
+    """The two pull in opposite directions: a long way is worth a longer draft, a full step is not."""
+    far = dataclasses.replace(LIMITS, max_draft_length=24, max_hold_s=0.5)
+    policies = [
+        Planner(subject(), far, Clock()).decide(measured(rtt_us=rtt_us), 1).policy
+        for rtt_us in (100, 16_000, 18_000)
+    ]
+    assert all(
+        policy.hold_us for policy in policies
+    )  # drafts that steps do not wait for must outlast whole steps
+    assert [policy.draft_length for policy in policies] == [8, 9, 10]
+    loaded = dataclasses.replace(
+        measured(), curve=CurvePart.of([(rows, 10_000 + 400 * rows) for rows in (1, 8, 32, 128, 512)] * 8)
+    )
+    load_lengths = [
+        Planner(subject("colocated"), LIMITS, Clock()).decide(loaded, load).policy.draft_length
+        for load in (1, 4, 16, 64)
+    ]
+    assert load_lengths == sorted(load_lengths, reverse=True)
+    assert load_lengths[0] > 3
+    assert load_lengths[-1] == 0
+
+
+def test_speculation_comes_back_when_the_load_goes() -> None:
+    """Off under load, tried now and then, and back at once when it pays again; what is off asks for nothing."""
+    clock = Clock()
+    planner = Planner(subject("colocated"), LIMITS, clock)
+    loaded = dataclasses.replace(
+        measured(), curve=CurvePart.of([(rows, 10_000 + 400 * rows) for rows in (1, 8, 32, 128, 512)] * 8)
+    )
+    assert planner.decide(loaded, 1).policy.draft_length > 0
+    off = planner.decide(loaded, 64)
+    assert (off.policy.draft_length, off.policy.hold_us, off.policy.draft_ahead) == (0, 0, 0)
+    assert (off.max_nodes_per_step, off.expected_speedup) == (0, 1.0)
+    lengths = []
+    for _ in range(700):
+        clock.now += 0.1
+        lengths.append(planner.decide(loaded, 64).policy.draft_length)
+    assert 0 < sum(length > 0 for length in lengths) <= 24  # trials alone, as few as they are dear
+    assert planner.decide(loaded, 1).policy.draft_length > 0  # the model alone may turn it on again
 
 
 def test_one_pass_drafters_do_not_pay_per_token() -> None:

@@ -130,8 +130,9 @@ async def test_two_schedulers_merge_into_one(harness: Any, redis_server: RedisSe
             await harness.snapshot_when(stub, lambda snapshot: passes_of(snapshot) == 8000)
         one_policy = (await harness.snapshot_when(one, is_planned)).policy
         other_policy = (await harness.snapshot_when(other, is_planned)).policy
-        # Both decide on the same figures; between lengths of nearly equal worth each stays with its own.
-        assert one_policy.expected_speedup == pytest.approx(other_policy.expected_speedup, rel=0.03)
+        # Both decide on the same figures; between choices of nearly equal worth each stays with its own, and says what
+        # it expected of it when it made it, on the figures of then.
+        assert one_policy.expected_speedup == pytest.approx(other_policy.expected_speedup, rel=0.1)
         versions = {one_policy.version, other_policy.version}
         latest = await stored(redis_server, subject, "policy")
         assert latest is not None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Callable
 
@@ -16,7 +15,6 @@ from paceline.scheduling import (
     PlanInputs,
     Policy,
     StepCurve,
-    allocate_nodes,
     evaluate,
     evaluate_length,
     plan,
@@ -283,37 +281,6 @@ def test_impossible_inputs_are_refused(changes: dict[str, object]) -> None:
 def test_policies_from_elsewhere_are_checked(changes: dict[str, object]) -> None:
     with pytest.raises(ValueError):
         Policy.from_dict({**Policy.off(1, "off").to_dict(), **changes})
-
-
-falling = st.lists(st.floats(0, 1), max_size=3).map(lambda values: sorted(values, reverse=True))
-steps = st.lists(st.floats(0.01, 1), min_size=20, max_size=20).map(
-    lambda gaps: list(itertools.accumulate(gaps))
-)
-
-
-@given(st.lists(falling, max_size=4), steps, st.integers(0, 3), st.floats(0, 2))
-@settings(max_examples=200)
-def test_the_node_budget_is_the_best_of_all(
-    survivals: list[list[float]], times: list[float], other_rows: int, overhead_s: float
-) -> None:
-    counts = allocate_nodes(survivals, lambda rows: times[rows], other_rows=other_rows, overhead_s=overhead_s)
-
-    def rate(choice: tuple[int, ...]) -> float:
-        tokens = sum(1 + sum(values[:count]) for values, count in zip(survivals, choice, strict=True))
-        return tokens / (overhead_s + times[other_rows + len(survivals) + sum(choice)])
-
-    assert len(counts) == len(survivals)
-    if survivals:
-        best = max(map(rate, itertools.product(*(range(len(values) + 1) for values in survivals))))
-        assert rate(counts) == pytest.approx(best, rel=1e-9)
-
-
-def test_rejection_mode_stops_at_the_first_drop() -> None:
-    """DSpark's counterexample (arXiv 2607.05147): a second token must not pull in the first."""
-    speeds = {1: 1.0, 2: 0.5, 3: 0.45}
-    survivals = [[0.8, 0.79]]
-    assert allocate_nodes(survivals, lambda rows: 1 / speeds[rows]) == (2,)
-    assert allocate_nodes(survivals, lambda rows: 1 / speeds[rows], is_rejection=True) == (0,)
 
 
 def test_a_measured_curve_serves_as_step_time() -> None:

@@ -34,7 +34,9 @@ def clock() -> Clock:
 
 @pytest.fixture
 def state(clock: Clock) -> PolicyState:
-    return PolicyState(clock, hysteresis=0.05, probe_interval_s=10, probe_duration_s=1, probe_length=3)
+    return PolicyState(
+        clock, hysteresis=0.05, probe_interval_s=10, probe_duration_s=1, probe_length=3, max_probe_loss=0.1
+    )
 
 
 def test_a_good_pair_speculates_at_once_and_stays(state: PolicyState) -> None:
@@ -81,6 +83,29 @@ def test_speculation_is_tried_again(state: PolicyState, clock: Clock) -> None:
     clock.now_s = 22.0
     assert state.decide(GOOD).draft_length == 8  # the probe showed that acceptance is back
     assert state.current.version == 5  # off, probe, off, probe, on
+
+
+def test_trials_cost_no_more_than_their_share(clock: Clock) -> None:
+    """Three drafted tokens that are never right make a step 1.15 times as long."""
+    state = PolicyState(clock, probe_interval_s=10, probe_duration_s=1, probe_length=3, max_probe_loss=0.005)
+    hopeless = dataclasses.replace(GOOD, acceptance=(0.0,))
+    state.decide(hopeless)
+    plain_s = probing_s = 0.0
+    while clock.now_s < 1000:
+        clock.now_s += 0.5
+        if state.decide(hopeless).is_speculating:
+            probing_s += 0.5
+        else:
+            plain_s += 0.5
+    assert probing_s > 20
+    lost = probing_s * (1 - 1 / 1.15)
+    assert lost / (plain_s + probing_s) < 0.006
+    # A trial that is expected to cost nothing only waits for its interval.
+    cheap = PolicyState(clock, probe_interval_s=10, probe_duration_s=1, probe_length=1, max_probe_loss=1e-9)
+    edge = dataclasses.replace(EDGE, acceptance=(0.04, 0.0))
+    cheap.decide(edge)
+    clock.now_s += 10
+    assert cheap.decide(edge).is_speculating
 
 
 def test_a_measurement_overrules_the_model_until_another_one(state: PolicyState, clock: Clock) -> None:

@@ -9,6 +9,7 @@ import torch
 
 from paceline.target import TargetEngine
 from paceline.v1 import target_pb2
+from services.verifier.budget import NodeBudget
 from services.verifier.colocated import ColocatedDrafter
 from services.verifier.features import FeatureHub, Subscriber
 from services.verifier.inbox import Command, Inbox
@@ -71,6 +72,7 @@ class SteppedVerifier:
         max_waiting: int = 64,
         prefix_cache_bytes: int = 1 << 20,
         kv_limit_tokens: int | None = None,
+        budget: NodeBudget | None = None,
     ) -> None:
         self.engine = engine
         self.inbox = Inbox()
@@ -80,7 +82,9 @@ class SteppedVerifier:
         )
         self.figures: list[StepFigures] = []
         self.room = RoomFigures()
-        self._loop = StepLoop(engine, self.inbox, self.table, self.features, drafter, self._observe)
+        # What is verified follows from the seed alone here, not from how long a step took.
+        budget = budget or NodeBudget(learns=False)
+        self._loop = StepLoop(engine, self.inbox, self.table, self.features, drafter, budget, self._observe)
         self.limit_kv(kv_limit_tokens)
 
     def limit_kv(self, num_tokens: int | None) -> None:

@@ -7,41 +7,16 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from paceline.errors import InvalidRequestError
 from paceline.sampling import SamplingParams, VerifyMode
-from paceline.trie import DraftEntry, DraftTree, DraftTrie, DrawRule, SiblingDraws
+from paceline.trie import DraftEntry, DrawRule, SiblingDraws
 from paceline.v1 import target_pb2
 from services.runtime import tensors
 from services.verifier.features import FeatureHub, Subscriber
-from services.verifier.policy import StepPolicy, share_nodes
+from services.verifier.policy import StepPolicy
 from services.verifier.sequence import Finish, SequenceSpec, TargetSequence
 from services.verifier.session import Session
-
-
-def tree(*log_probs: float) -> DraftTree:
-    trie = DraftTrie([1])
-    trie.add(DraftEntry.chain(1, tuple(range(2, 2 + len(log_probs))), log_probs))
-    return trie.select(len(log_probs), len(log_probs))
-
-
-@given(
-    st.lists(st.lists(st.floats(-3, 0), min_size=1, max_size=6), min_size=1, max_size=6),
-    st.integers(0, 40),
-)
-def test_shared_nodes_keep_to_the_budget_and_take_the_likeliest(
-    chains: list[list[float]], budget: int
-) -> None:
-    trees = [tree(*chain) for chain in chains]
-    shared = share_nodes(trees, budget)
-    kept = [survival for t in shared for survival in t.survivals]
-    left = [s for whole, t in zip(trees, shared, strict=True) for s in whole.survivals[len(t) :]]
-    assert len(kept) == min(budget, sum(map(len, trees)))
-    assert not kept or not left or min(kept) >= max(left)
-    for whole, part in zip(trees, shared, strict=True):
-        assert part.tokens == whole.tokens[: len(part)]
 
 
 def sequence(

@@ -1,0 +1,1 @@
+"""What the planner costs, and step traces to replay it on."""

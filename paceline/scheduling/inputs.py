@@ -1,0 +1,161 @@
+"""What a plan depends on.
+
+Responsible for: the inputs' names, units and ranges, and the probabilities that follow from acceptance.
+
+Deliberately does not know: where they were measured, what they cost (`cycles`), what is decided (`planner`).
+
+Called by: the scheduler service and the simulator make them; `cycles`, `planner` and `state` read them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from paceline.scheduling.theory.outcomes import outcome_hit_rates
+
+_LEAST_ODDS = 1e-4
+
+
+class Placement(StrEnum):
+    """Where a sequence's drafter sits."""
+
+    COLOCATED = "colocated"
+    SEPARATE = "separate"
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredHits:
+    """How often a step's outcome had been drafted past.
+
+    Attributes:
+        rate: share of steps, 0 to 1.
+        draft_length: tokens of the drafts that were verified then.
+        outcomes: outcomes drafted past then; at least 1.
+    """
+
+    rate: float
+    draft_length: int
+    outcomes: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rate <= 1 or self.draft_length < 1 or self.outcomes < 1:
+            raise ValueError(f"hits that cannot be: {self}")
+
+
+@dataclass(frozen=True, slots=True)
+class PlanInputs:
+    """Everything a plan depends on.
+
+    Attributes:
+        placement: which cost model applies.
+        acceptance: conditional acceptance per draft position; positions beyond repeat the last.
+        step_time: seconds of a target step over that many rows.
+        draft_time: seconds to draft that many tokens for every sequence, at the present load.
+        rtt_s: mean time on the wire and in serialisation, both ways. Ignored when co-located.
+        rtt_p95_s: its 95th percentile, for the hold; None takes the mean.
+        queue_s: mean wait at the drafter.
+        overlap_s: how much of draft and round trip is hidden behind the target's step, because drafters draft
+            ahead.
+        concurrent_slowdown: how much longer, as a fraction, a step takes while the drafter works: 0 on machines of
+            their own, more where the two share a memory bus.
+        num_sequences: sequences that decode together.
+        max_draft_length: the longest draft allowed.
+        max_nodes: most draft nodes per sequence and step.
+        max_hold_s: the longest a sequence may wait.
+        margin: speculation must be faster than plain decoding by this fraction.
+        max_outcomes: most outcomes of a step that a separate drafter may draft past while it is made; 0 where it
+            cannot.
+        enumeration_time: seconds to draft past (outcomes, tokens each) for every sequence, at the present load. None
+            takes a draft's time for each outcome: what it is at worst.
+        sibling_acceptance: chance that the drafter's next choice is the target's token, given that all before it were
+            not. None takes half the acceptance of a first choice; independent choices would reach all of it.
+        measured_hits: corrects the hit rate that follows from acceptance; None where nothing was measured.
+    """
+
+    placement: Placement
+    acceptance: tuple[float, ...]
+    step_time: Callable[[int], float]
+    draft_time: Callable[[int], float]
+    rtt_s: float = 0.0
+    rtt_p95_s: float | None = None
+    queue_s: float = 0.0
+    overlap_s: float = 0.0
+    concurrent_slowdown: float = 0.0
+    num_sequences: int = 1
+    max_draft_length: int = 8
+    max_nodes: int = 32
+    max_hold_s: float = 0.05
+    margin: float = 0.05
+    max_outcomes: int = 0
+    enumeration_time: Callable[[int, int], float] | None = None
+    sibling_acceptance: float | None = None
+    measured_hits: MeasuredHits | None = None
+
+    def __post_init__(self) -> None:
+        if not all(0 <= rate <= 1 for rate in self.acceptance):
+            raise ValueError(f"acceptance rates must lie between 0 and 1: {self.acceptance}")
+        for field in ("rtt_s", "queue_s", "overlap_s", "concurrent_slowdown", "max_hold_s", "margin"):
+            value = getattr(self, field)
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"{field} must be finite and not negative, got {value!r}")
+        if self.rtt_p95_s is not None and not (math.isfinite(self.rtt_p95_s) and self.rtt_p95_s >= 0):
+            raise ValueError(f"rtt_p95_s must be finite and not negative, got {self.rtt_p95_s!r}")
+        if self.num_sequences < 1 or min(self.max_draft_length, self.max_nodes, self.max_outcomes) < 0:
+            raise ValueError(
+                "num_sequences must be at least 1, max_draft_length, max_nodes and max_outcomes not negative"
+            )
+        if self.sibling_acceptance is not None and not 0 <= self.sibling_acceptance <= 1:
+            raise ValueError(f"sibling_acceptance must lie between 0 and 1, got {self.sibling_acceptance!r}")
+
+    @property
+    def slowest_rtt_s(self) -> float:
+        """The round trip that a hold allows for."""
+        return self.rtt_s if self.rtt_p95_s is None else max(self.rtt_p95_s, self.rtt_s)
+
+    @property
+    def longest_draft(self) -> int:
+        """Tokens of the longest draft that may be verified."""
+        return min(self.max_draft_length, self.max_nodes)
+
+    def survivals(self, length: int) -> list[float]:
+        """P(token j and all before it accepted) for j in 1..length."""
+        rates = [*self.acceptance[:length]]
+        rates += [rates[-1] if rates else 0.0] * (length - len(rates))
+        return list(itertools.accumulate(rates, lambda product, rate: product * rate))
+
+    def enumeration_s(self, outcomes: int, ahead: int) -> float:
+        """Seconds to draft ``ahead`` tokens past each of some outcomes."""
+        if self.enumeration_time is not None:
+            return self.enumeration_time(outcomes, ahead)
+        return outcomes * self.draft_time(ahead)
+
+    def hit_rates(self, draft_length: int, max_outcomes: int) -> tuple[float, ...]:
+        """P(a step's outcome is among the likeliest 1, 2, .. ``max_outcomes``) when so long a draft is verified.
+
+        A measured rate moves the odds of all of them by what it moves its own.
+        """
+        estimates = self._estimated_hit_rates(draft_length, max_outcomes)
+        measured = self.measured_hits
+        if measured is None:
+            return estimates
+        there = self._estimated_hit_rates(measured.draft_length, measured.outcomes)[-1]
+        factor = _odds(measured.rate) / _odds(there)
+        return tuple(
+            odds / (1 + odds) if rate > 0 else 0.0
+            for rate, odds in ((rate, factor * _odds(rate)) for rate in estimates)
+        )
+
+    def _estimated_hit_rates(self, draft_length: int, max_outcomes: int) -> tuple[float, ...]:
+        sibling = self.sibling_acceptance
+        if sibling is None:
+            sibling = self.acceptance[0] / 2 if self.acceptance else 0.0
+        return outcome_hit_rates(self.acceptance, sibling, draft_length, max_outcomes)
+
+
+def _odds(rate: float) -> float:
+    inside = min(max(rate, _LEAST_ODDS), 1 - _LEAST_ODDS)
+    return inside / (1 - inside)

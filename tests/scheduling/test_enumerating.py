@@ -1,0 +1,317 @@
+"""Drafting past a step's outcomes: the cost model against closed forms, simulation and brute force."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import random
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.scheduling import (
+    Evaluation,
+    MeasuredHits,
+    Placement,
+    PlanInputs,
+    Policy,
+    PolicyState,
+    evaluate,
+    evaluate_length,
+    evaluate_outcomes,
+    evaluate_policy,
+    plan,
+)
+from paceline.scheduling.theory import CycleParams, outcome_speedup
+
+
+def flat(_: int) -> float:
+    return 1.0
+
+
+def affine(base: float, slope: float) -> Callable[[int], float]:
+    return lambda count: base + slope * count
+
+
+def inputs(rate: float, draft_s: float, **changes: object) -> PlanInputs:
+    """A step takes 1 whatever its rows; all paths past outcomes take as long as one draft."""
+    base = PlanInputs(
+        Placement.SEPARATE,
+        (rate,),
+        flat,
+        lambda tokens: draft_s * tokens,
+        max_draft_length=8,
+        max_hold_s=100.0,
+        max_outcomes=8,
+        enumeration_time=lambda outcomes, ahead: draft_s * ahead,
+    )
+    return dataclasses.replace(base, **changes)  # type: ignore[arg-type]
+
+
+@given(
+    st.floats(0.1, 0.95),
+    st.floats(0, 0.3),
+    st.floats(0, 2),
+    st.floats(0, 0.5),
+    st.integers(1, 8),
+    st.integers(1, 8),
+    st.floats(0, 1),
+)
+def test_with_one_length_it_is_the_published_form(
+    rate: float, draft_s: float, rtt_s: float, queue_s: float, length: int, outcomes: int, hit_rate: float
+) -> None:
+    """SSD's form (arXiv 2603.03251), with paths that wait at the verifier and the rest of a late one waited for."""
+    hits = MeasuredHits(min(max(hit_rate, 0.001), 0.999), length, outcomes)
+    case = inputs(rate, draft_s, rtt_s=rtt_s, queue_s=queue_s, measured_hits=hits)
+    found = evaluate_outcomes(case, length, True, outcomes, length)
+    params = CycleParams(rate, draft_s, rtt_s + queue_s, length)
+    assert found.hit_rate == pytest.approx(hits.rate)
+    assert found.speedup == pytest.approx(outcome_speedup(params, hits.rate, build=draft_s * length))
+
+
+def simulated(case: PlanInputs, length: int, is_holding: bool, outcomes: int, ahead: int) -> float:
+    """Tokens per second, cycle after cycle, with drawn acceptances and hits.
+
+    A held step is simulated with all its sequences; steps that run on are those of one sequence among others like it.
+    """
+    source = random.Random(7)
+    if is_holding and case.num_sequences > 1:
+        return simulated_batch(case, length, outcomes, ahead, source)
+    slow = 1 + case.concurrent_slowdown
+    load = case.num_sequences
+    tokens = seconds = 0.0
+    verified = length
+    for _ in range(60_000):
+        hit = source.random() < case.hit_rates(length, outcomes)[-1] if verified == length else None
+        if hit is None:
+            hit = source.random() < case.hit_rates(ahead, outcomes)[-1]
+        step_s = case.step_time(load * (1 + verified)) * slow
+        drafting_s = case.enumeration_s(outcomes, ahead) if hit else case.draft_time(length)
+        wait_s = max(0.0, case.queue_s + drafting_s + case.rtt_s - (step_s if hit else 0.0))
+        verified = ahead if hit else length
+        right = 0
+        while right < verified and source.random() < case.acceptance[0]:
+            right += 1
+        if is_holding or wait_s == 0:
+            tokens += right + 1
+            seconds += wait_s + case.step_time(load * (1 + verified)) * slow
+            continue
+        plain_s, passed = case.step_time(load) * slow, 0
+        while passed * plain_s < wait_s:
+            passed += 1
+        tokens += passed + 1 + max(0, right - passed)
+        left = max(0, verified - passed)
+        seconds += passed * plain_s + case.step_time(load * (1 + left)) * slow
+    return load * tokens / seconds
+
+
+def simulated_batch(case: PlanInputs, length: int, outcomes: int, ahead: int, source: random.Random) -> float:
+    slow, load = 1 + case.concurrent_slowdown, case.num_sequences
+    rates = {tokens: case.hit_rates(tokens, outcomes)[-1] for tokens in (length, ahead)}
+    tokens = seconds = 0.0
+    verified = [length] * load
+    step_s = case.step_time(load * (1 + length)) * slow
+    for _ in range(15_000):
+        hits = [source.random() < rates[last] for last in verified]
+        late_s = max(0.0, case.queue_s + case.enumeration_s(outcomes, ahead) + case.rtt_s - step_s)
+        wait_s = late_s if any(hits) else 0.0
+        if not all(hits):
+            wait_s = max(wait_s, case.queue_s + case.draft_time(length) + case.rtt_s)
+        verified = [ahead if hit else length for hit in hits]
+        step_s = case.step_time(load + sum(verified)) * slow
+        seconds += wait_s + step_s
+        for last in verified:
+            right = 0
+            while right < last and source.random() < case.acceptance[0]:
+                right += 1
+            tokens += right + 1
+    return tokens / seconds
+
+
+@pytest.mark.parametrize("is_holding", [True, False])
+@pytest.mark.parametrize(
+    ("length", "outcomes", "ahead", "changes"),
+    [
+        (4, 6, 2, {}),
+        (3, 3, 3, {"rtt_s": 0.9, "queue_s": 0.1}),
+        (6, 8, 3, {"num_sequences": 4, "concurrent_slowdown": 0.3, "step_time": affine(0.8, 0.02)}),
+    ],
+)
+def test_two_lengths_are_two_states(
+    length: int, outcomes: int, ahead: int, is_holding: bool, changes: dict[str, object]
+) -> None:
+    case = inputs(0.75, 0.08, rtt_s=0.3) if "rtt_s" not in changes else inputs(0.75, 0.08)
+    case = dataclasses.replace(case, **changes)  # type: ignore[arg-type]
+    found = evaluate_outcomes(case, length, is_holding, outcomes, ahead)
+    measured = simulated(case, length, is_holding, outcomes, ahead)
+    assert found.tokens_per_s == pytest.approx(measured, rel=0.01)
+
+
+cases = st.builds(
+    inputs,
+    st.floats(0.05, 0.95),
+    st.floats(0.01, 0.5),
+    rtt_s=st.floats(0, 2),
+    queue_s=st.floats(0, 0.5),
+    step_time=st.builds(affine, st.floats(0.3, 2), st.floats(0, 0.2)),
+    concurrent_slowdown=st.floats(0, 0.5),
+    num_sequences=st.integers(1, 8),
+    max_draft_length=st.integers(0, 4),
+    max_nodes=st.integers(0, 6),
+    max_hold_s=st.floats(0, 2),
+    max_outcomes=st.integers(0, 4),
+)
+
+
+def all_choices(case: PlanInputs) -> list[Evaluation]:
+    lengths = range(1, case.longest_draft + 1)
+    found = [evaluate_length(case, 0, False)]
+    for length, is_holding in itertools.product(lengths, (False, True)):
+        found.append(evaluate_length(case, length, is_holding))
+        found += [
+            evaluate_outcomes(case, length, is_holding, outcomes, ahead)
+            for outcomes, ahead in itertools.product(range(1, case.max_outcomes + 1), lengths)
+        ]
+    return [choice for choice in found if choice.wait_s <= case.max_hold_s]
+
+
+@given(cases)
+@settings(max_examples=150, deadline=None)
+def test_the_best_of_all_choices_is_found_and_carried_out(case: PlanInputs) -> None:
+    best = evaluate(case)
+    choices = all_choices(case)
+    most, most_without = (
+        max(choice.tokens_per_s for choice in choices if may_enumerate or not choice.is_enumerating)
+        for may_enumerate in (True, False)
+    )
+    # Outcomes are drafted past where they bring one percent.
+    expected = most if most > 1.01 * most_without else most_without
+    assert best.tokens_per_s == pytest.approx(expected, rel=1e-9)
+    assert best.speedup >= 1
+    policy = plan(case)
+    if policy.is_speculating:
+        assert (policy.outcomes, policy.draft_length) == (best.outcomes, best.draft_length)
+        assert policy.draft_ahead == best.ahead or not case.max_outcomes
+        assert max(best.ahead, best.draft_length) <= policy.node_budget <= case.max_nodes
+        assert policy.hold_us <= case.max_hold_s * 1e6 + 1
+        assert evaluate_policy(case, policy).tokens_per_s == pytest.approx(best.tokens_per_s)
+        assert Policy.from_dict(policy.to_dict()) == policy
+
+
+@given(cases, st.booleans(), st.integers(1, 6), st.integers(1, 8), st.integers(1, 6))
+def test_outcomes_that_are_never_hit_only_cost(
+    case: PlanInputs, is_holding: bool, length: int, outcomes: int, ahead: int
+) -> None:
+    hopeless = dataclasses.replace(case, concurrent_slowdown=0.0, acceptance=(0.0,))
+    found = evaluate_outcomes(hopeless, length, is_holding, outcomes, ahead)
+    without = evaluate_length(hopeless, length, is_holding)
+    assert found.hit_rate == 0
+    assert found.tokens_per_s == pytest.approx(without.tokens_per_s)
+
+
+def test_a_hit_hides_draft_and_round_trip() -> None:
+    """Close drafter, likely text: nearly every step starts at once, with a path of full length."""
+    case = inputs(0.8, 0.05, rtt_s=0.3)
+    best = evaluate(case)
+    assert best.is_enumerating
+    assert best.speedup > 1.2 * max(
+        evaluate_length(case, length, held).speedup for length in range(1, 9) for held in (False, True)
+    )
+    policy = plan(case, version=3)
+    assert (policy.outcomes, policy.draft_ahead) == (best.outcomes, best.ahead)
+    assert f"{best.outcomes} outcomes" in policy.reason
+    assert f"hit rate {best.hit_rate:.2f}" in policy.reason
+
+
+def test_paths_must_land_before_the_step_ends() -> None:
+    """T_p + r <= v: up to there a round trip costs nothing on a hit, beyond it all of it."""
+    certain = MeasuredHits(1.0, 4, 8)
+    speeds = [
+        evaluate_outcomes(inputs(0.8, 0.1, rtt_s=rtt_s, measured_hits=certain), 4, True, 8, 4).speedup
+        for rtt_s in (0.0, 0.6, 0.7, 1.6)
+    ]
+    assert speeds[0] == pytest.approx(speeds[1], rel=1e-3)
+    assert speeds[2] == pytest.approx(speeds[0] / 1.1, rel=1e-3)
+    assert speeds[3] == pytest.approx(speeds[0] / 2.0, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"concurrent_slowdown": 1.0},
+        {"enumeration_time": lambda outcomes, ahead: 5.0 * outcomes * ahead},
+        {"measured_hits": MeasuredHits(0.0, 4, 8)},
+        {"max_outcomes": 0},
+        {"placement": Placement.COLOCATED},
+    ],
+    ids=["shared-bus", "slow-paths", "no-hits", "forbidden", "colocated"],
+)
+def test_outcomes_are_left_where_they_do_not_pay(changes: dict[str, object]) -> None:
+    assert evaluate(inputs(0.8, 0.05, rtt_s=0.3)).is_enumerating
+    best = evaluate(inputs(0.8, 0.05, **{"rtt_s": 0.3, **changes}))
+    assert not best.is_enumerating
+    assert best.draft_length > 0
+
+
+def test_paths_cost_a_draft_each_unless_it_is_known_better() -> None:
+    case = inputs(0.8, 0.05, enumeration_time=None)
+    assert case.enumeration_s(3, 4) == pytest.approx(3 * 0.2)
+    assert inputs(0.8, 0.05).enumeration_s(3, 4) == pytest.approx(0.2)
+
+
+def test_a_measured_hit_rate_moves_its_neighbours_with_it() -> None:
+    plainly = inputs(0.7, 0.05)
+    estimates = plainly.hit_rates(4, 8)
+    for rate in (0.0, 0.3, 0.9, 1.0):
+        measured = dataclasses.replace(plainly, measured_hits=MeasuredHits(rate, 4, 5))
+        found = measured.hit_rates(4, 8)
+        assert found[4] == pytest.approx(rate, abs=2e-4)
+        assert list(found) == sorted(found)
+        assert (found[7] > estimates[7]) == (rate > estimates[4])
+    agrees = dataclasses.replace(plainly, measured_hits=MeasuredHits(estimates[4], 4, 5))
+    assert agrees.hit_rates(3, 8) == pytest.approx(plainly.hit_rates(3, 8))
+
+
+def test_zero_drafts_cost_what_plain_decoding_costs() -> None:
+    for load in (1, 7):
+        case = inputs(0.8, 0.05, num_sequences=load, step_time=affine(1.0, 0.1), concurrent_slowdown=0.5)
+        off = evaluate_policy(case, Policy.off(1, "off"))
+        assert off.tokens_per_s == load / (1.0 + 0.1 * load)
+        assert (off.speedup, off.hold_s, off.outcomes) == (1.0, 0.0, 0)
+
+
+def shape(policy: Policy) -> tuple[int, int, int]:
+    return policy.draft_length, policy.outcomes, policy.draft_ahead
+
+
+def test_a_policy_stays_with_its_outcomes_while_they_are_nearly_the_best() -> None:
+    state = PolicyState(lambda: 0.0)
+    case = inputs(0.8, 0.05, rtt_s=0.5)
+    first = state.decide(case)
+    assert first.outcomes
+    # A little more or less of everything moves the optimum, not the policy.
+    nearby = dataclasses.replace(case, acceptance=(0.78,), rtt_s=0.51)
+    assert shape(plan(nearby)) != shape(first)
+    assert shape(state.decide(nearby)) == shape(first)
+    # What is no longer allowed, or far from the best, is given up.
+    assert state.decide(dataclasses.replace(case, max_outcomes=0)).outcomes == 0
+    assert state.decide(case).outcomes
+    busy = dataclasses.replace(case, enumeration_time=lambda outcomes, ahead: 50.0)
+    assert state.decide(busy).outcomes == 0
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"max_outcomes": -1}, {"sibling_acceptance": 1.5}],
+)
+def test_impossible_inputs_are_refused(changes: dict[str, object]) -> None:
+    with pytest.raises(ValueError):
+        inputs(0.8, 0.1, **changes)
+
+
+@pytest.mark.parametrize("values", [(1.1, 1, 1), (0.5, 0, 1), (0.5, 1, 0)])
+def test_impossible_hits_are_refused(values: tuple[float, int, int]) -> None:
+    with pytest.raises(ValueError):
+        MeasuredHits(*values)
