@@ -12,7 +12,10 @@ from dataclasses import dataclass
 from paceline.v1 import drafter_pb2, scheduler_pb2, target_pb2
 
 MAX_DRAFT_LENGTH = 64
+MAX_HOLD_US = 1_000_000
 DEFAULT_DRAFT_LENGTH = 4
+MAX_NODES_PER_STEP = 1024
+"""More than that a verifier refuses, and with it the whole policy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +108,11 @@ class PolicyInForce:
         per_sequence = self.max_nodes
         return target_pb2.VerifyPolicy(
             version=policy.version,
-            max_nodes_per_step=max(policy.max_nodes_per_step, per_sequence) if length else 0,
+            max_nodes_per_step=min(max(policy.max_nodes_per_step, per_sequence), MAX_NODES_PER_STEP)
+            if length
+            else 0,
             max_nodes_per_sequence=per_sequence,
-            hold_us=hold_us if length and is_drafter_due else 0,
+            hold_us=min(hold_us, MAX_HOLD_US) if length and is_drafter_due else 0,
             max_prefill_tokens_per_step=self._overrides.max_prefill_tokens_per_step,
             colocated_draft_length=length if is_colocated else 0,
         )

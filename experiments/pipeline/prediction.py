@@ -1,7 +1,7 @@
 """What the theory says a cycle gains over plain decoding at a point.
 
-The synchronous form and that of enumeration stand here, in the terms of the dials; a chain drafted ahead has no closed
-form. `predicted` is the one place where other forms come in.
+Responsible for: putting dials and lengths in the theory's terms (`paceline.scheduling.theory`). Of a batch, a held step
+waits for all its sequences.
 """
 
 from __future__ import annotations
@@ -9,17 +9,16 @@ from __future__ import annotations
 import heapq
 
 from experiments.pipeline.cell import HOLD_US, MAX_NODES, Cell, Cycle, Shape
+from paceline.scheduling.theory import CycleParams, chain_tokens, outcome_speedup, simulate_pipelined
 
 
 def expected_tokens(acceptance: float, num_tokens: int) -> float:
-    """Tokens that a step commits with a draft of so many (Leviathan et al., arXiv 2211.17192, equation 1)."""
-    if acceptance >= 1:
-        return num_tokens + 1.0
-    return (1 - acceptance ** (num_tokens + 1)) / (1 - acceptance)
+    """Tokens that a step commits with a draft of so many."""
+    return num_tokens + 1.0 if acceptance >= 1 else chain_tokens(acceptance, num_tokens)
 
 
 def synchronous_speedup(cell: Cell, num_tokens: int) -> float:
-    """Tokens per step over the length of a round, in plain steps: verify, draft, and there and back."""
+    """Tokens per step over the length of a round: verify, draft, and there and back; a draft may have a fixed cost."""
     round_length = cell.verify_cost(num_tokens + 1) + cell.draft_cost(num_tokens) + cell.round_trip
     return expected_tokens(cell.dials.acceptance, num_tokens) / round_length
 
@@ -47,28 +46,29 @@ def hit_rate(cell: Cell, shape: Shape) -> float:
 
 
 def enumerated_speedup(cell: Cell, shape: Shape) -> float:
-    """Outcome enumeration with the paths at the verifier (the form of SSD, Kumar et al., arXiv 2603.03251).
-
-    A hit lasts a step, or as long as it takes to draft the paths and send them, where that is longer. A miss lasts a
-    step, a draft and the round trip. Both commit as many tokens. It holds for drafts and paths of one length, and
-    for steps that wait after a miss: of several sequences, all wait for one.
-    """
-    step = cell.verify_cost(shape.draft_length + 1)
+    """Outcome enumeration with the paths at the verifier, drafts and paths alike, steps that wait after a miss."""
     rows = cell.num_sequences * shape.outcomes
-    build = cell.dials.draft_s(shape.draft_ahead, rows) * 1e3 / cell.plain_step_ms
-    hit = max(step, build + cell.round_trip)
-    miss = step + cell.draft_cost(shape.draft_length) + cell.round_trip
-    rate = hit_rate(cell, shape) ** cell.num_sequences
-    tokens = expected_tokens(cell.dials.acceptance, shape.draft_length)
-    return tokens / (rate * hit + (1 - rate) * miss)
+    return outcome_speedup(
+        _params(cell, shape.draft_length),
+        hit_rate(cell, shape) ** cell.num_sequences,
+        build=cell.dials.draft_s(shape.draft_ahead, rows) * 1e3 / cell.plain_step_ms,
+        miss_wait=cell.draft_cost(shape.draft_length) + cell.round_trip,
+    )
 
 
 def predicted(cycle: Cycle, cell: Cell, shape: Shape) -> float | None:
-    """Speed over plain decoding; None where no form is known here."""
+    """Speed over plain decoding; None where no form is known."""
     if cycle is Cycle.PLAIN:
         return 1.0
     if cycle is Cycle.SYNCHRONOUS:
         return synchronous_speedup(cell, shape.draft_length)
+    if cycle is Cycle.AHEAD and cell.num_sequences == 1 and cell.cost > 0 and cell.dials.acceptance < 1:
+        return simulate_pipelined(_params(cell, shape.draft_length), has_bonus=True)
     if cycle is Cycle.ENUMERATE and shape.draft_ahead == shape.draft_length and shape.hold_us == HOLD_US:
         return enumerated_speedup(cell, shape)
     return None
+
+
+def _params(cell: Cell, draft_length: int) -> CycleParams:
+    acceptance = min(cell.dials.acceptance, 1 - 1e-9)
+    return CycleParams(acceptance, cell.cost, cell.round_trip, draft_length, cell.verify_cost)

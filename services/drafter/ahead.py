@@ -27,6 +27,9 @@ from services.runtime import metrics
 AHEAD_STEP = 2
 """Tokens drafted ahead between two looks at the inbox."""
 
+FLUSH_S = 0.002
+"""What took so long to draft is sent before more is: a target that does not wait can verify it in its next step."""
+
 log = structlog.get_logger()
 
 
@@ -128,7 +131,7 @@ class DraftingAhead:
                 for sequence, limit in limits.items()
                 if sequence.num_drafted < limit
             ]
-            if not growing or not may_go_on():
+            if not growing or draft_s >= FLUSH_S or not may_go_on():
                 break
             entries, run_s = self._rounds.run(growing)
             draft_s += run_s

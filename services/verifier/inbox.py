@@ -94,6 +94,15 @@ class Inbox:
             drained.append(self._commands.popleft())
         return drained
 
+    def drain_drafts(self) -> list[Drafts]:
+        """The drafts that have come in, oldest first; everything else stays, in its order."""
+        drained = self.drain()
+        others = [command for command in drained if not isinstance(command, Drafts)]
+        if others:
+            self._commands.extendleft(reversed(others))
+            self._arrived.set()
+        return [command for command in drained if isinstance(command, Drafts)]
+
     def wait_until(self, deadline_s: float | None) -> bool:
         """Wait for a command until `deadline_s` on time.monotonic, or for ever; False if none came."""
         timeout = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())

@@ -150,6 +150,8 @@ class StepLoop:
         watch.lap(Stage.FORWARD)
         if not turns:  # the last one gave its slot back; it is admitted anew, alone, or fails
             return True
+        for drafts in self._inbox.drain_drafts():  # what came during the pass goes on from what it commits
+            self._table.apply(drafts)
         commits, shares = self._commit(turns, output)
         log_probs = report_shares(shares)
         self._last_step_end_s = watch.lap(Stage.COMMIT)

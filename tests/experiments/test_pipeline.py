@@ -148,8 +148,14 @@ def test_the_hit_rate_is_what_the_drafter_does() -> None:
 def test_the_forms_that_are_not_known_here_are_none() -> None:
     assert predicted(Cycle.ENUMERATE, cell(0.8, 0.05, 0.5), Shape(4, 6, 3, HOLD_US)) is None
     assert predicted(Cycle.ENUMERATE, cell(0.8, 0.05, 0.5), Shape(4, 4, 3, 0)) is None
-    assert predicted(Cycle.AHEAD, cell(0.8, 0.05, 0.5), Shape(4, 4)) is None
     assert predicted(Cycle.PLAIN, cell(0.8, 0.05, 0.5), Shape(1)) == 1
+
+
+@pytest.mark.parametrize(("round_trip", "expected"), [(0.5, 2.61), (1.0, 2.03)])
+def test_a_chain_ahead_is_simulated(round_trip: float, expected: float) -> None:
+    """Near the table of the continuous variant, whose target commits no token of its own behind a whole draft."""
+    forecast = predicted(Cycle.AHEAD, cell(0.8, 0.05, round_trip), Shape(4, 4))
+    assert forecast == pytest.approx(expected, rel=0.06)
 
 
 def test_lengths() -> None:

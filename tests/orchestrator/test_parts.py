@@ -31,6 +31,7 @@ from orchestrator.status import ConductorStatus
 from orchestrator.verifier_link import _append_drafts
 from paceline.errors import CapacityError, IncompatiblePeerError, InvalidRequestError, UnavailableError
 from paceline.v1 import drafter_pb2, peer_pb2, sampling_pb2, scheduler_pb2, target_pb2
+from services.verifier.policy import StepPolicy
 from tests.orchestrator.scripted_peers import log_probs_of, peer_info
 
 
@@ -165,6 +166,24 @@ def test_plan_stays_within_the_frames_limits(length: int, ahead: int) -> None:
     policy.accept(scheduler_pb2.SpeculationPolicy(draft_length=length, draft_ahead=ahead))
     plan = policy.draft_plan()
     assert 0 <= plan.draft_length + plan.draft_ahead <= 64
+
+
+@given(*(st.integers(0, 2**32 - 1) for _ in range(4)), st.booleans())
+def test_no_policy_is_more_than_a_verifier_takes(
+    length: int, nodes: int, per_step: int, hold_us: int, is_colocated: bool
+) -> None:
+    """It would refuse the whole frame, and with it the stream."""
+    policy = PolicyInForce(PolicyOverrides())
+    policy.accept(
+        scheduler_pb2.SpeculationPolicy(
+            draft_length=length,
+            max_nodes_per_sequence=nodes,
+            max_nodes_per_step=per_step,
+            hold_us=hold_us,
+        )
+    )
+    told = policy.verify_policy(is_colocated=is_colocated, is_drafter_due=True)
+    assert StepPolicy.from_proto(told).max_nodes_per_step == told.max_nodes_per_step
 
 
 def test_placement_in_force() -> None:

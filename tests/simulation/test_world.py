@@ -21,7 +21,7 @@ from paceline.target.kv_cache import Slot
 from services.verifier.sequence import TargetSequence
 from tests.simulation.busy import run_busy_world
 from tests.simulation.machine import WorldMachine
-from tests.simulation.world import Kit
+from tests.simulation.world import Kit, World
 
 RUN = settings(
     max_examples=60,
@@ -70,6 +70,32 @@ def test_all_of_it_happens_in_a_busy_world(kit: Kit) -> None:
     missing = [name for name in MUST_HAPPEN if not events[name]]
     assert not missing, f"never happened: {missing}"
     assert events["tied"] <= events["finished"] // 100
+
+
+def test_drafts_that_land_during_a_pass_count_for_what_it_commits(
+    kit: Kit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An outcome that was foretold while the target ran is a hit, and the next pass verifies what follows it."""
+    world = World(kit, ("none", "none"), (0, 0))
+    request = world.open(4, 0, 20, 8, 0, stops=False)
+    while not request.tokens:
+        world.turn(0)
+    run = kit.engines[0].step
+
+    def step(batch: Any) -> Any:
+        output = run(batch)
+        world.draft_by_script(request, 0, 6, [], 0, 0)  # five tokens and the one that this pass commits
+        world.deliver(0)
+        return output
+
+    monkeypatch.setattr(kit.engines[0], "step", step)
+    world.turn(0)
+    assert world.events["hit"] == 1
+    monkeypatch.undo()
+    before = len(request.tokens)
+    world.turn(0)
+    assert len(request.tokens) == before + 6
+    world.run_out()
 
 
 def _accept_the_first_child(tree: DraftTree, choices: Sequence[int]) -> Any:
