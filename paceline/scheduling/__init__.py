@@ -3,7 +3,7 @@
 from paceline.scheduling.acceptance import AcceptanceEstimator
 from paceline.scheduling.budget import allocate_nodes
 from paceline.scheduling.curves import StepCurve
-from paceline.scheduling.network import DraftTimeModel, DurationEstimator
+from paceline.scheduling.network import DraftTimeModel, DurationEstimator, DurationSketch
 from paceline.scheduling.planner import Evaluation, Placement, PlanInputs, evaluate, evaluate_length, plan
 from paceline.scheduling.policy import Policy
 from paceline.scheduling.state import PolicyMode, PolicyState
@@ -12,6 +12,7 @@ __all__ = [
     "AcceptanceEstimator",
     "DraftTimeModel",
     "DurationEstimator",
+    "DurationSketch",
     "Evaluation",
     "Placement",
     "PlanInputs",
