@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -55,7 +56,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
                 if subject is None:
                     raise StreamProtocolError("the first frame has no key")
                 try:
-                    delta = measurements_of(request)
+                    delta = measurements_of(request, int(time.time() * 1000))
                 except InvalidRequestError:
                     metrics.REPORT_FRAMES.labels(subject.model_label, "refused").inc()
                     raise
