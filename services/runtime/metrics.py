@@ -129,6 +129,13 @@ PREFIXES_SHARED = _counter(
     "Sequences that started from a prefix that was there, by how they got it",
     "how",
 )
+CALIBRATION_ERROR = _gauge(
+    "paceline_calibration_error",
+    "Expected calibration error of draft confidences (kind: own, token or path), from 0 to 1",
+    "drafter",
+    "mode",
+    "kind",
+)
 LEASE_EXPIRIES = _counter("paceline_lease_expiries", "Sequences freed because their stream fell silent")
 
 # Ours: drafter

@@ -19,6 +19,7 @@ from paceline.sampling import FinalKind, RuleError, Verdict
 from paceline.target import KVCacheFullError, SequenceRows, StepOutput, TargetEngine
 from paceline.trie import EMPTY_TREE, DraftTree
 from paceline.v1 import target_pb2
+from services.verifier.calibration import learn
 from services.verifier.colocated import ColocatedDrafter
 from services.verifier.features import FeatureHub
 from services.verifier.inbox import Inbox
@@ -319,6 +320,7 @@ class StepLoop:
     def _settle(self, turn: Turn, verdict: Verdict) -> SequenceCommit:
         sequence = turn.sequence
         start = sequence.committed_length
+        outcomes = learn(sequence.calibrator, turn.tree, verdict.accepted_rows)
         tokens, finish, num_dropped = sequence.commit(
             verdict.committed_tokens, is_whole_draft=verdict.kind is not FinalKind.RECOVERED
         )
@@ -332,6 +334,7 @@ class StepLoop:
             num_accepted_tokens=min(len(verdict.accepted_tokens), len(tokens)),
             finish=finish,
             is_draft_hit=finish is Finish.NOT_YET and sequence.trie.num_nodes > 0,
+            outcomes=outcomes,
         )
 
     def _report(
