@@ -151,3 +151,13 @@ class SnapshotResponse(_message.Message):
     measurements_json: str
     is_redis_connected: bool
     def __init__(self, policy: _Optional[_Union[SpeculationPolicy, _Mapping]] = ..., measurements_json: _Optional[str] = ..., is_redis_connected: _Optional[bool] = ...) -> None: ...
+
+class ListSubjectsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListSubjectsResponse(_message.Message):
+    __slots__ = ("keys",)
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    keys: _containers.RepeatedCompositeFieldContainer[MeasurementKey]
+    def __init__(self, keys: _Optional[_Iterable[_Union[MeasurementKey, _Mapping]]] = ...) -> None: ...

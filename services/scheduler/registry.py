@@ -116,6 +116,11 @@ class Registry:
         """Whether measurements and policies reach Redis now."""
         return self._store is not None and self._store.available
 
+    @property
+    def subjects(self) -> tuple[Subject, ...]:
+        """Subjects in memory, oldest first."""
+        return tuple(self._states)
+
     async def open(self, subject: Subject) -> SubjectState:
         """The state of a subject; read from Redis the first time, so that a fresh process starts warm.
 

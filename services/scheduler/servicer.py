@@ -27,7 +27,7 @@ _END: Any = aio.EOF  # type: ignore[attr-defined]  # absent in the stubs
 
 
 class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
-    """Answers Report, WatchPolicy and Snapshot.
+    """Answers Report, WatchPolicy, Snapshot and ListSubjects.
 
     Args:
         registry: the subjects.
@@ -97,6 +97,14 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             policy=state.policy.to_proto(),
             measurements_json=json.dumps(state.to_dict()),
             is_redis_connected=self._registry.is_redis_connected,
+        )
+
+    async def ListSubjects(
+        self, request: scheduler_pb2.ListSubjectsRequest, context: Any
+    ) -> scheduler_pb2.ListSubjectsResponse:
+        """The subjects this process knows."""
+        return scheduler_pb2.ListSubjectsResponse(
+            keys=[subject.to_proto() for subject in self._registry.subjects]
         )
 
     async def _read(self, context: Any) -> scheduler_pb2.ReportRequest | None:
