@@ -10,7 +10,7 @@ Called by: the verifier, with every draft that comes in and everything it verifi
 one thread.
 
 1. What was verified is counted over (position, knot of the log-odds z of the drafter's probability), decayed.
-2. Every `refit_trials` trials a logistic regression on (1, z, max(z - 2, 0), position) is fitted to the counts by
+2. Every `refit_trials` trials a logistic regression on (1, z, hinges of z, position) is fitted to the counts by
 Newton's
    method with a ridge towards the identity, and written into a table over the knots. A token costs an interpolation.
 3. Every fourth round is held out from 1. Over the newest of these the temperatures are chosen, position after position:
@@ -40,14 +40,24 @@ _MAX_LOG_ODDS = 10.0
 _KNOTS_PER_UNIT = 2
 _NUM_KNOTS = int(2 * _MAX_LOG_ODDS) * _KNOTS_PER_UNIT + 1
 _Z: FloatArray = np.linspace(-_MAX_LOG_ODDS, _MAX_LOG_ODDS, _NUM_KNOTS)
-_HINGE = 2.0  # probabilities near 1 are the ones that drafters overstate
+_HINGES = (
+    -5.0,
+    -3.0,
+    -1.0,
+    1.0,
+    3.0,
+)  # of the log-odds: under shared noise acceptance is far from a line in them
 _NUM_NEWTON_STEPS = 8
-_RIDGES = (0.05, 0.5, 0.5)  # of intercept, slope and hinge: weak, as a few hundred trials outweigh them
+_RIDGES = (
+    0.05,
+    0.5,
+    *(0.5 for _ in _HINGES),
+)  # of intercept, slope and hinges: a few hundred trials outweigh them
 _POSITION_RIDGE = 8.0
 _HELD_OUT_EVERY = 4
 _MIN_HELD_OUT_ROUNDS = 32
 _TEMPERATURES: FloatArray = np.exp(np.linspace(math.log(0.5), math.log(2.0), 21))
-_TEMPERATURE_PULL = 0.02  # of error per unit of log-temperature, for 100 nodes; falls as they grow
+_TEMPERATURE_PULL = 0.1  # of error per unit of log-temperature, for 100 nodes; falls as they grow
 _MAX_CONFIDENCE = 1 - 1e-6
 
 
@@ -152,7 +162,7 @@ class Calibrator:
         self._num_new = 0
         self._num_rounds = 0
         self._held_out: deque[tuple[Node, ...]] = deque(maxlen=num_held_out)
-        self._weights: FloatArray = np.concatenate([[0.0, 1.0, 0.0], np.zeros(MAX_POSITIONS)])
+        self._weights: FloatArray = _IDENTITY
         self._temperatures: FloatArray = np.ones(MAX_POSITIONS)
         self._table: list[list[float]] = []
         self._is_fitted = False
@@ -236,15 +246,16 @@ def _sigmoid(x: FloatArray) -> FloatArray:
 
 
 def _design() -> FloatArray:
-    """`[positions * knots, 3 + positions]`: 1, z, hinge, and which position."""
+    """`[positions * knots, 2 + hinges + positions]`: 1, z, hinges, and which position."""
     z = np.tile(_Z, MAX_POSITIONS)
     which = np.repeat(np.eye(MAX_POSITIONS), _NUM_KNOTS, axis=0)
-    return np.column_stack([np.ones_like(z), z, np.maximum(z - _HINGE, 0.0), which])
+    hinges = [np.maximum(z - hinge, 0.0) for hinge in _HINGES]
+    return np.column_stack([np.ones_like(z), z, *hinges, which])
 
 
 _DESIGN = _design()
 _RIDGE: FloatArray = np.concatenate([_RIDGES, np.full(MAX_POSITIONS, _POSITION_RIDGE)])
-_IDENTITY: FloatArray = np.concatenate([[0.0, 1.0, 0.0], np.zeros(MAX_POSITIONS)])
+_IDENTITY: FloatArray = np.concatenate([[0.0, 1.0], np.zeros(len(_HINGES) + MAX_POSITIONS)])
 
 
 def _logits(weights: FloatArray) -> FloatArray:
