@@ -17,7 +17,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from paceline.scheduling.robust import MIN_SHIFT, Shift, find_shift, nonnegative_fit, weighted_median
+from paceline.scheduling.robust import (
+    MIN_SHIFT,
+    Shift,
+    find_shift,
+    nonnegative_fit,
+    shrunken,
+    weighted_median,
+)
 
 SCHEMA_VERSION = 2
 _EXACT_ROWS = 32  # below, every row count is its own bucket; above, buckets grow by a fixed ratio
@@ -287,7 +294,8 @@ class StepCurve:
                 deviations.extend(t - level for t in targets[span])
             per_context, per_sequence = nonnegative_fit(features, deviations, flat_weights, (0.0, 0.0))
             slopes = per_context, per_sequence
-        return slopes
+        per_context, per_sequence = shrunken(features, deviations, flat_weights, slopes)
+        return per_context, per_sequence
 
     def _weight(self, when: int) -> float:
         return float(2.0 ** ((when - self._clock) / self._half_life))

@@ -20,6 +20,7 @@ import numpy.typing as npt
 FloatArray = npt.NDArray[np.float64]
 
 _MAD_TO_SIGMA = 1.4826
+_SIGNIFICANT = 3.0  # standard errors
 _REJECT = 5.0  # in units of the scale: residuals that the last iterations leave out
 _NUM_ITERATIONS = 24
 _NUM_ABSOLUTE_ITERATIONS = 16
@@ -99,6 +100,35 @@ def nonnegative_fit(
         else:
             robust = (residuals <= _REJECT * scale).astype(np.float64)
     return tuple(float(value) for value in fitted)
+
+
+def shrunken(
+    features: Sequence[Sequence[float]],
+    targets: Sequence[float],
+    weights: Sequence[float],
+    coefficients: Sequence[float],
+) -> tuple[float, ...]:
+    """Coefficients less what noise alone may have made of them.
+
+    Each is multiplied by 1 - (3 / t)^2, and is 0 for t below 3, with t its ratio to its standard error (as in the
+    non-negative garrote, Breiman, 1995): a slope over a narrow range is not carried on to far values.
+
+    Args:
+        features, targets, weights: as `nonnegative_fit` was given; the features centred.
+        coefficients: what it returned.
+    """
+    x = np.asarray(features, dtype=np.float64).reshape(len(targets), len(coefficients))
+    fitted = np.asarray(coefficients, dtype=np.float64)
+    base = np.asarray(weights, dtype=np.float64)
+    if not base.sum():
+        return tuple(0.0 for _ in coefficients)
+    residuals = np.abs(np.asarray(targets, dtype=np.float64) - x @ fitted)
+    scale = _MAD_TO_SIGMA * weighted_median(residuals.tolist(), base.tolist())
+    # Decayed weights count as so many samples as their newest would.
+    gram = x.T @ (x * (base / base.max())[:, None])
+    variances = scale**2 * np.diag(np.linalg.pinv(gram))
+    ratios = _SIGNIFICANT**2 * variances / np.maximum(fitted**2, 1e-300)
+    return tuple(float(value) for value in fitted * np.maximum(1.0 - ratios, 0.0))
 
 
 def _nonnegative_least_squares(

@@ -43,8 +43,8 @@ def profile_steps(
 ) -> list[TimedStep]:
     """Run and time steps until a time limit or five rounds over all shapes; the engine is left as it was.
 
-    The first step of a shape is not counted: it pays for what later ones find warm. A cache too small for the profile
-    ends it early.
+    The first step behind a text is not counted: it pays for what later ones find warm. A cache that is too small for the
+    profile ends it early.
 
     Args:
         engine: with no slot open.
@@ -77,26 +77,21 @@ def profile_steps(
 def _profile_context(
     engine: TargetEngine, context: int, ends_at: float, slots: list[int], clock: Callable[[], float]
 ) -> list[TimedStep]:
-    """Steps of all shapes behind texts of one length."""
+    """Steps of all shapes behind texts of one length, which is run once and copied."""
+    room = context + max(rows for _, rows in _SHAPES)
+    slots.append(engine.open(room))
+    engine.step([SequenceRows(slots[0], [0] * context, num_logits=range(0))])
+    engine.keep(slots[0], range(context))
+    _step(engine, slots[:1], 1, context, clock)
     timed: list[TimedStep] = []
-    for _ in range(max(sequences for sequences, _ in _SHAPES)):
-        slot = engine.open(context + max(rows for _, rows in _SHAPES))
-        slots.append(slot)
-        engine.step([SequenceRows(slot, [0] * context, num_logits=range(0))])
-        engine.keep(slot, range(context))
-        if clock() >= ends_at:
-            break
-    warmed: set[tuple[int, int]] = set()
-    for _ in range(_MAX_ROUNDS + 1):
+    for _ in range(_MAX_ROUNDS):
         for sequences, rows in _SHAPES:
             if clock() >= ends_at:
                 return timed
-            if sequences > len(slots):
-                continue
+            while len(slots) < sequences:
+                slots.append(engine.fork(slots[0], context, room))
             took_us = _step(engine, slots[:sequences], rows, context, clock)
-            if (sequences, rows) in warmed:
-                timed.append(TimedStep(sequences * rows, sequences, sequences * context, max(took_us, 1)))
-            warmed.add((sequences, rows))
+            timed.append(TimedStep(sequences * rows, sequences, sequences * context, max(took_us, 1)))
     return timed
 
 

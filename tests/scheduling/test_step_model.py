@@ -107,6 +107,15 @@ def test_growing_context_is_taken_for_context_and_not_for_a_slower_machine() -> 
     assert curve.per_context_token_s == pytest.approx(PER_CONTEXT_S, rel=0.2)
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_noise_over_a_narrow_range_makes_no_slope(seed: int) -> None:
+    rng = random.Random(seed)
+    curve = StepCurve()
+    for step in range(300):  # one text of 300 tokens, on a machine that others use too
+        curve.observe(rng.choice((1, 5, 7)), 0.05 * rng.lognormvariate(0, 0.25), 1, 30 + step)
+    assert curve.seconds(5, 1, 8000) < 2.5 * curve.seconds(5)
+
+
 def test_json_keeps_the_whole_model() -> None:
     rng = random.Random(6)
     curve = StepCurve.fit([*load(rng, 100), *load(rng, 40, 2.0)])
