@@ -19,7 +19,7 @@ from paceline.v1 import target_pb2
 
 _SHAPES = ((1, 1), (1, 5), (1, 9), (1, 13), (2, 1), (2, 5), (4, 5), (1, 2), (1, 3))
 """(sequences, rows of each), the most telling first."""
-_CONTEXTS = (64, 512)
+_CONTEXTS = (32, 256)
 _MAX_ROUNDS = 5
 
 
@@ -43,8 +43,8 @@ def profile_steps(
 ) -> list[TimedStep]:
     """Run and time steps until a time limit or five rounds over all shapes; the engine is left as it was.
 
-    The first step behind a text is not counted: it pays for what later ones find warm. A cache that is too small for the
-    profile ends it early.
+    The first step behind a text is not counted: it pays for what later ones find warm. A cache that is too small
+    for the profile ends it early.
 
     Args:
         engine: with no slot open.
@@ -61,6 +61,8 @@ def profile_steps(
     try:
         with torch.inference_mode():
             for context in contexts:
+                if clock() >= ends_at:
+                    break
                 for slot in slots:
                     engine.close(slot)
                 slots.clear()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -29,7 +30,7 @@ from orchestrator.sequences import (
 )
 from orchestrator.settings import OrchestratorSettings
 from orchestrator.status import ConductorStatus
-from orchestrator.verifier_link import _append_drafts
+from orchestrator.verifier_link import VerifierLink, _append_drafts
 from paceline.errors import (
     CapacityError,
     IncompatiblePeerError,
@@ -417,6 +418,26 @@ def test_a_profile_becomes_steps() -> None:
         *((1, 64, 900), (5, 64, 1000)),
     ]
     assert reports.num_dropped == 1
+
+
+def test_a_hello_brings_the_profile_and_only_a_fresh_one_counts() -> None:
+    link = VerifierLink(
+        "h:1",
+        cast(Any, None),
+        client_id="c",
+        timing=OrchestratorSettings(verifiers=("h:1",)).timing(5.0),
+        tls=None,
+        clock=lambda: 0.0,
+        num_running=lambda: 0,
+    )
+    info = peer_pb2.PeerInfo(instance_id="v")
+    frame = target_pb2.VerifyResponse(hello=info, profile=target_pb2.StepProfile(num_rows=[1]))
+    assert link.hello_of(frame) == info
+    assert link.profile is not None
+    assert list(link.profile.num_rows) == [1]
+    link.profile = None
+    assert link.hello_of(target_pb2.VerifyResponse(hello=info)) == info
+    assert link.profile is None
 
 
 def test_reports_count_the_drafter_in_the_verifiers_process() -> None:
