@@ -105,6 +105,7 @@ class Cycles:
             max_draft_nodes=max_draft_nodes,
             max_draft_tokens=max_draft_nodes,
             log_probs=request.log_probs,
+            tenant=request.tenant,
             started_at=now,
             pending_since=now,
         )
@@ -351,5 +352,7 @@ class Cycles:
         self.table.remove(sequence)
         self._journal.close(sequence.entry.request_id)
         self._counters.finished[ending.finish_reason] += 1
+        if sequence.tenant:
+            self._reports.ended(sequence.tenant, sequence.stats())
         sequence.mailbox.end(ending)
         sequence.mailbox.wake()

@@ -18,8 +18,9 @@ import structlog
 
 from orchestrator.outcomes import OutcomeCounts
 from orchestrator.sequences import passes_per_position
-from paceline.v1 import drafter_pb2, scheduler_pb2, scheduler_pb2_grpc, target_pb2
+from paceline.v1 import drafter_pb2, generation_pb2, scheduler_pb2, scheduler_pb2_grpc, target_pb2
 from services.runtime.channel import Tls, open_channel
+from services.runtime.tenants import MAX_TENANTS, OTHER
 
 MAX_SAMPLES = 2048
 MAX_PEERS = 64
@@ -52,6 +53,7 @@ class Reports:
         self._queues_us: deque[tuple[str, int]] = deque(maxlen=MAX_SAMPLES)
         self._depths: Counter[int] = Counter()
         self._accepted: Counter[int] = Counter()
+        self._tenants: dict[str, scheduler_pb2.TenantUse] = {}
         self._num_running = 0
 
     def step(
@@ -130,9 +132,28 @@ class Reports:
             if frame.num_draft_steps:
                 self._push(self._queues_us, (drafter, min(frame.queue_us, MAX_US)))
 
+    def ended(self, tenant: str, stats: generation_pb2.GenerationStats) -> None:
+        """Notes a request of a tenant that ended."""
+        if tenant not in self._tenants and len(self._tenants) >= MAX_TENANTS:
+            tenant = OTHER
+        use = self._tenants.setdefault(tenant, scheduler_pb2.TenantUse(tenant=tenant))
+        use.num_requests += 1
+        use.num_tokens += stats.num_generated_tokens
+        use.num_draft_tokens += stats.num_draft_tokens
+        use.num_accepted_tokens += stats.num_accepted_tokens
+        use.decode_us += stats.decode_us
+
     def take(self) -> scheduler_pb2.ReportRequest | None:
         """All samples since the last call as one frame; None where there are none."""
-        if not (self._steps or self._drafts or self._round_trips_us or self._depths or self.outcomes):
+        samples = (
+            self._steps,
+            self._drafts,
+            self._round_trips_us,
+            self._depths,
+            self.outcomes,
+            self._tenants,
+        )
+        if not any(samples):
             return None
         peers = list(dict.fromkeys(peer for peer, _ in (*self._round_trips_us, *self._queues_us)))[:MAX_PEERS]
         places = {peer: place for place, peer in enumerate(peers)}
@@ -148,14 +169,16 @@ class Reports:
             queues_us=[us for _, us in queues],
             queue_peers=[place for place, _ in queues],
             outcomes=self.outcomes.take(),
+            tenants=self._tenants.values(),
             drafted_per_position=passes_per_position(self._depths),
             accepted_per_position=passes_per_position(self._accepted),
             num_running_sequences=self._num_running,
         )
-        for samples in (self._steps, self._drafts, self._round_trips_us, self._queues_us):
-            samples.clear()
+        for queue in (self._steps, self._drafts, self._round_trips_us, self._queues_us):
+            queue.clear()
         self._depths.clear()
         self._accepted.clear()
+        self._tenants.clear()
         return frame
 
     async def run(self, endpoint: str, tls: Tls | None) -> None:

@@ -19,6 +19,7 @@ from services.gateway.rules import bad_word_runs, check_rules, in_range, token_i
 from services.gateway.served_model import ServedModel
 from services.gateway.tokenizer import ModelTokenizer
 from services.runtime.sampling import check_log_probs, sampling_params
+from services.runtime.tenants import HEADER, check_tenant
 
 DEFAULT_MAX_TOKENS = 128
 MAX_TEMPERATURE = 100.0
@@ -44,6 +45,7 @@ class CheckedRequest:
         stop_texts: in the order of the request.
         speculation: as sent.
         log_probs: as sent; in range.
+        tenant: whose it is, for statistics; may be empty.
     """
 
     prompt_token_ids: tuple[int, ...]
@@ -53,6 +55,7 @@ class CheckedRequest:
     stop_texts: tuple[str, ...]
     speculation: sampling_pb2.SpeculationOptions
     log_probs: sampling_pb2.LogProbOptions = field(default_factory=sampling_pb2.LogProbOptions)
+    tenant: str = ""
 
     def choice(self, index: int) -> CheckedRequest:
         """The request of one of several completions: its own seed, and the prompt's log-probabilities only once."""
@@ -83,6 +86,7 @@ class CheckedRequest:
             speculation=self.speculation,
             num_resumed_tokens=len(generated),
             log_probs=log_probs,
+            tenant=self.tenant,
         )
 
 
@@ -98,8 +102,15 @@ class RequestChecker:
         self._tokenizer = tokenizer
         self._max_prompt_bytes = max_prompt_bytes
 
-    def check(self, request: generation_pb2.GenerateRequest, model: ServedModel) -> CheckedRequest:
+    def check(
+        self, request: generation_pb2.GenerateRequest, model: ServedModel, tenant: str = ""
+    ) -> CheckedRequest:
         """Checks a request against the limits of the served model.
+
+        Args:
+            request: as sent.
+            model: what is served.
+            tenant: named beside the request, where the request itself names none.
 
         Raises:
             InvalidRequestError: naming the first field that cannot be honoured.
@@ -132,6 +143,7 @@ class RequestChecker:
             stop_texts=stop_texts,
             speculation=request.speculation,
             log_probs=request.log_probs,
+            tenant=check_tenant("tenant", request.tenant) or check_tenant(HEADER, tenant),
         )
 
     def _add_bad_words(

@@ -20,6 +20,7 @@ from services.scheduler.layout import SCHEMA_VERSION, SchemaError
 from services.scheduler.network import NetworkPart
 from services.scheduler.outcomes import OutcomesPart
 from services.scheduler.step_times import MAX_SAMPLES_PER_BUCKET, CurvePart
+from services.scheduler.tenants import TenantsPart
 
 __all__ = [
     "MAX_POSITIONS",
@@ -34,10 +35,18 @@ __all__ = [
     "OutcomesPart",
     "Part",
     "SchemaError",
+    "TenantsPart",
 ]
 
-Part = CurvePart | AcceptancePart | DraftTimePart | NetworkPart | OutcomesPart
-PARTS: tuple[type[Part], ...] = (CurvePart, AcceptancePart, DraftTimePart, NetworkPart, OutcomesPart)
+Part = CurvePart | AcceptancePart | DraftTimePart | NetworkPart | OutcomesPart | TenantsPart
+PARTS: tuple[type[Part], ...] = (
+    CurvePart,
+    AcceptancePart,
+    DraftTimePart,
+    NetworkPart,
+    OutcomesPart,
+    TenantsPart,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +58,7 @@ class Measurements:
     draft_time: DraftTimePart = field(default_factory=DraftTimePart)
     network: NetworkPart = field(default_factory=NetworkPart)
     outcomes: OutcomesPart = field(default_factory=OutcomesPart)
+    tenants: TenantsPart = field(default_factory=TenantsPart)
 
     @property
     def is_empty(self) -> bool:
@@ -57,7 +67,7 @@ class Measurements:
 
     def parts(self) -> tuple[Part, ...]:
         """The parts in the order of PARTS."""
-        return (self.curve, self.acceptance, self.draft_time, self.network, self.outcomes)
+        return (self.curve, self.acceptance, self.draft_time, self.network, self.outcomes, self.tenants)
 
     def merged(self, newer: Measurements) -> Measurements:
         """With newer measurements after these."""
@@ -67,6 +77,7 @@ class Measurements:
             self.draft_time.merged(newer.draft_time),
             self.network.merged(newer.network),
             self.outcomes.merged(newer.outcomes),
+            self.tenants.merged(newer.tenants),
         )
 
     def reconciled(self, stored: Measurements, delta: Measurements) -> tuple[Measurements, Measurements]:

@@ -11,6 +11,7 @@ from itertools import pairwise
 from paceline.errors import InvalidRequestError
 from paceline.scheduling.reliability import Reliability
 from paceline.v1 import scheduler_pb2
+from services.runtime.tenants import MAX_TENANTS, check_tenant
 from services.scheduler.measurements import (
     MAX_POSITIONS,
     AcceptancePart,
@@ -19,9 +20,11 @@ from services.scheduler.measurements import (
     Measurements,
     NetworkPart,
     OutcomesPart,
+    TenantsPart,
 )
 from services.scheduler.network import MAX_PEERS, Pair
 from services.scheduler.outcomes import MAX_DRAFTERS, DrafterOutcomes
+from services.scheduler.tenants import Use
 
 MAX_SAMPLES_PER_FRAME = 4096
 _MAX_US = 600_000_000
@@ -29,6 +32,7 @@ _MAX_ROWS = 1 << 20
 _MAX_CONTEXT = 1 << 40
 _MAX_TRIALS = 1 << 24
 _MAX_CHARS = 200
+_MAX_USE = 1 << 48
 
 
 def measurements_of(request: scheduler_pb2.ReportRequest, at_ms: int = 0) -> Measurements:
@@ -77,6 +81,7 @@ def measurements_of(request: scheduler_pb2.ReportRequest, at_ms: int = 0) -> Mea
         ),
         _network_of(request),
         _outcomes_of(request),
+        _tenants_of(request),
     )
 
 
@@ -129,6 +134,24 @@ def _outcomes_of(request: scheduler_pb2.ReportRequest) -> OutcomesPart:
         )
         part = part.merged(OutcomesPart({outcome.drafter: DrafterOutcomes(own, calibrated)}))
     return part
+
+
+def _tenants_of(request: scheduler_pb2.ReportRequest) -> TenantsPart:
+    """Use by tenant."""
+    if len(request.tenants) > MAX_TENANTS + 1:
+        raise InvalidRequestError("tenants", f"at most {MAX_TENANTS + 1}")
+    tenants: dict[str, Use] = {}
+    for use in request.tenants:
+        if not check_tenant("tenants.tenant", use.tenant):
+            raise InvalidRequestError("tenants.tenant", "is missing")
+        _check("tenants.num_tokens", use.num_tokens, 0, _MAX_USE)
+        _check("tenants.num_draft_tokens", use.num_draft_tokens, 0, _MAX_USE)
+        _check("tenants.num_accepted_tokens", use.num_accepted_tokens, 0, use.num_draft_tokens)
+        _check("tenants.decode_us", use.decode_us, 0, _MAX_USE)
+        tenants[use.tenant] = Use(
+            use.num_requests, use.num_tokens, use.num_draft_tokens, use.num_accepted_tokens, use.decode_us
+        )
+    return TenantsPart(tenants)
 
 
 def _table(

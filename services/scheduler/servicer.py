@@ -17,6 +17,8 @@ from grpc import aio
 from paceline.errors import DrainingError, InvalidRequestError, StreamProtocolError
 from paceline.v1 import scheduler_pb2, scheduler_pb2_grpc
 from services.runtime import metrics
+from services.runtime.tenants import TenantLabels
+from services.scheduler.measurements import Measurements
 from services.scheduler.registry import Registry, SubjectState
 from services.scheduler.reports import measurements_of
 from services.scheduler.subject import Subject
@@ -37,6 +39,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     def __init__(self, registry: Registry, draining: asyncio.Event) -> None:
         self._registry = registry
         self._draining = draining
+        self._tenant_labels = TenantLabels()
 
     async def Report(
         self, request_iterator: AsyncIterator[scheduler_pb2.ReportRequest], context: Any
@@ -66,8 +69,18 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
                 state.take(delta)
                 state.load[token] = request.num_running_sequences
                 metrics.REPORT_FRAMES.labels(subject.model_label, "taken").inc()
+                self._count_tenants(subject, delta)
                 num_frames += 1
         return scheduler_pb2.ReportResponse(num_frames=num_frames)
+
+    def _count_tenants(self, subject: Subject, delta: Measurements) -> None:
+        for tenant, use in delta.tenants.tenants.items():
+            labels = subject.model_label, self._tenant_labels.of(tenant)
+            metrics.TENANT_REQUESTS.labels(*labels).inc(use.num_requests)
+            metrics.TENANT_TOKENS.labels(*labels).inc(use.num_tokens)
+            metrics.TENANT_DRAFT_TOKENS.labels(*labels).inc(use.num_draft_tokens)
+            metrics.TENANT_ACCEPTED_TOKENS.labels(*labels).inc(use.num_accepted_tokens)
+            metrics.TENANT_DECODE_SECONDS.labels(*labels).inc(use.decode_us * 1e-6)
 
     async def WatchPolicy(
         self, request: scheduler_pb2.WatchPolicyRequest, context: Any

@@ -38,7 +38,8 @@ from paceline.errors import (
     StreamProtocolError,
     UnavailableError,
 )
-from paceline.v1 import drafter_pb2, peer_pb2, sampling_pb2, scheduler_pb2, target_pb2
+from paceline.v1 import drafter_pb2, generation_pb2, peer_pb2, sampling_pb2, scheduler_pb2, target_pb2
+from services.scheduler.reports import measurements_of
 from tests.orchestrator.scripted_peers import log_probs_of, peer_info
 
 
@@ -438,6 +439,23 @@ def test_a_hello_brings_the_profile_and_only_a_fresh_one_counts() -> None:
     link.profile = None
     assert link.hello_of(target_pb2.VerifyResponse(hello=info)) == info
     assert link.profile is None
+
+
+def test_ended_requests_are_summed_by_tenant_and_bounded() -> None:
+    reports = Reports(lambda: None)
+    stats = generation_pb2.GenerationStats(
+        num_generated_tokens=10, num_draft_tokens=8, num_accepted_tokens=5, decode_us=1000
+    )
+    for tenant in ("a", "a", *(f"t{i}" for i in range(80))):
+        reports.ended(tenant, stats)
+    frame = reports.take()
+    assert frame is not None
+    uses = {use.tenant: use for use in frame.tenants}
+    assert len(uses) == 65
+    assert (uses["a"].num_requests, uses["a"].num_tokens, uses["a"].num_accepted_tokens) == (2, 20, 10)
+    assert uses["other"].num_requests == 80 - 63
+    assert measurements_of(frame).tenants.count == 82
+    assert reports.take() is None
 
 
 def test_reports_count_the_drafter_in_the_verifiers_process() -> None:

@@ -22,11 +22,13 @@ from services.scheduler.measurements import (
     NetworkPart,
     OutcomesPart,
     Part,
+    TenantsPart,
 )
 from services.scheduler.network import MAX_PEERS
 from services.scheduler.outcomes import DrafterOutcomes
 from services.scheduler.reports import measurements_of
 from services.scheduler.subject import Subject
+from services.scheduler.tenants import Use
 
 US = st.integers(1, 10_000_000)
 
@@ -63,6 +65,9 @@ MEASUREMENTS = st.builds(
     st.lists(
         st.tuples(st.integers(0, 7), st.integers(0, 255), st.integers(0, 50), st.floats(0, 1)), max_size=20
     ).map(outcomes),
+    st.dictionaries(st.sampled_from("xyz"), st.builds(Use, *(st.integers(0, 1000) for _ in range(5)))).map(
+        lambda uses: TenantsPart({name: use for name, use in uses.items() if use.num_requests})
+    ),
 )
 
 
@@ -179,6 +184,18 @@ def draft(**fields: int) -> scheduler_pb2.DraftSample:
     return scheduler_pb2.DraftSample(**{"num_draft_steps": 1, "num_sequences": 1, "draft_us": 5, **fields})
 
 
+def tenant(**fields: Any) -> scheduler_pb2.TenantUse:
+    good: dict[str, Any] = {
+        "tenant": "acme",
+        "num_requests": 2,
+        "num_tokens": 22,
+        "num_draft_tokens": 8,
+        "num_accepted_tokens": 4,
+        "decode_us": 500_000,
+    }
+    return scheduler_pb2.TenantUse(**{**good, **fields})
+
+
 PEER = scheduler_pb2.PeerPair(conductor="c:1", drafter="d:2")
 
 
@@ -218,6 +235,11 @@ def outcome(**fields: Any) -> scheduler_pb2.DraftOutcomes:
         (request(outcomes=[outcome(accepted=[3])]), "outcomes.cells: accepted"),
         (request(outcomes=[outcome(trials=[])]), "outcomes.cells"),
         (request(outcomes=[outcome(calibrated=[256])]), "outcomes.calibrated"),
+        (request(tenants=[tenant(tenant="a b")]), "tenants.tenant"),
+        (request(tenants=[tenant(tenant="")]), "tenants.tenant"),
+        (request(tenants=[tenant(num_accepted_tokens=9)]), "tenants.num_accepted_tokens"),
+        (request(tenants=[tenant(decode_us=2**60)]), "tenants.decode_us"),
+        (request(tenants=[tenant()] * 66), "tenants"),
         (request(accepted_per_position=[0]), "accepted_per_position"),
         (request(drafted_per_position=[1], accepted_per_position=[2]), "accepted_per_position"),
         (request(drafted_per_position=[1, 2], accepted_per_position=[0, 0]), "drafted_per_position"),
@@ -242,7 +264,7 @@ def test_a_frame_becomes_a_delta() -> None:
             accepted_per_position=[2, 1],
         )
     )
-    assert [part.count for part in delta.parts()] == [1, 3, 1, 2, 0]
+    assert [part.count for part in delta.parts()] == [1, 3, 1, 2, 0, 0]
     assert measurements_of(request()).is_empty
     shorter = measurements_of(request(drafted_per_position=[9, 9, 9], accepted_per_position=[4]))
     assert shorter.acceptance == AcceptancePart.of((9, 9, 9), (4, 0, 0))
@@ -378,3 +400,15 @@ def test_the_curve_knows_context_and_sequences() -> None:
     curve = part.estimator()
     assert curve.per_context_token_s == pytest.approx(2e-6, rel=0.05)
     assert curve.seconds(8, 2, 3000) == pytest.approx(0.0174, rel=0.02)
+
+
+def test_tenants_are_summed_and_bounded() -> None:
+    part = measurements_of(request(tenants=[tenant()])).tenants
+    part = part.merged(part)
+    use = part.tenants["acme"]
+    assert (use.num_requests, use.acceptance, use.tokens_per_s) == (4, 0.5, 40.0)
+    for i in range(100):
+        part = part.merged(TenantsPart({f"t{i}": Use(num_requests=1)}))
+    assert len(part.tenants) == 65
+    assert part.tenants["other"].num_requests == 100 - 63
+    assert TenantsPart.from_dict(json.loads(json.dumps(part.to_dict()))) == part

@@ -15,6 +15,7 @@ from grpc import aio
 from paceline.embedded.redis_server import RedisServer
 from paceline.errors import DrainingError, InvalidRequestError, StreamProtocolError
 from paceline.v1 import scheduler_pb2
+from services.runtime import metrics
 from services.runtime.errors import from_rpc_error
 from services.scheduler.subject import Subject
 
@@ -267,6 +268,33 @@ async def test_unreadable_values_are_replaced(harness: Any, redis_server: RedisS
         await stored_when(redis_server, subject, "acceptance", count=800)
         snapshot = await harness.snapshot_when(stub, is_planned)
         await stored_when(redis_server, subject, "policy", version=snapshot.policy.version)
+
+
+async def test_tenants_are_in_the_snapshot_and_in_the_metrics_up_to_a_bound(harness: Any) -> None:
+    async with harness.scheduler("") as (_, stub):
+        frame = harness.frames()[0]
+        for i in range(65):
+            frame.tenants.add(
+                tenant=f"tenant-{i}",
+                num_requests=1,
+                num_tokens=30,
+                num_draft_tokens=20,
+                num_accepted_tokens=15,
+            )
+        await harness.report(stub, [frame])
+        snapshot = json.loads((await harness.snapshot(stub)).measurements_json)
+    assert snapshot["tenants"]["count"] == 65
+    assert snapshot["tenants"]["tenants"][0]["acceptance"] == 0.75
+    model = harness.key.model_fingerprint[:12]
+    counted = {
+        sample.labels["tenant"]: sample.value
+        for family in metrics.REGISTRY.collect()
+        if family.name == "paceline_tenant_accepted_tokens"
+        for sample in family.samples
+        if sample.name.endswith("_total") and sample.labels["model_name"] == model
+    }
+    assert len(counted) == 65
+    assert counted["tenant-0"] == counted["other"] == 15
 
 
 async def test_without_redis_by_choice(harness: Any) -> None:

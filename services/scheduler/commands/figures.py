@@ -77,4 +77,6 @@ def curve_figures(known: Known) -> dict[str, Any]:
             }
             for name, tables in sorted(measurements.outcomes.drafters.items())
         ]
+    if measurements.tenants.count:
+        figures["tenants"] = measurements.tenants.to_dict()["tenants"]
     return figures

@@ -29,6 +29,8 @@ def curve_tables(figures: Mapping[str, Any]) -> Iterator[Table]:
         yield _acceptance(figures)
     for drafter in figures.get("drafters", ()):
         yield _reliability(drafter)
+    if "tenants" in figures:
+        yield _tenants(figures["tenants"])
 
 
 def policy_table(history: tuple[Mapping[str, Any], ...]) -> Table:
@@ -129,6 +131,21 @@ def _reliability(drafter: Mapping[str, Any]) -> Table:
             for d in (own, calibrated)
         )
         table.add_row(*left, "", *right)
+    return table
+
+
+def _tenants(tenants: list[Mapping[str, Any]]) -> Table:
+    table = Table(
+        "tenant", "requests", "tokens", "tokens/s", "acceptance", title="tenants", title_justify="left"
+    )
+    for use in tenants:
+        table.add_row(
+            use["tenant"],
+            str(use["num_requests"]),
+            str(use["num_tokens"]),
+            f"{use['tokens_per_s']:.1f}",
+            f"{use['acceptance']:.0%}",
+        )
     return table
 
 
