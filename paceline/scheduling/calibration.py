@@ -10,9 +10,9 @@ Called by: the verifier, with every draft that comes in and everything it verifi
 one thread.
 
 1. What was verified is counted over (position, knot of the log-odds z of the drafter's probability), decayed.
-2. Every `refit_trials` trials a logistic regression on (1, z, hinges of z, position) is fitted to the counts by
-Newton's
-   method with a ridge towards the identity, and written into a table over the knots. A token costs an interpolation.
+2. After `refit_trials` trials, and then whenever there are a quarter more, at most 2048, a logistic regression on
+   (1, z, hinges of z, position) is fitted to the counts by Newton's method with a ridge towards the identity, and
+   written into a table over the knots. A token costs an interpolation.
 3. Every fourth round is held out from 1. Over the newest of these the temperatures are chosen, position after position:
    T_k minimises the expected calibration error of the product of sigmoid(logit_i / T_i) along the path, i <= k, with
    earlier ones fixed (sequential temperature scaling, DSpark, arXiv 2607.05147, section 4), pulled towards 1 while
@@ -48,6 +48,7 @@ _HINGES = (
     3.0,
 )  # of the log-odds: under shared noise acceptance is far from a line in them
 _NUM_NEWTON_STEPS = 8
+_MAX_REFIT_TRIALS = 2048
 _RIDGES = (
     0.05,
     0.5,
@@ -57,7 +58,7 @@ _POSITION_RIDGE = 8.0
 _HELD_OUT_EVERY = 4
 _MIN_HELD_OUT_ROUNDS = 32
 _TEMPERATURES: FloatArray = np.exp(np.linspace(math.log(0.5), math.log(2.0), 21))
-_TEMPERATURE_PULL = 0.1  # of error per unit of log-temperature, for 100 nodes; falls as they grow
+_TEMPERATURE_PULL = 0.2  # of error per unit of log-temperature, for 100 nodes; falls as they grow
 _MAX_CONFIDENCE = 1 - 1e-6
 
 
@@ -140,7 +141,7 @@ class Calibrator:
 
     Args:
         half_life: trials after which an old one counts half.
-        refit_trials: trials between fits.
+        refit_trials: trials before the first fit, and at least between two.
         num_held_out: held-out rounds that temperatures are chosen on.
 
     Attributes:
@@ -149,19 +150,20 @@ class Calibrator:
         path_error: of survivals, the products along paths, over all verified tokens.
     """
 
-    def __init__(self, half_life: float = 8192.0, refit_trials: int = 256, num_held_out: int = 256) -> None:
+    def __init__(self, half_life: float = 8192.0, refit_trials: int = 256, num_held_out: int = 512) -> None:
         if not half_life > 0 or refit_trials < 1 or num_held_out < 1:
             raise ValueError("half_life, refit_trials and num_held_out must be above 0")
         self.own_error = CalibrationError()
         self.token_error = CalibrationError()
         self.path_error = CalibrationError()
-        self._decay = 2.0 ** (-refit_trials / half_life)
+        self._half_life = half_life
         self._refit_trials = refit_trials
+        self._next_refit = refit_trials
         self._trials = [[0.0] * _NUM_KNOTS for _ in range(MAX_POSITIONS)]
         self._accepts = [[0.0] * _NUM_KNOTS for _ in range(MAX_POSITIONS)]
         self._num_new = 0
         self._num_rounds = 0
-        self._held_out: deque[tuple[Node, ...]] = deque(maxlen=num_held_out)
+        self._held_out: deque[_FreshPaths] = deque(maxlen=num_held_out)
         self._weights: FloatArray = _IDENTITY
         self._temperatures: FloatArray = np.ones(MAX_POSITIONS)
         self._table: list[list[float]] = []
@@ -189,12 +191,12 @@ class Calibrator:
     def observe(self, nodes: Sequence[Node]) -> list[Outcome]:
         """Learn from one verified tree; its trials, in order.
 
-        Every so often this fits anew, which takes about a millisecond.
+        Every so often this fits anew, which takes a few milliseconds.
         """
         self._num_rounds += 1
         is_held_out = self._num_rounds % _HELD_OUT_EVERY == 0
         if is_held_out:
-            self._held_out.append(tuple(nodes))
+            self._held_out.append(_fresh_paths(nodes))
         outcomes: list[Outcome] = []
         for parent, log_prob, position, survival, is_accepted in nodes:
             if log_prob is None:
@@ -214,11 +216,12 @@ class Calibrator:
                 self._trials[row][knot] += 1.0
                 self._accepts[row][knot] += is_accepted
                 self._num_new += 1
-        if self._num_new >= self._refit_trials:
+        if self._num_new >= self._next_refit:
             self._refit()
         return outcomes
 
     def _refit(self) -> None:
+        decay = 2.0 ** (-self._num_new / self._half_life)
         self._num_new = 0
         trials, accepts = np.asarray(self._trials), np.asarray(self._accepts)  # [positions, knots]
         self._weights = _fit_logistic(trials, accepts, self._weights)
@@ -228,8 +231,9 @@ class Calibrator:
         table = _sigmoid(logits / self._temperatures[:, None])
         self._table = np.minimum(table, _MAX_CONFIDENCE).tolist()
         self._is_fitted = True
-        self._trials = (trials * self._decay).tolist()
-        self._accepts = (accepts * self._decay).tolist()
+        self._trials = (trials * decay).tolist()
+        self._accepts = (accepts * decay).tolist()
+        self._next_refit = max(self._refit_trials, min(int(trials.sum()) // 4, _MAX_REFIT_TRIALS))
 
 
 def _log_odds(log_prob: float) -> float:
@@ -291,38 +295,61 @@ def _fit_logistic(trials: FloatArray, accepts: FloatArray, start: FloatArray) ->
     return weights
 
 
-def _fit_temperatures(
-    rounds: Sequence[Sequence[Node]] | deque[tuple[Node, ...]], logits: FloatArray
-) -> FloatArray:
-    """`[positions]`: sequential temperature scaling over the fresh paths of held-out rounds."""
+class _FreshPaths(NamedTuple):
+    """Nodes of one round, `[nodes]` each, that lie as deep in their draft as in their tree.
+
+    Late drafts hang lower, and start in the middle: what came before their first node is not known.
+    """
+
+    parents: npt.NDArray[np.int64]
+    positions: npt.NDArray[np.int64]
+    places: FloatArray  # among the knots
+    accepted: FloatArray
+
+
+def _fresh_paths(nodes: Sequence[Node]) -> _FreshPaths:
     parents: list[int] = []
     positions: list[int] = []
     places: list[float] = []
     accepted: list[bool] = []
-    for nodes in rounds:
-        kept: dict[int, int] = {}
-        for index, node in enumerate(nodes):
-            above = -1 if node.parent < 0 else kept.get(node.parent, -2)
-            depth = 0 if above < 0 else positions[above] + 1
-            # Only what is as deep in its draft as in its tree: late drafts hang lower, and start in the middle.
-            if node.log_prob is None or above == -2 or node.position != depth or depth >= MAX_POSITIONS:
-                continue
-            kept[index] = len(parents)
-            parents.append(above)
-            positions.append(depth)
-            places.append((_log_odds(node.log_prob) + _MAX_LOG_ODDS) * _KNOTS_PER_UNIT)
-            accepted.append(node.is_accepted)
+    kept: dict[int, int] = {}
+    for index, node in enumerate(nodes):
+        above = -1 if node.parent < 0 else kept.get(node.parent, -2)
+        depth = 0 if above < 0 else positions[above] + 1
+        if node.log_prob is None or above == -2 or node.position != depth or depth >= MAX_POSITIONS:
+            continue
+        kept[index] = len(parents)
+        parents.append(above)
+        positions.append(depth)
+        places.append((_log_odds(node.log_prob) + _MAX_LOG_ODDS) * _KNOTS_PER_UNIT)
+        accepted.append(node.is_accepted)
+    return _FreshPaths(
+        np.asarray(parents, dtype=np.int64),
+        np.asarray(positions, dtype=np.int64),
+        np.asarray(places, dtype=np.float64),
+        np.asarray(accepted, dtype=np.float64),
+    )
+
+
+def _fit_temperatures(rounds: Sequence[_FreshPaths] | deque[_FreshPaths], logits: FloatArray) -> FloatArray:
+    """`[positions]`: sequential temperature scaling over held-out rounds."""
     temperatures = np.ones(MAX_POSITIONS)
-    if not parents:
+    position = np.concatenate([paths.positions for paths in rounds])
+    if not len(position):
         return temperatures
-    parent = np.asarray(parents)
-    position = np.asarray(positions)
-    place = np.asarray(places)
-    came = np.asarray(accepted, dtype=np.float64)
+    offsets = np.cumsum([0, *(len(paths.parents) for paths in rounds)])
+    parent = np.concatenate(
+        [
+            np.where(paths.parents < 0, -1, paths.parents + offset)
+            for paths, offset in zip(rounds, offsets[:-1], strict=True)
+        ]
+    )
+    place = np.concatenate([paths.places for paths in rounds])
+    came = np.concatenate([paths.accepted for paths in rounds])
     low = np.minimum(place.astype(np.int64), _NUM_KNOTS - 2)
     part = place - low
     logit = logits[position, low] * (1 - part) + logits[position, low + 1] * part  # [nodes]
-    survival = np.ones(len(parents) + 1)  # the last stands for the committed text, which parent -1 finds
+    survival = np.ones(len(parent) + 1)  # the last stands for the committed text, which parent -1 finds
     for depth in range(int(position.max()) + 1):
         here = np.flatnonzero(position == depth)
         above = survival[parent[here]]

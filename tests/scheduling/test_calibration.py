@@ -18,6 +18,7 @@ from paceline.scheduling.calibration import (
     Calibrator,
     Node,
     _fit_temperatures,
+    _fresh_paths,
 )
 from paceline.scheduling.reliability import Reliability
 
@@ -148,7 +149,7 @@ def test_a_temperature_is_found_where_products_along_paths_need_one() -> None:
             log_prob = -math.log1p(math.exp(-odds))
             nodes.append(Node(position - 1, log_prob, position, 1.0, is_alive))
         rounds.append(nodes)
-    temperatures = _fit_temperatures(rounds, logits)
+    temperatures = _fit_temperatures([_fresh_paths(nodes) for nodes in rounds], logits)
     assert temperatures[0] == pytest.approx(1.0, abs=0.15)
     assert temperatures[1] == pytest.approx(2.0, abs=0.35)
     assert temperatures[2] == pytest.approx(1.0, abs=0.35)
