@@ -204,6 +204,8 @@ class DurationSketch:
             ValueError: a number that cannot be.
         """
         buckets: dict[int, float] = {}
+        if not isinstance(value["buckets"], dict):
+            raise ValueError("buckets are an object")
         for name, weight in value["buckets"].items():
             bucket = int(name)
             if not 0 <= bucket <= _SKETCH_MAX_BUCKET or not _is_within(weight, 1e15) or not weight:

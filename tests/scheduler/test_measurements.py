@@ -133,6 +133,35 @@ def test_any_stored_value_is_refused_or_usable(kind: type[Part], value: Any) -> 
     json.dumps(part.to_dict(), allow_nan=False)
 
 
+def spoiled(value: Any, data: st.DataObject) -> Any:
+    """The value with one thing in it replaced by something else."""
+    odd = st.sampled_from(
+        [None, True, -1, 0, 1e300, float("nan"), 2**70, "", "x", "\n", [], {}, [[]], {"a": 1}]
+    )
+    if isinstance(value, dict) and value and data.draw(st.integers(0, 5)):
+        name = data.draw(st.sampled_from(sorted(value)))
+        return {**value, name: spoiled(value[name], data)}
+    if isinstance(value, list) and value and data.draw(st.integers(0, 5)):
+        place = data.draw(st.integers(0, len(value) - 1))
+        return [*value[:place], spoiled(value[place], data), *value[place + 1 :]]
+    return data.draw(odd)
+
+
+@given(MEASUREMENTS, st.data())
+@settings(deadline=None, max_examples=300)
+def test_a_spoiled_value_is_refused_or_usable(known: Measurements, data: st.DataObject) -> None:
+    part = data.draw(st.sampled_from(known.parts()))
+    value = spoiled(json.loads(json.dumps(part.to_dict())), data)
+    if not isinstance(value, dict):
+        return
+    try:
+        read = type(part).from_dict(value)
+    except (ValueError, KeyError, TypeError):
+        return
+    read.estimator()
+    json.dumps(read.merged(part).to_dict(), allow_nan=False)  # type: ignore[arg-type]  # of one kind
+
+
 def test_curve_keeps_the_newest_samples_and_predicts() -> None:
     curve = CurvePart.of([(1, 90_000)] * 40 + [(1, 10_000)] * 40 + [(8, 16_000)] * 5)
     assert len(curve.buckets[1][1]) == MAX_SAMPLES_PER_BUCKET
