@@ -66,7 +66,7 @@ class Conductor:
         self._process = process = Process("conductor", settings)
         self._counters = Counters()
         self._policy = PolicyInForce(settings.policy_overrides)
-        self._reports = Reports(self._measurement_key)
+        self._reports = Reports(self._measurement_key, self._advertised_host)
         self._cycles = cycles = Cycles(
             policy=self._policy,
             reports=self._reports,

@@ -23,6 +23,7 @@ from orchestrator.faults import RESOURCE_EXHAUSTED, RETRIABLE_CODES, RETRY_DELAY
 from orchestrator.journal import Journal, JournalGapError
 from orchestrator.log_probs import check_step, fresh_log_probs, take_prompt_log_probs
 from orchestrator.mailbox import Ending, Mailbox
+from orchestrator.outcomes import drafter_label, outcomes_by_commit
 from orchestrator.placement import Placement
 from orchestrator.policy import PolicyInForce
 from orchestrator.reports import Reports
@@ -105,6 +106,7 @@ class Cycles:
             max_draft_tokens=max_draft_nodes,
             log_probs=request.log_probs,
             mailbox=Mailbox(max(request.stream_interval, 1)),
+            tenant=request.tenant,
             started_at=now,
             pending_since=now,
         )
@@ -135,6 +137,9 @@ class Cycles:
 
     def verifier_up(self, info: peer_pb2.PeerInfo) -> None:
         """Opens what waits for a verifier."""
+        if self.verifier.profile is not None:
+            self._reports.profile(self.verifier.profile)
+            self.verifier.profile = None
         self._was_drafter_due = None
         self.desk.verifier_up()
         self._send_policy()
@@ -207,6 +212,7 @@ class Cycles:
             asking = self.table.by_id(sequence_id)
             if asking is not None:
                 take_prompt_log_probs(asking, message, vocab_size)
+        outcomes = outcomes_by_commit(step)
         now = self._clock()
         counters = self._counters
         counters.num_steps += 1
@@ -229,6 +235,8 @@ class Cycles:
                 continue
             counters.num_committed_tokens += len(fresh)
             depth, accepted = step.draft_depths[i], min(step.num_accepted_tokens[i], step.draft_depths[i])
+            if outcomes[i] and (drafter := self._drafter_of(sequence)):
+                self._reports.outcomes.add(drafter, outcomes[i])
             sequence.tally.add(step.num_draft_tokens[i], depth, accepted)
             if depth:
                 counters.num_draft_tokens += step.num_draft_tokens[i]
@@ -253,6 +261,14 @@ class Cycles:
             self._set_back(sequence, UnavailableError(str(gap)), not_before=now)
             self._reopen_due(sequence, now)
         self._reports.step(step, depths, len(self.table), self._policy.draft_length)
+
+    def _drafter_of(self, sequence: Sequence) -> str:
+        """Who drafts for a sequence; empty where nobody does any more."""
+        attachment = next(iter(sequence.drafting.attachments.values()), None)
+        if attachment is not None and attachment.link.info is not None:
+            return drafter_label(attachment.link.info)
+        info = self.verifier.info
+        return drafter_label(info) if info is not None and info.method else ""
 
     def _failed(self, failure: peer_pb2.SequenceFailure) -> None:
         """A sequence, or an opening, failed at the verifier."""
@@ -339,5 +355,7 @@ class Cycles:
         self.table.remove(sequence)
         self._journal.close(sequence.entry.request_id)
         self._counters.finished[ending.finish_reason] += 1
+        if sequence.tenant:
+            self._reports.ended(sequence.tenant, sequence.stats())
         sequence.mailbox.end(ending)
         sequence.mailbox.wake()

@@ -202,7 +202,7 @@ class DraftingDesk:
         if round_trip_us is not None:
             self._counters.num_round_trips += 1
             self._counters.sum_round_trips_us += round_trip_us
-        self._reports.draft(frame, round_trip_us)
+        self._reports.draft(frame, round_trip_us, link.endpoint)
 
     def _translate(self, link: DrafterLink, drafts: peer_pb2.DraftBatch) -> peer_pb2.DraftBatch | None:
         """Puts the verifier's epochs in; entries of nobody are left out. The rest is for the verifier to check."""

@@ -16,11 +16,15 @@ from typing import Any
 import grpc
 import structlog
 
+from orchestrator.outcomes import OutcomeCounts
 from orchestrator.sequences import passes_per_position
-from paceline.v1 import drafter_pb2, scheduler_pb2, scheduler_pb2_grpc, target_pb2
+from paceline.v1 import drafter_pb2, generation_pb2, scheduler_pb2, scheduler_pb2_grpc, target_pb2
 from services.runtime.channel import Tls, open_channel
+from services.runtime.tenants import MAX_TENANTS, OTHER
 
 MAX_SAMPLES = 2048
+MAX_PEERS = 64
+MAX_US = 600_000_000  # more is no measurement, and would cost the whole frame
 INTERVAL_S = 0.25
 WRITE_TIMEOUT_S = 2.0
 BACKOFF_S = (0.2, 5.0)
@@ -33,16 +37,23 @@ class Reports:
 
     Attributes:
         num_dropped: samples that were pushed out before they could be sent.
+        outcomes: what became of drafted tokens.
     """
 
-    def __init__(self, key: Callable[[], scheduler_pb2.MeasurementKey | None]) -> None:
+    def __init__(
+        self, key: Callable[[], scheduler_pb2.MeasurementKey | None], conductor: str = "conductor"
+    ) -> None:
         self.num_dropped = 0
+        self.outcomes = OutcomeCounts()
         self._key = key
+        self._conductor = conductor
         self._steps: deque[scheduler_pb2.StepSample] = deque(maxlen=MAX_SAMPLES)
         self._drafts: deque[scheduler_pb2.DraftSample] = deque(maxlen=MAX_SAMPLES)
-        self._round_trips_us: deque[int] = deque(maxlen=MAX_SAMPLES)
+        self._round_trips_us: deque[tuple[str, int]] = deque(maxlen=MAX_SAMPLES)
+        self._queues_us: deque[tuple[str, int]] = deque(maxlen=MAX_SAMPLES)
         self._depths: Counter[int] = Counter()
         self._accepted: Counter[int] = Counter()
+        self._tenants: dict[str, scheduler_pb2.TenantUse] = {}
         self._num_running = 0
 
     def step(
@@ -77,8 +88,36 @@ class Reports:
                 ),
             )
 
-    def draft(self, frame: drafter_pb2.DraftResponse, round_trip_us: int | None) -> None:
-        """Notes what one answer of a drafter says about its speed and the way to it."""
+    def profile(self, profile: target_pb2.StepProfile) -> None:
+        """Notes the steps that a verifier timed at its start; arrays that do not agree are no profile."""
+        arrays = (
+            profile.num_rows,
+            profile.num_sequences,
+            profile.num_context_tokens,
+            profile.step_us,
+        )
+        if len({len(array) for array in arrays}) > 1:
+            self.num_dropped += max(len(array) for array in arrays)
+            return
+        for num_rows, num_sequences, num_context_tokens, step_us in zip(*arrays, strict=True):
+            self._push(
+                self._steps,
+                scheduler_pb2.StepSample(
+                    num_rows=num_rows,
+                    num_sequences=num_sequences,
+                    num_context_tokens=num_context_tokens,
+                    step_us=step_us,
+                ),
+            )
+
+    def draft(self, frame: drafter_pb2.DraftResponse, round_trip_us: int | None, drafter: str = "") -> None:
+        """Notes what one answer of a drafter says about its speed and the way to it.
+
+        Args:
+            frame: the answer.
+            round_trip_us: there and back less the drafter's own time, at this clock; None where it was not asked for.
+            drafter: its endpoint.
+        """
         if frame.num_draft_steps and frame.num_sequences:
             self._push(
                 self._drafts,
@@ -89,23 +128,57 @@ class Reports:
                 ),
             )
         if round_trip_us is not None:
-            self._push(self._round_trips_us, min(round_trip_us, 0xFFFFFFFF))
+            self._push(self._round_trips_us, (drafter, min(round_trip_us, MAX_US)))
+            if frame.num_draft_steps:
+                self._push(self._queues_us, (drafter, min(frame.queue_us, MAX_US)))
+
+    def ended(self, tenant: str, stats: generation_pb2.GenerationStats) -> None:
+        """Notes a request of a tenant that ended."""
+        if tenant not in self._tenants and len(self._tenants) >= MAX_TENANTS:
+            tenant = OTHER
+        use = self._tenants.setdefault(tenant, scheduler_pb2.TenantUse(tenant=tenant))
+        use.num_requests += 1
+        use.num_tokens += stats.num_generated_tokens
+        use.num_draft_tokens += stats.num_draft_tokens
+        use.num_accepted_tokens += stats.num_accepted_tokens
+        use.decode_us += stats.decode_us
 
     def take(self) -> scheduler_pb2.ReportRequest | None:
         """All samples since the last call as one frame; None where there are none."""
-        if not (self._steps or self._drafts or self._round_trips_us or self._depths):
+        samples = (
+            self._steps,
+            self._drafts,
+            self._round_trips_us,
+            self._depths,
+            self.outcomes,
+            self._tenants,
+        )
+        if not any(samples):
             return None
+        peers = list(dict.fromkeys(peer for peer, _ in (*self._round_trips_us, *self._queues_us)))[:MAX_PEERS]
+        places = {peer: place for place, peer in enumerate(peers)}
+        round_trips = [(places[peer], us) for peer, us in self._round_trips_us if peer in places]
+        queues = [(places[peer], us) for peer, us in self._queues_us if peer in places]
         frame = scheduler_pb2.ReportRequest(
             key=self._key(),
             steps=self._steps,
             drafts=self._drafts,
-            round_trips_us=self._round_trips_us,
+            peers=[scheduler_pb2.PeerPair(conductor=self._conductor, drafter=peer) for peer in peers],
+            round_trips_us=[us for _, us in round_trips],
+            round_trip_peers=[place for place, _ in round_trips],
+            queues_us=[us for _, us in queues],
+            queue_peers=[place for place, _ in queues],
+            outcomes=self.outcomes.take(),
+            tenants=self._tenants.values(),
             drafted_per_position=passes_per_position(self._depths),
             accepted_per_position=passes_per_position(self._accepted),
             num_running_sequences=self._num_running,
         )
-        for samples in (self._steps, self._drafts, self._round_trips_us, self._depths, self._accepted):
-            samples.clear()
+        for queue in (self._steps, self._drafts, self._round_trips_us, self._queues_us):
+            queue.clear()
+        self._depths.clear()
+        self._accepted.clear()
+        self._tenants.clear()
         return frame
 
     async def run(self, endpoint: str, tls: Tls | None) -> None:

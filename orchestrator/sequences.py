@@ -141,6 +141,7 @@ class Sequence:
         max_draft_nodes: most draft nodes in one step; 0 is plain decoding.
         max_draft_tokens: most draft tokens per entry.
         log_probs: which log-probabilities the request wants.
+        tenant: whose it is, for statistics; may be empty.
         num_prompt_log_probs: prompt tokens, from the second one on, whose log-probabilities have come in.
         started_at: loop time of Run.
         pending_since: loop time at which it last began to wait for a verifier.
@@ -159,6 +160,7 @@ class Sequence:
     started_at: float
     pending_since: float
     log_probs: sampling_pb2.LogProbOptions = field(default_factory=sampling_pb2.LogProbOptions)
+    tenant: str = ""
     num_prompt_log_probs: int = 0
     not_before: float = 0.0
     key: int = 0

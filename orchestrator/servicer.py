@@ -17,6 +17,7 @@ from paceline.errors import CapacityError, InvalidRequestError
 from paceline.sampling.params import MAX_TOKEN_ID
 from paceline.v1 import orchestrator_pb2, orchestrator_pb2_grpc, peer_pb2, sampling_pb2
 from services.runtime.sampling import check_log_probs, check_token_ids, sampling_params
+from services.runtime.tenants import check_tenant
 
 MAX_REQUEST_ID_BYTES = 64
 MAX_DRAFTER_NAME = 256
@@ -89,6 +90,7 @@ def check_run(request: orchestrator_pb2.RunRequest, verifier: peer_pb2.PeerInfo 
         raise InvalidRequestError("prompt_token_ids", "must not be empty")
     if request.num_resumed_tokens >= num_tokens:
         raise InvalidRequestError("num_resumed_tokens", "must leave at least one token of the prompt")
+    check_tenant("tenant", request.tenant)
     if request.max_new_tokens < 1:
         raise InvalidRequestError("max_new_tokens", "must be at least 1")
     if request.num_resumed_tokens >= request.max_new_tokens:

@@ -48,6 +48,7 @@ class VerifierLink:
         endpoint: host:port.
         feature_endpoint: the same as drafters reach it.
         info: identity, from the last connection; None before the first.
+        profile: steps that it timed at its start; None once they were taken, or where it told none.
         is_known: set once `info` is.
         num_dropped_draft_tokens: draft tokens that were not sent because the stream was down or blocked.
     """
@@ -67,6 +68,7 @@ class VerifierLink:
         self.endpoint = endpoint
         self.feature_endpoint = feature_endpoint or endpoint
         self.info: peer_pb2.PeerInfo | None = None
+        self.profile: target_pb2.StepProfile | None = None
         self.num_dropped_draft_tokens = 0
         self.is_known = asyncio.Event()
         self._events = events
@@ -169,7 +171,9 @@ class VerifierLink:
         return target_pb2.VerifyRequest(hello=hello)
 
     def hello_of(self, frame: target_pb2.VerifyResponse) -> peer_pb2.PeerInfo | None:
-        """The verifier's hello."""
+        """The verifier's hello; what it timed at its start is kept for `went_up`."""
+        if frame.HasField("profile"):
+            self.profile = frame.profile
         return frame.hello if frame.HasField("hello") else None
 
     def take(self, is_heartbeat_due: bool) -> target_pb2.VerifyRequest | None:

@@ -14,6 +14,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 _LOG_PROB_SLACK = 1e-3  # a float16 log-softmax may round to slightly above zero
 
@@ -119,6 +120,16 @@ class DraftEntry:
             if not 0.0 <= confidence <= 1.0:
                 raise DraftError(f"confidences[{index}] = {confidence!r} is not a probability")
 
+    def claims(self) -> list[DraftClaim | None]:
+        """What the drafter said of each token, None for all where it sent no log-probabilities."""
+        if not self.log_probs:
+            return [None] * len(self.tokens)
+        positions: list[int] = []
+        for parent in self.parents:
+            # Of an entry that nobody has checked yet any parent can come.
+            positions.append(positions[parent] + 1 if 0 <= parent < len(positions) else 0)
+        return [DraftClaim(min(lp, 0.0), at) for lp, at in zip(self.log_probs, positions, strict=True)]
+
     def known_confidences(self) -> list[float | None]:
         """Each token's confidence, None where the drafter said nothing."""
         if self.confidences:
@@ -126,6 +137,18 @@ class DraftEntry:
         if self.log_probs:
             return [math.exp(min(log_prob, 0.0)) for log_prob in self.log_probs]
         return [None] * len(self.tokens)
+
+
+class DraftClaim(NamedTuple):
+    """What a drafter said of a token, uncalibrated.
+
+    Attributes:
+        log_prob: its log-probability given the path to it.
+        position: its depth in the entry that proposed it, from 0.
+    """
+
+    log_prob: float
+    position: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +162,7 @@ class DraftTree:
         survivals: product of confidences from the root down to the node.
         draft_dists: how each node's token was drawn, None where it was not. Drawn siblings stand in the order of
             their draws, a repeated one with a node of its own.
+        claims: what the drafter said of each node, None where it said nothing; empty where nobody is to learn from it.
     """
 
     tokens: tuple[int, ...] = ()
@@ -146,6 +170,7 @@ class DraftTree:
     depths: tuple[int, ...] = ()
     survivals: tuple[float, ...] = ()
     draft_dists: tuple[SiblingDraws | None, ...] = ()
+    claims: tuple[DraftClaim | None, ...] = ()
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -161,6 +186,7 @@ class DraftTree:
             self.depths[:cut],
             self.survivals[:cut],
             self.draft_dists[:cut],
+            self.claims[:cut],
         )
 
     def only(self, nodes: Sequence[int]) -> DraftTree:
@@ -174,6 +200,7 @@ class DraftTree:
             tuple(self.depths[node] for node in nodes),
             tuple(self.survivals[node] for node in nodes),
             tuple(self.draft_dists[node] for node in nodes),
+            tuple(self.claims[node] for node in nodes) if self.claims else (),
         )
 
 

@@ -17,13 +17,14 @@ import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from paceline.drafts import EMPTY_TREE, DraftEntry, DraftError, DraftTree, DrawRule, SiblingDraws
+from paceline.drafts import EMPTY_TREE, DraftClaim, DraftEntry, DraftError, DraftTree, DrawRule, SiblingDraws
 
 __all__ = [
     "DEFAULT_CONFIDENCE",
     "EMPTY_TREE",
     "AddOutcome",
     "CommitOutcome",
+    "DraftClaim",
     "DraftEntry",
     "DraftError",
     "DraftTree",
@@ -73,9 +74,9 @@ class CommitOutcome:
 
 
 class _Node:
-    """One proposed token. ``confidence`` is None while no drafter has said anything about it."""
+    """One proposed token. ``confidence`` and ``claim`` are None while no drafter has said anything about it."""
 
-    __slots__ = ("children", "confidence", "draws", "order", "parent", "token")
+    __slots__ = ("children", "claim", "confidence", "draws", "order", "parent", "token")
 
     def __init__(
         self,
@@ -88,6 +89,7 @@ class _Node:
         self.token = token
         self.parent = parent
         self.confidence = confidence
+        self.claim: DraftClaim | None = None
         self.draws = draws
         self.order = order
         self.children: dict[int, _Node] = {}
@@ -97,7 +99,8 @@ class DraftTrie:
     """Proposed continuations of one sequence.
 
     Merging: a confidence that was sent beats one that was not; between two, the larger stays. The rule is
-    commutative, associative and idempotent, so duplicated or reordered messages lead to the same trie. How a
+    commutative, associative and idempotent, so duplicated or reordered messages lead to the same trie. What the drafter
+    said of a token itself (`DraftClaim`) goes with the confidence that stays. How a
     token was drawn stays as its first entry said. Of drawn tokens no confidence is kept: what is verified must not
     depend on which were drawn.
 
@@ -213,6 +216,7 @@ class DraftTrie:
         depths: list[int] = []
         survivals: list[float] = []
         draws: list[SiblingDraws | None] = []
+        claims: list[DraftClaim | None] = []
         heap: list[tuple[float, int, int, int, _Node]] = []
         for child in self._root.children.values():
             heap.append((-_confidence(child), 1, child.order, -1, child))
@@ -225,11 +229,14 @@ class DraftTrie:
             depths.append(depth)
             survivals.append(-negative_survival)
             draws.append(node.draws)
+            claims.append(node.claim)
             if depth < max_depth:
                 for child in node.children.values():
                     survival = negative_survival * _confidence(child)
                     heapq.heappush(heap, (survival, depth + 1, child.order, index, child))
-        return DraftTree(tuple(tokens), tuple(parents), tuple(depths), tuple(survivals), tuple(draws))
+        return DraftTree(
+            tuple(tokens), tuple(parents), tuple(depths), tuple(survivals), tuple(draws), tuple(claims)
+        )
 
     def select_first(self, max_nodes: int, max_depth: int) -> DraftTree:
         """The at most ``max_nodes`` nodes that the entry which came first proposes, none deeper than ``max_depth``.
@@ -326,6 +333,7 @@ class DraftTrie:
         root, length = self._root, self._length
         tail, offset = self._tail, self._length - len(self._tail)
         parents, draws, confidences = entry.parents, entry.draft_dists, entry.known_confidences()
+        claims = entry.claims()
         # Where each token of the entry ended up: a node, or (still among committed tokens) the next position,
         # or nowhere.
         places: list[_Node | int | None] = []
@@ -353,12 +361,13 @@ class DraftTrie:
             node = place.children.get(token)
             if node is None:
                 node = _Node(token, place, confidence, drawn, self._next_order)
+                node.claim = claims[index] if drawn is None else None
                 self._next_order += 1
                 place.children[token] = node
                 added += 1
             else:
                 if confidence is not None and (node.confidence is None or confidence > node.confidence):
-                    node.confidence = confidence
+                    node.confidence, node.claim = confidence, claims[index]
                 merged += 1
             places.append(node)
         self._num_nodes += added

@@ -8,7 +8,7 @@ not depend on it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -16,7 +16,9 @@ import torch
 from experiments.modes.arm import Arm
 from paceline.drafters import Drafter, DraftRequest
 from paceline.sampling import FinalKind, SamplingParams, Verdict
+from paceline.scheduling.calibration import Calibrator
 from paceline.target import SequenceRows, TargetEngine
+from paceline.trie import DraftTree
 from services.runtime.frames import pack_drafts, unpack_drafts
 from services.verifier.sequence import Finish, SequenceSpec, SequenceState, TargetSequence
 from services.verifier.session import Session
@@ -88,6 +90,8 @@ def generate(
     max_tokens: int,
     stop_token_ids: frozenset[int],
     tally: Tally,
+    calibrator: Calibrator | None = None,
+    watch: Callable[[DraftTree, Verdict], None] = lambda tree, verdict: None,
 ) -> list[int]:
     """Generate after a prompt and count into `tally`; the tokens that came.
 
@@ -102,6 +106,8 @@ def generate(
         max_tokens: most tokens to generate.
         stop_token_ids: tokens that end it.
         tally: is added to.
+        calibrator: of the drafter's probabilities, as in a verifier; None takes them as they are.
+        watch: is called with each tree that was verified, and what came of it.
     """
     spec = SequenceSpec(1, 0, tuple(prompt), sampling, max_tokens, stop_token_ids, max_nodes)
     owner = Session(asyncio.new_event_loop(), "modes")  # nothing is sent
@@ -109,12 +115,13 @@ def generate(
     with torch.inference_mode():
         slot = engine.open(len(prompt) + max_tokens)
         sequence = TargetSequence(1, spec, owner, engine.shape.max_positions, vocab, slot)
+        sequence.calibrator = calibrator
         sequence.move_to(SequenceState.RUNNING)
         drafter.open(1, prompt)
         try:
             finish = Finish.NOT_YET
             while finish is Finish.NOT_YET:
-                finish = _round(engine, drafter, sequence, arm, draft_length, max_nodes, tally)
+                finish = _round(engine, drafter, sequence, arm, draft_length, max_nodes, tally, watch)
         finally:
             drafter.close(1)
             engine.close(slot)
@@ -129,6 +136,7 @@ def _round(
     draft_length: int,
     max_nodes: int,
     tally: Tally,
+    watch: Callable[[DraftTree, Verdict], None],
 ) -> Finish:
     """One target pass and the draft behind it."""
     budget = max_nodes if arm.branches else draft_length
@@ -142,6 +150,7 @@ def _round(
     )
     (verdict,) = judge([sequence], [tree], [output.logits[0]])
     assert isinstance(verdict, Verdict), "no request here has rules"
+    watch(tree, verdict)
     kept = [*range(len(settled)), *(root + row for row in verdict.accepted_rows)]
     engine.keep(sequence.slot, kept)
     first = sequence.num_cached

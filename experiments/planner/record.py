@@ -158,8 +158,8 @@ def _draft_line(drafts: Sequence[scheduler_pb2.DraftSample]) -> tuple[float, flo
     model = DraftTimeModel(half_life=1e6)
     for draft in drafts:
         model.observe(draft.num_draft_steps, draft.draft_us * 1e-6)
-    base_s, token_s = model.coefficients
-    return base_s * 1e6, token_s * 1e6
+    first_s, token_s = model.seconds(1), model.seconds(2) - model.seconds(1)
+    return (first_s - token_s) * 1e6, token_s * 1e6
 
 
 def _rates(reports: Sequence[scheduler_pb2.ReportRequest], prior: Sequence[float]) -> tuple[float, ...]:

@@ -52,10 +52,10 @@ class Seen:
             for position in range(depth):
                 counts[position] += 1
 
-    def take(self) -> Measurements:
+    def take(self, now_s: float) -> Measurements:
         """As the scheduler gets it; starts again from nothing."""
         taken = Measurements(
-            CurvePart.of(self.steps),
+            CurvePart.of(self.steps, round(now_s * 1e3)),
             AcceptancePart.of(tuple(self.drafted), tuple(self.accepted)),
             DraftTimePart.of(self.drafts),
             NetworkPart.of(self.round_trips_us),
@@ -209,7 +209,7 @@ def planned(trace: Trace, limits: PlanningLimits, interval_s: float = 0.5) -> Ch
         if now_s >= due_s:
             due_s = now_s + interval_s
             now[0] = now_s
-            measurements = measurements.merged(seen.take())
+            measurements = measurements.merged(seen.take(now_s))
             policy = planner.decide(measurements, num_sequences).policy
         return policy
 

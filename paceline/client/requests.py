@@ -71,6 +71,7 @@ def build_request(
     regex: str | None = None,
     grammar: str | None = None,
     choice: Sequence[str] | None = None,
+    tenant: str = "",
 ) -> generation_pb2.GenerateRequest:
     """Builds a request; absent parameters take the server's defaults.
 
@@ -107,6 +108,7 @@ def build_request(
         regex: the whole completion matches this regular expression.
         grammar: it belongs to this context-free grammar, in Lark's notation.
         choice: it is one of these texts. At most one of these five may be given.
+        tenant: whose request it is, for the server's statistics.
 
     Raises:
         InvalidRequestError: an argument cannot be put on the wire at all.
@@ -125,7 +127,7 @@ def build_request(
         "frequency_penalty": frequency_penalty,
         "min_tokens": min_tokens,
     }
-    request = generation_pb2.GenerateRequest(model=model, ignore_eos=ignore_eos)
+    request = generation_pb2.GenerateRequest(model=model, ignore_eos=ignore_eos, tenant=tenant)
     request.speculation.disabled = not speculation
     request.sampling.mode = _MODES[mode]
     for name, value in sampling_fields.items():

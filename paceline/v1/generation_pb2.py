@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from paceline.v1 import sampling_pb2 as paceline_dot_v1_dot_sampling__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cpaceline/v1/generation.proto\x12\x0bpaceline.v1\x1a\x1apaceline/v1/sampling.proto\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"8\n\nChatPrompt\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.paceline.v1.ChatMessage\" \n\x0bTokenPrompt\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"\xe5\x03\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\'\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x17.paceline.v1.ChatPromptH\x00\x12*\n\x06tokens\x18\x04 \x01(\x0b\x32\x18.paceline.v1.TokenPromptH\x00\x12-\n\x08sampling\x18\x05 \x01(\x0b\x32\x1b.paceline.v1.SamplingParams\x12\x17\n\nmax_tokens\x18\x06 \x01(\rH\x01\x88\x01\x01\x12(\n\x04stop\x18\x07 \x03(\x0b\x32\x1a.paceline.v1.StopCondition\x12\x12\n\nignore_eos\x18\x08 \x01(\x08\x12\x34\n\x0bspeculation\x18\t \x01(\x0b\x32\x1f.paceline.v1.SpeculationOptions\x12\x0e\n\x01n\x18\n \x01(\rH\x02\x88\x01\x01\x12\x11\n\tbad_words\x18\x0b \x03(\t\x12.\n\tlog_probs\x18\x0c \x01(\x0b\x32\x1b.paceline.v1.LogProbOptions\x12\x1c\n\x0fstream_interval\x18\r \x01(\rH\x03\x88\x01\x01\x42\x08\n\x06promptB\r\n\x0b_max_tokensB\x04\n\x02_nB\x12\n\x10_stream_interval\"\xfa\x01\n\x10GenerateResponse\x12\x31\n\x07started\x18\x01 \x01(\x0b\x32\x1e.paceline.v1.GenerationStartedH\x00\x12-\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x1c.paceline.v1.GenerationChunkH\x00\x12\x33\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x1f.paceline.v1.GenerationFinishedH\x00\x12\x37\n\x10prompt_log_probs\x18\x04 \x01(\x0b\x32\x1b.paceline.v1.PromptLogProbsH\x00\x12\r\n\x05index\x18\x05 \x01(\rB\x07\n\x05\x65vent\"M\n\x0ePromptLogProbs\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12(\n\tlog_probs\x18\x02 \x01(\x0b\x32\x15.paceline.v1.LogProbs\"\x98\x01\n\x11GenerationStarted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\r\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x12%\n\x04mode\x18\x05 \x01(\x0e\x32\x17.paceline.v1.VerifyMode\x12\x10\n\x08is_exact\x18\x06 \x01(\x08\"\\\n\x0fGenerationChunk\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12(\n\tlog_probs\x18\x03 \x01(\x0b\x32\x15.paceline.v1.LogProbs\"l\n\x12GenerationFinished\x12)\n\x06reason\x18\x01 \x01(\x0e\x32\x19.paceline.v1.FinishReason\x12+\n\x05stats\x18\x02 \x01(\x0b\x32\x1c.paceline.v1.GenerationStats\"\x8c\x02\n\x0fGenerationStats\x12\x19\n\x11num_prompt_tokens\x18\x01 \x01(\r\x12\x1c\n\x14num_generated_tokens\x18\x02 \x01(\r\x12\x19\n\x11num_target_passes\x18\x03 \x01(\r\x12\x18\n\x10num_draft_tokens\x18\x04 \x01(\r\x12\x1b\n\x13num_accepted_tokens\x18\x05 \x01(\r\x12\x1c\n\x14\x64rafted_per_position\x18\x06 \x03(\r\x12\x1d\n\x15\x61\x63\x63\x65pted_per_position\x18\x07 \x03(\r\x12\x1e\n\x16time_to_first_token_us\x18\x08 \x01(\x04\x12\x11\n\tdecode_us\x18\t \x01(\x04\"\x15\n\x13GetModelInfoRequest\"\x8e\x01\n\x14GetModelInfoResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x02 \x01(\t\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x15\n\rmax_positions\x18\x04 \x01(\r\x12\x0e\n\x06method\x18\x05 \x01(\t\x12\x11\n\tplacement\x18\x06 \x01(\t2\xb3\x01\n\x11GenerationService\x12I\n\x08Generate\x12\x1c.paceline.v1.GenerateRequest\x1a\x1d.paceline.v1.GenerateResponse0\x01\x12S\n\x0cGetModelInfo\x12 .paceline.v1.GetModelInfoRequest\x1a!.paceline.v1.GetModelInfoResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cpaceline/v1/generation.proto\x12\x0bpaceline.v1\x1a\x1apaceline/v1/sampling.proto\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"8\n\nChatPrompt\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.paceline.v1.ChatMessage\" \n\x0bTokenPrompt\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\"\xf5\x03\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\'\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x17.paceline.v1.ChatPromptH\x00\x12*\n\x06tokens\x18\x04 \x01(\x0b\x32\x18.paceline.v1.TokenPromptH\x00\x12-\n\x08sampling\x18\x05 \x01(\x0b\x32\x1b.paceline.v1.SamplingParams\x12\x17\n\nmax_tokens\x18\x06 \x01(\rH\x01\x88\x01\x01\x12(\n\x04stop\x18\x07 \x03(\x0b\x32\x1a.paceline.v1.StopCondition\x12\x12\n\nignore_eos\x18\x08 \x01(\x08\x12\x34\n\x0bspeculation\x18\t \x01(\x0b\x32\x1f.paceline.v1.SpeculationOptions\x12\x0e\n\x01n\x18\n \x01(\rH\x02\x88\x01\x01\x12\x11\n\tbad_words\x18\x0b \x03(\t\x12.\n\tlog_probs\x18\x0c \x01(\x0b\x32\x1b.paceline.v1.LogProbOptions\x12\x1c\n\x0fstream_interval\x18\r \x01(\rH\x03\x88\x01\x01\x12\x0e\n\x06tenant\x18\x0e \x01(\tB\x08\n\x06promptB\r\n\x0b_max_tokensB\x04\n\x02_nB\x12\n\x10_stream_interval\"\xfa\x01\n\x10GenerateResponse\x12\x31\n\x07started\x18\x01 \x01(\x0b\x32\x1e.paceline.v1.GenerationStartedH\x00\x12-\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x1c.paceline.v1.GenerationChunkH\x00\x12\x33\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x1f.paceline.v1.GenerationFinishedH\x00\x12\x37\n\x10prompt_log_probs\x18\x04 \x01(\x0b\x32\x1b.paceline.v1.PromptLogProbsH\x00\x12\r\n\x05index\x18\x05 \x01(\rB\x07\n\x05\x65vent\"M\n\x0ePromptLogProbs\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12(\n\tlog_probs\x18\x02 \x01(\x0b\x32\x15.paceline.v1.LogProbs\"\x98\x01\n\x11GenerationStarted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\r\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x12%\n\x04mode\x18\x05 \x01(\x0e\x32\x17.paceline.v1.VerifyMode\x12\x10\n\x08is_exact\x18\x06 \x01(\x08\"\\\n\x0fGenerationChunk\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12(\n\tlog_probs\x18\x03 \x01(\x0b\x32\x15.paceline.v1.LogProbs\"l\n\x12GenerationFinished\x12)\n\x06reason\x18\x01 \x01(\x0e\x32\x19.paceline.v1.FinishReason\x12+\n\x05stats\x18\x02 \x01(\x0b\x32\x1c.paceline.v1.GenerationStats\"\x8c\x02\n\x0fGenerationStats\x12\x19\n\x11num_prompt_tokens\x18\x01 \x01(\r\x12\x1c\n\x14num_generated_tokens\x18\x02 \x01(\r\x12\x19\n\x11num_target_passes\x18\x03 \x01(\r\x12\x18\n\x10num_draft_tokens\x18\x04 \x01(\r\x12\x1b\n\x13num_accepted_tokens\x18\x05 \x01(\r\x12\x1c\n\x14\x64rafted_per_position\x18\x06 \x03(\r\x12\x1d\n\x15\x61\x63\x63\x65pted_per_position\x18\x07 \x03(\r\x12\x1e\n\x16time_to_first_token_us\x18\x08 \x01(\x04\x12\x11\n\tdecode_us\x18\t \x01(\x04\"\x15\n\x13GetModelInfoRequest\"\x8e\x01\n\x14GetModelInfoResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x02 \x01(\t\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x15\n\rmax_positions\x18\x04 \x01(\r\x12\x0e\n\x06method\x18\x05 \x01(\t\x12\x11\n\tplacement\x18\x06 \x01(\t2\xb3\x01\n\x11GenerationService\x12I\n\x08Generate\x12\x1c.paceline.v1.GenerateRequest\x1a\x1d.paceline.v1.GenerateResponse0\x01\x12S\n\x0cGetModelInfo\x12 .paceline.v1.GetModelInfoRequest\x1a!.paceline.v1.GetModelInfoResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,23 +39,23 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TOKENPROMPT']._serialized_start=177
   _globals['_TOKENPROMPT']._serialized_end=209
   _globals['_GENERATEREQUEST']._serialized_start=212
-  _globals['_GENERATEREQUEST']._serialized_end=697
-  _globals['_GENERATERESPONSE']._serialized_start=700
-  _globals['_GENERATERESPONSE']._serialized_end=950
-  _globals['_PROMPTLOGPROBS']._serialized_start=952
-  _globals['_PROMPTLOGPROBS']._serialized_end=1029
-  _globals['_GENERATIONSTARTED']._serialized_start=1032
-  _globals['_GENERATIONSTARTED']._serialized_end=1184
-  _globals['_GENERATIONCHUNK']._serialized_start=1186
-  _globals['_GENERATIONCHUNK']._serialized_end=1278
-  _globals['_GENERATIONFINISHED']._serialized_start=1280
-  _globals['_GENERATIONFINISHED']._serialized_end=1388
-  _globals['_GENERATIONSTATS']._serialized_start=1391
-  _globals['_GENERATIONSTATS']._serialized_end=1659
-  _globals['_GETMODELINFOREQUEST']._serialized_start=1661
-  _globals['_GETMODELINFOREQUEST']._serialized_end=1682
-  _globals['_GETMODELINFORESPONSE']._serialized_start=1685
-  _globals['_GETMODELINFORESPONSE']._serialized_end=1827
-  _globals['_GENERATIONSERVICE']._serialized_start=1830
-  _globals['_GENERATIONSERVICE']._serialized_end=2009
+  _globals['_GENERATEREQUEST']._serialized_end=713
+  _globals['_GENERATERESPONSE']._serialized_start=716
+  _globals['_GENERATERESPONSE']._serialized_end=966
+  _globals['_PROMPTLOGPROBS']._serialized_start=968
+  _globals['_PROMPTLOGPROBS']._serialized_end=1045
+  _globals['_GENERATIONSTARTED']._serialized_start=1048
+  _globals['_GENERATIONSTARTED']._serialized_end=1200
+  _globals['_GENERATIONCHUNK']._serialized_start=1202
+  _globals['_GENERATIONCHUNK']._serialized_end=1294
+  _globals['_GENERATIONFINISHED']._serialized_start=1296
+  _globals['_GENERATIONFINISHED']._serialized_end=1404
+  _globals['_GENERATIONSTATS']._serialized_start=1407
+  _globals['_GENERATIONSTATS']._serialized_end=1675
+  _globals['_GETMODELINFOREQUEST']._serialized_start=1677
+  _globals['_GETMODELINFOREQUEST']._serialized_end=1698
+  _globals['_GETMODELINFORESPONSE']._serialized_start=1701
+  _globals['_GETMODELINFORESPONSE']._serialized_end=1843
+  _globals['_GENERATIONSERVICE']._serialized_start=1846
+  _globals['_GENERATIONSERVICE']._serialized_end=2025
 # @@protoc_insertion_point(module_scope)

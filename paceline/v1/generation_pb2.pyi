@@ -28,7 +28,7 @@ class TokenPrompt(_message.Message):
     def __init__(self, token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("model", "text", "chat", "tokens", "sampling", "max_tokens", "stop", "ignore_eos", "speculation", "n", "bad_words", "log_probs", "stream_interval")
+    __slots__ = ("model", "text", "chat", "tokens", "sampling", "max_tokens", "stop", "ignore_eos", "speculation", "n", "bad_words", "log_probs", "stream_interval", "tenant")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     CHAT_FIELD_NUMBER: _ClassVar[int]
@@ -42,6 +42,7 @@ class GenerateRequest(_message.Message):
     BAD_WORDS_FIELD_NUMBER: _ClassVar[int]
     LOG_PROBS_FIELD_NUMBER: _ClassVar[int]
     STREAM_INTERVAL_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
     model: str
     text: str
     chat: ChatPrompt
@@ -55,7 +56,8 @@ class GenerateRequest(_message.Message):
     bad_words: _containers.RepeatedScalarFieldContainer[str]
     log_probs: _sampling_pb2.LogProbOptions
     stream_interval: int
-    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., chat: _Optional[_Union[ChatPrompt, _Mapping]] = ..., tokens: _Optional[_Union[TokenPrompt, _Mapping]] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[_Union[_sampling_pb2.StopCondition, _Mapping]]] = ..., ignore_eos: _Optional[bool] = ..., speculation: _Optional[_Union[_sampling_pb2.SpeculationOptions, _Mapping]] = ..., n: _Optional[int] = ..., bad_words: _Optional[_Iterable[str]] = ..., log_probs: _Optional[_Union[_sampling_pb2.LogProbOptions, _Mapping]] = ..., stream_interval: _Optional[int] = ...) -> None: ...
+    tenant: str
+    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., chat: _Optional[_Union[ChatPrompt, _Mapping]] = ..., tokens: _Optional[_Union[TokenPrompt, _Mapping]] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[_Union[_sampling_pb2.StopCondition, _Mapping]]] = ..., ignore_eos: _Optional[bool] = ..., speculation: _Optional[_Union[_sampling_pb2.SpeculationOptions, _Mapping]] = ..., n: _Optional[int] = ..., bad_words: _Optional[_Iterable[str]] = ..., log_probs: _Optional[_Union[_sampling_pb2.LogProbOptions, _Mapping]] = ..., stream_interval: _Optional[int] = ..., tenant: _Optional[str] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
     __slots__ = ("started", "chunk", "finished", "prompt_log_probs", "index")

@@ -40,7 +40,7 @@ class DescribeDeploymentResponse(_message.Message):
     def __init__(self, verifier: _Optional[_Union[_peer_pb2.PeerInfo, _Mapping]] = ..., drafters: _Optional[_Iterable[_Union[_peer_pb2.PeerInfo, _Mapping]]] = ..., placement: _Optional[str] = ...) -> None: ...
 
 class RunRequest(_message.Message):
-    __slots__ = ("request_id", "prompt_token_ids", "sampling", "max_new_tokens", "stop_token_ids", "speculation", "num_resumed_tokens", "log_probs", "stream_interval")
+    __slots__ = ("request_id", "prompt_token_ids", "sampling", "max_new_tokens", "stop_token_ids", "speculation", "num_resumed_tokens", "log_probs", "stream_interval", "tenant")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -50,6 +50,7 @@ class RunRequest(_message.Message):
     NUM_RESUMED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     LOG_PROBS_FIELD_NUMBER: _ClassVar[int]
     STREAM_INTERVAL_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
     sampling: _sampling_pb2.SamplingParams
@@ -59,7 +60,8 @@ class RunRequest(_message.Message):
     num_resumed_tokens: int
     log_probs: _sampling_pb2.LogProbOptions
     stream_interval: int
-    def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., speculation: _Optional[_Union[_sampling_pb2.SpeculationOptions, _Mapping]] = ..., num_resumed_tokens: _Optional[int] = ..., log_probs: _Optional[_Union[_sampling_pb2.LogProbOptions, _Mapping]] = ..., stream_interval: _Optional[int] = ...) -> None: ...
+    tenant: str
+    def __init__(self, request_id: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., speculation: _Optional[_Union[_sampling_pb2.SpeculationOptions, _Mapping]] = ..., num_resumed_tokens: _Optional[int] = ..., log_probs: _Optional[_Union[_sampling_pb2.LogProbOptions, _Mapping]] = ..., stream_interval: _Optional[int] = ..., tenant: _Optional[str] = ...) -> None: ...
 
 class RunResponse(_message.Message):
     __slots__ = ("token_ids", "finish_reason", "stats", "log_probs", "prompt_log_probs")

@@ -21,7 +21,7 @@ class MeasurementKey(_message.Message):
     def __init__(self, model_fingerprint: _Optional[str] = ..., dtype: _Optional[str] = ..., device_name: _Optional[str] = ..., method: _Optional[str] = ..., placement: _Optional[str] = ...) -> None: ...
 
 class ReportRequest(_message.Message):
-    __slots__ = ("key", "steps", "drafts", "round_trips_us", "drafted_per_position", "accepted_per_position", "num_running_sequences")
+    __slots__ = ("key", "steps", "drafts", "round_trips_us", "drafted_per_position", "accepted_per_position", "num_running_sequences", "peers", "round_trip_peers", "queues_us", "queue_peers", "outcomes", "tenants")
     KEY_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     DRAFTS_FIELD_NUMBER: _ClassVar[int]
@@ -29,6 +29,12 @@ class ReportRequest(_message.Message):
     DRAFTED_PER_POSITION_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_PER_POSITION_FIELD_NUMBER: _ClassVar[int]
     NUM_RUNNING_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    PEERS_FIELD_NUMBER: _ClassVar[int]
+    ROUND_TRIP_PEERS_FIELD_NUMBER: _ClassVar[int]
+    QUEUES_US_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_PEERS_FIELD_NUMBER: _ClassVar[int]
+    OUTCOMES_FIELD_NUMBER: _ClassVar[int]
+    TENANTS_FIELD_NUMBER: _ClassVar[int]
     key: MeasurementKey
     steps: _containers.RepeatedCompositeFieldContainer[StepSample]
     drafts: _containers.RepeatedCompositeFieldContainer[DraftSample]
@@ -36,7 +42,55 @@ class ReportRequest(_message.Message):
     drafted_per_position: _containers.RepeatedScalarFieldContainer[int]
     accepted_per_position: _containers.RepeatedScalarFieldContainer[int]
     num_running_sequences: int
-    def __init__(self, key: _Optional[_Union[MeasurementKey, _Mapping]] = ..., steps: _Optional[_Iterable[_Union[StepSample, _Mapping]]] = ..., drafts: _Optional[_Iterable[_Union[DraftSample, _Mapping]]] = ..., round_trips_us: _Optional[_Iterable[int]] = ..., drafted_per_position: _Optional[_Iterable[int]] = ..., accepted_per_position: _Optional[_Iterable[int]] = ..., num_running_sequences: _Optional[int] = ...) -> None: ...
+    peers: _containers.RepeatedCompositeFieldContainer[PeerPair]
+    round_trip_peers: _containers.RepeatedScalarFieldContainer[int]
+    queues_us: _containers.RepeatedScalarFieldContainer[int]
+    queue_peers: _containers.RepeatedScalarFieldContainer[int]
+    outcomes: _containers.RepeatedCompositeFieldContainer[DraftOutcomes]
+    tenants: _containers.RepeatedCompositeFieldContainer[TenantUse]
+    def __init__(self, key: _Optional[_Union[MeasurementKey, _Mapping]] = ..., steps: _Optional[_Iterable[_Union[StepSample, _Mapping]]] = ..., drafts: _Optional[_Iterable[_Union[DraftSample, _Mapping]]] = ..., round_trips_us: _Optional[_Iterable[int]] = ..., drafted_per_position: _Optional[_Iterable[int]] = ..., accepted_per_position: _Optional[_Iterable[int]] = ..., num_running_sequences: _Optional[int] = ..., peers: _Optional[_Iterable[_Union[PeerPair, _Mapping]]] = ..., round_trip_peers: _Optional[_Iterable[int]] = ..., queues_us: _Optional[_Iterable[int]] = ..., queue_peers: _Optional[_Iterable[int]] = ..., outcomes: _Optional[_Iterable[_Union[DraftOutcomes, _Mapping]]] = ..., tenants: _Optional[_Iterable[_Union[TenantUse, _Mapping]]] = ...) -> None: ...
+
+class TenantUse(_message.Message):
+    __slots__ = ("tenant", "num_requests", "num_tokens", "num_draft_tokens", "num_accepted_tokens", "decode_us")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    NUM_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DECODE_US_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    num_requests: int
+    num_tokens: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    decode_us: int
+    def __init__(self, tenant: _Optional[str] = ..., num_requests: _Optional[int] = ..., num_tokens: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., decode_us: _Optional[int] = ...) -> None: ...
+
+class PeerPair(_message.Message):
+    __slots__ = ("conductor", "drafter")
+    CONDUCTOR_FIELD_NUMBER: _ClassVar[int]
+    DRAFTER_FIELD_NUMBER: _ClassVar[int]
+    conductor: str
+    drafter: str
+    def __init__(self, conductor: _Optional[str] = ..., drafter: _Optional[str] = ...) -> None: ...
+
+class DraftOutcomes(_message.Message):
+    __slots__ = ("drafter", "cells", "trials", "accepted", "calibrated", "calibrated_trials", "calibrated_accepted")
+    DRAFTER_FIELD_NUMBER: _ClassVar[int]
+    CELLS_FIELD_NUMBER: _ClassVar[int]
+    TRIALS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    CALIBRATED_FIELD_NUMBER: _ClassVar[int]
+    CALIBRATED_TRIALS_FIELD_NUMBER: _ClassVar[int]
+    CALIBRATED_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    drafter: str
+    cells: _containers.RepeatedScalarFieldContainer[int]
+    trials: _containers.RepeatedScalarFieldContainer[int]
+    accepted: _containers.RepeatedScalarFieldContainer[int]
+    calibrated: _containers.RepeatedScalarFieldContainer[int]
+    calibrated_trials: _containers.RepeatedScalarFieldContainer[int]
+    calibrated_accepted: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, drafter: _Optional[str] = ..., cells: _Optional[_Iterable[int]] = ..., trials: _Optional[_Iterable[int]] = ..., accepted: _Optional[_Iterable[int]] = ..., calibrated: _Optional[_Iterable[int]] = ..., calibrated_trials: _Optional[_Iterable[int]] = ..., calibrated_accepted: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class StepSample(_message.Message):
     __slots__ = ("num_rows", "num_sequences", "num_context_tokens", "step_us")
@@ -115,3 +169,13 @@ class SnapshotResponse(_message.Message):
     measurements_json: str
     is_redis_connected: bool
     def __init__(self, policy: _Optional[_Union[SpeculationPolicy, _Mapping]] = ..., measurements_json: _Optional[str] = ..., is_redis_connected: _Optional[bool] = ...) -> None: ...
+
+class ListSubjectsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListSubjectsResponse(_message.Message):
+    __slots__ = ("keys",)
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    keys: _containers.RepeatedCompositeFieldContainer[MeasurementKey]
+    def __init__(self, keys: _Optional[_Iterable[_Union[MeasurementKey, _Mapping]]] = ...) -> None: ...

@@ -50,6 +50,11 @@ class SchedulerServiceStub:
                 request_serializer=paceline_dot_v1_dot_scheduler__pb2.SnapshotRequest.SerializeToString,
                 response_deserializer=paceline_dot_v1_dot_scheduler__pb2.SnapshotResponse.FromString,
                 _registered_method=True)
+        self.ListSubjects = channel.unary_unary(
+                '/paceline.v1.SchedulerService/ListSubjects',
+                request_serializer=paceline_dot_v1_dot_scheduler__pb2.ListSubjectsRequest.SerializeToString,
+                response_deserializer=paceline_dot_v1_dot_scheduler__pb2.ListSubjectsResponse.FromString,
+                _registered_method=True)
 
 
 class SchedulerServiceServicer:
@@ -77,6 +82,13 @@ class SchedulerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListSubjects(self, request, context):
+        """What there are measurements about, in this process.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SchedulerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -94,6 +106,11 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
                     servicer.Snapshot,
                     request_deserializer=paceline_dot_v1_dot_scheduler__pb2.SnapshotRequest.FromString,
                     response_serializer=paceline_dot_v1_dot_scheduler__pb2.SnapshotResponse.SerializeToString,
+            ),
+            'ListSubjects': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListSubjects,
+                    request_deserializer=paceline_dot_v1_dot_scheduler__pb2.ListSubjectsRequest.FromString,
+                    response_serializer=paceline_dot_v1_dot_scheduler__pb2.ListSubjectsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -178,6 +195,33 @@ class SchedulerService:
             '/paceline.v1.SchedulerService/Snapshot',
             paceline_dot_v1_dot_scheduler__pb2.SnapshotRequest.SerializeToString,
             paceline_dot_v1_dot_scheduler__pb2.SnapshotResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListSubjects(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paceline.v1.SchedulerService/ListSubjects',
+            paceline_dot_v1_dot_scheduler__pb2.ListSubjectsRequest.SerializeToString,
+            paceline_dot_v1_dot_scheduler__pb2.ListSubjectsResponse.FromString,
             options,
             channel_credentials,
             insecure,

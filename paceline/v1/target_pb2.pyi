@@ -84,16 +84,30 @@ class VerifyPolicy(_message.Message):
     def __init__(self, version: _Optional[int] = ..., max_nodes_per_step: _Optional[int] = ..., max_nodes_per_sequence: _Optional[int] = ..., hold_us: _Optional[int] = ..., max_prefill_tokens_per_step: _Optional[int] = ..., colocated_draft_length: _Optional[int] = ...) -> None: ...
 
 class VerifyResponse(_message.Message):
-    __slots__ = ("hello", "opened", "step", "failures")
+    __slots__ = ("hello", "opened", "step", "failures", "profile")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     OPENED_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     FAILURES_FIELD_NUMBER: _ClassVar[int]
+    PROFILE_FIELD_NUMBER: _ClassVar[int]
     hello: _peer_pb2.PeerInfo
     opened: _containers.RepeatedCompositeFieldContainer[SequenceOpened]
     step: StepReport
     failures: _containers.RepeatedCompositeFieldContainer[_peer_pb2.SequenceFailure]
-    def __init__(self, hello: _Optional[_Union[_peer_pb2.PeerInfo, _Mapping]] = ..., opened: _Optional[_Iterable[_Union[SequenceOpened, _Mapping]]] = ..., step: _Optional[_Union[StepReport, _Mapping]] = ..., failures: _Optional[_Iterable[_Union[_peer_pb2.SequenceFailure, _Mapping]]] = ...) -> None: ...
+    profile: StepProfile
+    def __init__(self, hello: _Optional[_Union[_peer_pb2.PeerInfo, _Mapping]] = ..., opened: _Optional[_Iterable[_Union[SequenceOpened, _Mapping]]] = ..., step: _Optional[_Union[StepReport, _Mapping]] = ..., failures: _Optional[_Iterable[_Union[_peer_pb2.SequenceFailure, _Mapping]]] = ..., profile: _Optional[_Union[StepProfile, _Mapping]] = ...) -> None: ...
+
+class StepProfile(_message.Message):
+    __slots__ = ("num_rows", "num_sequences", "num_context_tokens", "step_us")
+    NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
+    NUM_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    NUM_CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STEP_US_FIELD_NUMBER: _ClassVar[int]
+    num_rows: _containers.RepeatedScalarFieldContainer[int]
+    num_sequences: _containers.RepeatedScalarFieldContainer[int]
+    num_context_tokens: _containers.RepeatedScalarFieldContainer[int]
+    step_us: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, num_rows: _Optional[_Iterable[int]] = ..., num_sequences: _Optional[_Iterable[int]] = ..., num_context_tokens: _Optional[_Iterable[int]] = ..., step_us: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SequenceOpened(_message.Message):
     __slots__ = ("key", "sequence_id", "epoch")
@@ -106,7 +120,7 @@ class SequenceOpened(_message.Message):
     def __init__(self, key: _Optional[int] = ..., sequence_id: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class StepReport(_message.Message):
-    __slots__ = ("step_index", "num_rows", "num_sequences", "num_context_tokens", "num_prefill_rows", "forward_us", "step_us", "held_us", "colocated_draft_us", "policy_version", "overhead_us", "commits", "num_draft_tokens", "draft_depths", "num_accepted_tokens", "finish_reasons", "dropped", "draft_hits", "log_probs")
+    __slots__ = ("step_index", "num_rows", "num_sequences", "num_context_tokens", "num_prefill_rows", "forward_us", "step_us", "held_us", "colocated_draft_us", "policy_version", "overhead_us", "commits", "num_draft_tokens", "draft_depths", "num_accepted_tokens", "finish_reasons", "dropped", "draft_hits", "log_probs", "num_outcomes", "outcomes")
     STEP_INDEX_FIELD_NUMBER: _ClassVar[int]
     NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
     NUM_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
@@ -126,6 +140,8 @@ class StepReport(_message.Message):
     DROPPED_FIELD_NUMBER: _ClassVar[int]
     DRAFT_HITS_FIELD_NUMBER: _ClassVar[int]
     LOG_PROBS_FIELD_NUMBER: _ClassVar[int]
+    NUM_OUTCOMES_FIELD_NUMBER: _ClassVar[int]
+    OUTCOMES_FIELD_NUMBER: _ClassVar[int]
     step_index: int
     num_rows: int
     num_sequences: int
@@ -145,7 +161,9 @@ class StepReport(_message.Message):
     dropped: DroppedDrafts
     draft_hits: _containers.RepeatedScalarFieldContainer[int]
     log_probs: _containers.RepeatedCompositeFieldContainer[SequenceLogProbs]
-    def __init__(self, step_index: _Optional[int] = ..., num_rows: _Optional[int] = ..., num_sequences: _Optional[int] = ..., num_context_tokens: _Optional[int] = ..., num_prefill_rows: _Optional[int] = ..., forward_us: _Optional[int] = ..., step_us: _Optional[int] = ..., held_us: _Optional[int] = ..., colocated_draft_us: _Optional[int] = ..., policy_version: _Optional[int] = ..., overhead_us: _Optional[int] = ..., commits: _Optional[_Union[_peer_pb2.CommitBatch, _Mapping]] = ..., num_draft_tokens: _Optional[_Iterable[int]] = ..., draft_depths: _Optional[_Iterable[int]] = ..., num_accepted_tokens: _Optional[_Iterable[int]] = ..., finish_reasons: _Optional[_Iterable[_Union[_sampling_pb2.FinishReason, str]]] = ..., dropped: _Optional[_Union[DroppedDrafts, _Mapping]] = ..., draft_hits: _Optional[_Iterable[int]] = ..., log_probs: _Optional[_Iterable[_Union[SequenceLogProbs, _Mapping]]] = ...) -> None: ...
+    num_outcomes: _containers.RepeatedScalarFieldContainer[int]
+    outcomes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, step_index: _Optional[int] = ..., num_rows: _Optional[int] = ..., num_sequences: _Optional[int] = ..., num_context_tokens: _Optional[int] = ..., num_prefill_rows: _Optional[int] = ..., forward_us: _Optional[int] = ..., step_us: _Optional[int] = ..., held_us: _Optional[int] = ..., colocated_draft_us: _Optional[int] = ..., policy_version: _Optional[int] = ..., overhead_us: _Optional[int] = ..., commits: _Optional[_Union[_peer_pb2.CommitBatch, _Mapping]] = ..., num_draft_tokens: _Optional[_Iterable[int]] = ..., draft_depths: _Optional[_Iterable[int]] = ..., num_accepted_tokens: _Optional[_Iterable[int]] = ..., finish_reasons: _Optional[_Iterable[_Union[_sampling_pb2.FinishReason, str]]] = ..., dropped: _Optional[_Union[DroppedDrafts, _Mapping]] = ..., draft_hits: _Optional[_Iterable[int]] = ..., log_probs: _Optional[_Iterable[_Union[SequenceLogProbs, _Mapping]]] = ..., num_outcomes: _Optional[_Iterable[int]] = ..., outcomes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SequenceLogProbs(_message.Message):
     __slots__ = ("sequence_id", "committed", "prompt", "prompt_start")

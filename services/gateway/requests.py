@@ -19,6 +19,7 @@ from services.gateway.rules import bad_word_runs, check_rules, in_range, token_i
 from services.gateway.served_model import ServedModel
 from services.gateway.tokenizer import ModelTokenizer
 from services.runtime.sampling import check_log_probs, sampling_params
+from services.runtime.tenants import HEADER, check_tenant
 
 DEFAULT_MAX_TOKENS = 128
 MAX_TEMPERATURE = 100.0
@@ -47,6 +48,7 @@ class CheckedRequest:
         speculation: as sent.
         log_probs: as sent; in range.
         stream_interval: tokens that are sent together.
+        tenant: whose it is, for statistics; may be empty.
     """
 
     prompt_token_ids: tuple[int, ...]
@@ -57,6 +59,7 @@ class CheckedRequest:
     speculation: sampling_pb2.SpeculationOptions
     log_probs: sampling_pb2.LogProbOptions = field(default_factory=sampling_pb2.LogProbOptions)
     stream_interval: int = 1
+    tenant: str = ""
 
     def choice(self, index: int) -> CheckedRequest:
         """The request of one of several completions: its own seed, and the prompt's log-probabilities only once."""
@@ -88,6 +91,7 @@ class CheckedRequest:
             num_resumed_tokens=len(generated),
             log_probs=log_probs,
             stream_interval=self.stream_interval,
+            tenant=self.tenant,
         )
 
 
@@ -103,8 +107,15 @@ class RequestChecker:
         self._tokenizer = tokenizer
         self._max_prompt_bytes = max_prompt_bytes
 
-    def check(self, request: generation_pb2.GenerateRequest, model: ServedModel) -> CheckedRequest:
+    def check(
+        self, request: generation_pb2.GenerateRequest, model: ServedModel, tenant: str = ""
+    ) -> CheckedRequest:
         """Checks a request against the limits of the served model.
+
+        Args:
+            request: as sent.
+            model: what is served.
+            tenant: named beside the request, where the request itself names none.
 
         Raises:
             InvalidRequestError: naming the first field that cannot be honoured.
@@ -144,6 +155,7 @@ class RequestChecker:
             speculation=request.speculation,
             log_probs=request.log_probs,
             stream_interval=request.stream_interval or 1,
+            tenant=check_tenant("tenant", request.tenant) or check_tenant(HEADER, tenant),
         )
 
     def _add_bad_words(

@@ -27,6 +27,7 @@ from services.gateway.generation import Generation
 from services.gateway.requests import CheckedRequest, RequestChecker, check_num_choices
 from services.gateway.served_model import ModelWatch, ServedModel
 from services.gateway.tokenizer import ModelTokenizer
+from services.runtime.tenants import HEADER
 
 # Less time than this is not worth a place in the pipeline.
 _MIN_REMAINING_S = 0.02
@@ -90,7 +91,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         try:
             with metrics.in_flight(model.name):
                 # Long prompts take tens of milliseconds; the library releases the GIL, other streams go on.
-                checked = await asyncio.to_thread(self._checker.check, request, model)
+                checked = await asyncio.to_thread(self._checker.check, request, model, _tenant(context))
                 await self._constraints.check(checked.sampling, model)
                 choices = [
                     self._stream(checked.choice(index), index, model, arrived_at, deadline)
@@ -194,3 +195,11 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
                 num_tokens=len(generation.token_ids),
                 seconds=round(now - arrived_at, 3),
             )
+
+
+def _tenant(context: aio.ServicerContext) -> str:
+    """The tenant that the call's metadata names; empty where it names none."""
+    for name, value in context.invocation_metadata() or ():
+        if name == HEADER:
+            return value if isinstance(value, str) else value.decode("ascii", "replace")
+    return ""

@@ -147,6 +147,13 @@ PREFIXES_SHARED = _counter(
     "Sequences that started from a prefix that was there, by how they got it",
     "how",
 )
+CALIBRATION_ERROR = _gauge(
+    "paceline_calibration_error",
+    "Expected calibration error of draft confidences (kind: own, token or path), from 0 to 1",
+    "drafter",
+    "mode",
+    "kind",
+)
 LEASE_EXPIRIES = _counter("paceline_lease_expiries", "Sequences freed because their stream fell silent")
 
 # Ours: drafter
@@ -178,6 +185,15 @@ POLICY_DRAFT_LENGTH = _gauge(
 )
 POLICY_SPEEDUP = _gauge(
     "paceline_policy_expected_speedup", "Speed-up the policy expects", "method", "placement"
+)
+TENANT_REQUESTS = _counter("paceline_tenant_requests", "Requests that ended, by tenant", "tenant")
+TENANT_TOKENS = _counter("paceline_tenant_generation_tokens", "Tokens generated for a tenant", "tenant")
+TENANT_DRAFT_TOKENS = _counter("paceline_tenant_draft_tokens", "Draft tokens verified for a tenant", "tenant")
+TENANT_ACCEPTED_TOKENS = _counter(
+    "paceline_tenant_accepted_tokens", "Draft tokens accepted for a tenant", "tenant"
+)
+TENANT_DECODE_SECONDS = _counter(
+    "paceline_tenant_decode_seconds", "From first to last token, summed over a tenant's requests", "tenant"
 )
 REPORT_FRAMES = _counter("paceline_report_frames", "Measurement frames taken by the scheduler", "outcome")
 

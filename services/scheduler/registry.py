@@ -12,8 +12,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from datetime import UTC, datetime
 from typing import Any
 
 import structlog
@@ -24,7 +26,7 @@ from services.runtime.redis_store import StoreUnavailableError
 from services.scheduler.measurements import Measurements
 from services.scheduler.planning import Planner, PlanningLimits
 from services.scheduler.publication import PublishedPolicy, next_version
-from services.scheduler.store import MeasurementStore, Synced, part_to_dict
+from services.scheduler.store import MAX_HISTORY, MeasurementStore, Synced, part_to_dict
 from services.scheduler.subject import Subject
 
 _log = structlog.get_logger()
@@ -37,6 +39,7 @@ class SubjectState:
         measurements: everything, including what Redis does not have yet.
         policy: the policy in force.
         load: running sequences by report stream.
+        history: policies that were published, newest first, as kept in Redis.
     """
 
     def __init__(self, subject: Subject, planner: Planner) -> None:
@@ -46,6 +49,7 @@ class SubjectState:
         self.pending = Measurements()  # measured here and not yet merged into Redis
         self.synced = Synced()
         self.policy: PublishedPolicy | None = None
+        self.history: deque[dict[str, Any]] = deque(maxlen=MAX_HISTORY)
         self.is_policy_stored = False
         self.is_recovering = False  # Redis was away and may have been emptied
         self.load: dict[object, int] = {}
@@ -70,6 +74,7 @@ class SubjectState:
             "key": asdict(self.subject),
             "num_running_sequences": self.num_running_sequences,
             **{part.name: part_to_dict(part) for part in self.measurements.parts()},
+            "policy_history": list(self.history),
         }
 
 
@@ -110,6 +115,11 @@ class Registry:
     def is_redis_connected(self) -> bool:
         """Whether measurements and policies reach Redis now."""
         return self._store is not None and self._store.available
+
+    @property
+    def subjects(self) -> tuple[Subject, ...]:
+        """Subjects in memory, oldest first."""
+        return tuple(self._states)
 
     async def open(self, subject: Subject) -> SubjectState:
         """The state of a subject; read from Redis the first time, so that a fresh process starts warm.
@@ -182,6 +192,7 @@ class Registry:
                 state.measurements = stored.merged(state.pending)
                 state.policy = await self._store.load_policy(state.subject, state.synced)
                 state.is_policy_stored = state.policy is not None
+                state.history.extend(await self._store.load_history(state.subject))
                 state.synced_at = self._clock()
                 if not stored.is_empty:
                     _log.info("warm start", model=state.subject.model_label, method=state.subject.method)
@@ -225,6 +236,8 @@ class Registry:
         newest = state.policy.version if state.policy is not None else 0
         state.policy = candidate.with_version(next_version(int(self._wall_clock() * 1000), newest))
         state.is_policy_stored = False
+        written_at = datetime.fromtimestamp(self._wall_clock(), UTC).isoformat(timespec="milliseconds")
+        state.history.appendleft({"written_at": written_at, **state.policy.to_dict()})
         if self._store is not None and self._store.available:
             try:
                 await self._store_policy(state, self._store)

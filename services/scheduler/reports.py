@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from paceline.errors import InvalidRequestError
+from paceline.scheduling.reliability import Reliability
 from paceline.v1 import scheduler_pb2
+from services.runtime.tenants import MAX_TENANTS, check_tenant
 from services.scheduler.measurements import (
     MAX_POSITIONS,
     AcceptancePart,
@@ -17,45 +19,153 @@ from services.scheduler.measurements import (
     DraftTimePart,
     Measurements,
     NetworkPart,
+    OutcomesPart,
+    TenantsPart,
 )
+from services.scheduler.network import MAX_PEERS, Pair
+from services.scheduler.outcomes import MAX_DRAFTERS, DrafterOutcomes
+from services.scheduler.tenants import Use
 
 MAX_SAMPLES_PER_FRAME = 4096
 _MAX_US = 600_000_000
 _MAX_ROWS = 1 << 20
+_MAX_CONTEXT = 1 << 40
+_MAX_TRIALS = 1 << 24
+_MAX_CHARS = 200
+_MAX_USE = 1 << 48
 
 
-def measurements_of(request: scheduler_pb2.ReportRequest) -> Measurements:
+def measurements_of(request: scheduler_pb2.ReportRequest, at_ms: int = 0) -> Measurements:
     """The measurements of one frame. Steps and drafts of 0 microseconds were too short to time and are left
     out.
+
+    Args:
+        request: the frame.
+        at_ms: when it came, unix milliseconds.
 
     Raises:
         InvalidRequestError: names the field.
     """
-    for field in ("steps", "drafts", "round_trips_us"):
+    for field in ("steps", "drafts", "round_trips_us", "queues_us"):
         if len(getattr(request, field)) > MAX_SAMPLES_PER_FRAME:
             raise InvalidRequestError(field, f"at most {MAX_SAMPLES_PER_FRAME} in one frame")
     for step in request.steps:
         _check("steps.num_rows", step.num_rows, 1, _MAX_ROWS)
         _check("steps.num_sequences", step.num_sequences, 1, step.num_rows)
+        _check("steps.num_context_tokens", step.num_context_tokens, 0, _MAX_CONTEXT)
         _check("steps.step_us", step.step_us, 0, _MAX_US)
     for draft in request.drafts:
         _check("drafts.num_draft_steps", draft.num_draft_steps, 1, 4096)
         _check("drafts.num_sequences", draft.num_sequences, 1, _MAX_ROWS)
         _check("drafts.draft_us", draft.draft_us, 0, _MAX_US)
-    for round_trip_us in request.round_trips_us:
-        _check("round_trips_us", round_trip_us, 0, _MAX_US)
+    for field in ("round_trips_us", "queues_us"):
+        for duration_us in getattr(request, field):
+            _check(field, duration_us, 0, _MAX_US)
     drafted = tuple(request.drafted_per_position)
     accepted = tuple(request.accepted_per_position)
     accepted += (0,) * (len(drafted) - len(accepted))  # where no pass got that far, the count may be left out
     _check_positions(drafted, accepted)
     _check("num_running_sequences", request.num_running_sequences, 0, _MAX_ROWS)
+    steps = [
+        (step.num_rows, step.step_us, step.num_sequences, step.num_context_tokens)
+        for step in request.steps
+        if step.step_us
+    ]
     return Measurements(
-        CurvePart.of((step.num_rows, step.step_us) for step in request.steps if step.step_us),
+        CurvePart.of(steps, max(at_ms - len(steps), 0)),
         AcceptancePart.of(drafted, accepted),
         DraftTimePart.of(
-            (draft.num_draft_steps, draft.draft_us) for draft in request.drafts if draft.draft_us
+            (draft.num_draft_steps, draft.draft_us, draft.num_sequences)
+            for draft in request.drafts
+            if draft.draft_us
         ),
-        NetworkPart.of(request.round_trips_us),
+        _network_of(request),
+        _outcomes_of(request),
+        _tenants_of(request),
+    )
+
+
+def _network_of(request: scheduler_pb2.ReportRequest) -> NetworkPart:
+    """Round trips and waits, told apart by pair where the frame does."""
+    if len(request.peers) > MAX_PEERS:
+        raise InvalidRequestError("peers", f"at most {MAX_PEERS}")
+    pairs: list[Pair] = []
+    for peer in request.peers:
+        for field in ("conductor", "drafter"):
+            _check_name(f"peers.{field}", getattr(peer, field))
+        pairs.append((peer.conductor, peer.drafter))
+    round_trips = _by_pair("round_trip_peers", request.round_trips_us, request.round_trip_peers, pairs)
+    queues = _by_pair("queue_peers", request.queues_us, request.queue_peers, pairs)
+    part = NetworkPart()
+    for pair in dict.fromkeys((*round_trips, *queues)):
+        part = part.merged(NetworkPart.of(round_trips.get(pair, ()), queues.get(pair, ()), pair))
+    return part
+
+
+def _by_pair(
+    field: str, durations_us: Sequence[int], indices: Sequence[int], pairs: Sequence[Pair]
+) -> dict[Pair, list[int]]:
+    if indices and len(indices) != len(durations_us):
+        raise InvalidRequestError(field, f"{len(indices)} pairs for {len(durations_us)} durations")
+    by_pair: dict[Pair, list[int]] = {}
+    for place, duration_us in enumerate(durations_us):
+        pair = ("", "")
+        if indices:
+            _check(field, indices[place], 0, len(pairs) - 1)
+            pair = pairs[indices[place]]
+        by_pair.setdefault(pair, []).append(duration_us)
+    return by_pair
+
+
+def _outcomes_of(request: scheduler_pb2.ReportRequest) -> OutcomesPart:
+    """Trials and acceptances by drafter."""
+    if len(request.outcomes) > MAX_DRAFTERS:
+        raise InvalidRequestError("outcomes", f"at most {MAX_DRAFTERS} drafters")
+    part = OutcomesPart()
+    for outcome in request.outcomes:
+        _check_name("outcomes.drafter", outcome.drafter)
+        own = _table("outcomes.cells", MAX_POSITIONS * 256, outcome.cells, outcome.trials, outcome.accepted)
+        calibrated = _table(
+            "outcomes.calibrated",
+            256,
+            outcome.calibrated,
+            outcome.calibrated_trials,
+            outcome.calibrated_accepted,
+        )
+        part = part.merged(OutcomesPart({outcome.drafter: DrafterOutcomes(own, calibrated)}))
+    return part
+
+
+def _tenants_of(request: scheduler_pb2.ReportRequest) -> TenantsPart:
+    """Use by tenant."""
+    if len(request.tenants) > MAX_TENANTS + 1:
+        raise InvalidRequestError("tenants", f"at most {MAX_TENANTS + 1}")
+    tenants: dict[str, Use] = {}
+    for use in request.tenants:
+        if not check_tenant("tenants.tenant", use.tenant):
+            raise InvalidRequestError("tenants.tenant", "is missing")
+        _check("tenants.num_tokens", use.num_tokens, 0, _MAX_USE)
+        _check("tenants.num_draft_tokens", use.num_draft_tokens, 0, _MAX_USE)
+        _check("tenants.num_accepted_tokens", use.num_accepted_tokens, 0, use.num_draft_tokens)
+        _check("tenants.decode_us", use.decode_us, 0, _MAX_USE)
+        tenants[use.tenant] = Use(
+            use.num_requests, use.num_tokens, use.num_draft_tokens, use.num_accepted_tokens, use.decode_us
+        )
+    return TenantsPart(tenants)
+
+
+def _table(
+    field: str, num_cells: int, cells: Sequence[int], trials: Sequence[int], accepted: Sequence[int]
+) -> Reliability:
+    if not len(cells) == len(trials) == len(accepted) <= MAX_SAMPLES_PER_FRAME:
+        raise InvalidRequestError(field, f"arrays must agree, with at most {MAX_SAMPLES_PER_FRAME} cells")
+    for cell, num_trials, num_accepted in zip(cells, trials, accepted, strict=True):
+        _check(field, cell, 0, num_cells - 1)
+        _check(f"{field}: trials", num_trials, 0, _MAX_TRIALS)
+        _check(f"{field}: accepted", num_accepted, 0, num_trials)
+    return Reliability.of(
+        (cell >> 8, (cell & 255) / 255, num_trials, num_accepted)
+        for cell, num_trials, num_accepted in zip(cells, trials, accepted, strict=True)
     )
 
 
@@ -69,6 +179,11 @@ def _check_positions(drafted: Sequence[int], accepted: Sequence[int]) -> None:
             raise InvalidRequestError(field, "rises with the position")
     if any(hits > trials for hits, trials in zip(accepted, drafted, strict=True)):
         raise InvalidRequestError("accepted_per_position", "above drafted_per_position")
+
+
+def _check_name(field: str, value: str) -> None:
+    if len(value) > _MAX_CHARS or not (value.isprintable() or not value):
+        raise InvalidRequestError(field, f"is longer than {_MAX_CHARS} or not printable")
 
 
 def _check(field: str, value: int, low: int, high: int) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -16,6 +17,8 @@ from grpc import aio
 from paceline.errors import DrainingError, InvalidRequestError, StreamProtocolError
 from paceline.v1 import scheduler_pb2, scheduler_pb2_grpc
 from services.runtime import metrics
+from services.runtime.tenants import TenantLabels
+from services.scheduler.measurements import Measurements
 from services.scheduler.registry import Registry, SubjectState
 from services.scheduler.reports import measurements_of
 from services.scheduler.subject import Subject
@@ -26,7 +29,7 @@ _END: Any = aio.EOF  # type: ignore[attr-defined]  # absent in the stubs
 
 
 class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
-    """Answers Report, WatchPolicy and Snapshot.
+    """Answers Report, WatchPolicy, Snapshot and ListSubjects.
 
     Args:
         registry: the subjects.
@@ -36,6 +39,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     def __init__(self, registry: Registry, draining: asyncio.Event) -> None:
         self._registry = registry
         self._draining = draining
+        self._tenant_labels = TenantLabels()
 
     async def Report(
         self, request_iterator: AsyncIterator[scheduler_pb2.ReportRequest], context: Any
@@ -55,7 +59,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
                 if subject is None:
                     raise StreamProtocolError("the first frame has no key")
                 try:
-                    delta = measurements_of(request)
+                    delta = measurements_of(request, int(time.time() * 1000))
                 except InvalidRequestError:
                     metrics.REPORT_FRAMES.labels(subject.model_label, "refused").inc()
                     raise
@@ -65,8 +69,18 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
                 state.take(delta)
                 state.load[token] = request.num_running_sequences
                 metrics.REPORT_FRAMES.labels(subject.model_label, "taken").inc()
+                self._count_tenants(subject, delta)
                 num_frames += 1
         return scheduler_pb2.ReportResponse(num_frames=num_frames)
+
+    def _count_tenants(self, subject: Subject, delta: Measurements) -> None:
+        for tenant, use in delta.tenants.tenants.items():
+            labels = subject.model_label, self._tenant_labels.of(tenant)
+            metrics.TENANT_REQUESTS.labels(*labels).inc(use.num_requests)
+            metrics.TENANT_TOKENS.labels(*labels).inc(use.num_tokens)
+            metrics.TENANT_DRAFT_TOKENS.labels(*labels).inc(use.num_draft_tokens)
+            metrics.TENANT_ACCEPTED_TOKENS.labels(*labels).inc(use.num_accepted_tokens)
+            metrics.TENANT_DECODE_SECONDS.labels(*labels).inc(use.decode_us * 1e-6)
 
     async def WatchPolicy(
         self, request: scheduler_pb2.WatchPolicyRequest, context: Any
@@ -96,6 +110,14 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             policy=state.policy.to_proto(),
             measurements_json=json.dumps(state.to_dict()),
             is_redis_connected=self._registry.is_redis_connected,
+        )
+
+    async def ListSubjects(
+        self, request: scheduler_pb2.ListSubjectsRequest, context: Any
+    ) -> scheduler_pb2.ListSubjectsResponse:
+        """The subjects this process knows."""
+        return scheduler_pb2.ListSubjectsResponse(
+            keys=[subject.to_proto() for subject in self._registry.subjects]
         )
 
     async def _read(self, context: Any) -> scheduler_pb2.ReportRequest | None:

@@ -7,7 +7,7 @@ Deliberately does not know: measurements, Redis itself.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from paceline.errors import InvalidRequestError
 from paceline.v1 import scheduler_pb2
@@ -53,6 +53,20 @@ class Subject:
     def model_label(self) -> str:
         """Short name for metrics and logs."""
         return self.model_fingerprint[:12]
+
+    def to_proto(self) -> scheduler_pb2.MeasurementKey:
+        """Wire form."""
+        return scheduler_pb2.MeasurementKey(**asdict(self))
+
+    @classmethod
+    def from_redis_key(cls, key: str) -> tuple[Subject, str] | None:
+        """The subject and part of a key that `redis_key` made; None for any other key."""
+        prefix, _, rest = key.partition(f"{_KEY_PREFIX}:")
+        values = rest.split(":")
+        if prefix or len(values) != 6:
+            return None
+        model, dtype, device, method, placement = (unquote(value) for value in values[:5])
+        return cls(model, dtype, device, "" if method == "none" else method, placement), values[5]
 
     def redis_key(self, part: str) -> str:
         """``paceline:v1:{model}:{dtype}:{device}:{method}:{placement}:{part}``; values are percent-encoded."""

@@ -1,12 +1,23 @@
--- Compare and set: replaces a value only while it is what the writer last saw.
--- KEYS[1] key; ARGV[1] expected value, empty for absent; ARGV[2] new value; ARGV[3] time to live, milliseconds.
--- Returns {1} when replaced, {0, value} or {0} (absent) when it was something else.
-local current = redis.call('GET', KEYS[1])
-if (current or '') == ARGV[1] then
-  redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
-  return {1}
+-- Compare and set, all or nothing: replaces values only while each is what the writer last saw.
+-- KEYS[i] keys; ARGV[1] time to live, milliseconds; then for each key three arguments: expected value (empty for absent),
+-- new value, and '1' where the expected value could not be read: it is then kept beside its key, under KEYS[i] .. ':aside'.
+-- Returns {1} when replaced, {0, value, value, ...} (empty for absent) when one of them was something else.
+local answer = {0}
+local is_same = true
+for i, key in ipairs(KEYS) do
+  local current = redis.call('GET', key) or ''
+  answer[#answer + 1] = current
+  if current ~= ARGV[3 * i - 1] then
+    is_same = false
+  end
 end
-if current then
-  return {0, current}
+if not is_same then
+  return answer
 end
-return {0}
+for i, key in ipairs(KEYS) do
+  if ARGV[3 * i + 1] == '1' then
+    redis.call('SET', key .. ':aside', ARGV[3 * i - 1], 'PX', ARGV[1])
+  end
+  redis.call('SET', key, ARGV[3 * i], 'PX', ARGV[1])
+end
+return {1}

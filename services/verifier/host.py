@@ -23,6 +23,7 @@ from services.verifier.inbox import Inbox
 from services.verifier.info import peer_info
 from services.verifier.loop import StepLoop
 from services.verifier.observer import StepObserver
+from services.verifier.profile import TimedStep, profile_steps
 from services.verifier.servicer import TargetServicer
 from services.verifier.settings import Settings
 from services.verifier.step_clock import StepClock, StepCurve
@@ -37,8 +38,14 @@ class Host:
     """Everything that serves one target."""
 
     def __init__(
-        self, settings: Settings, model_dir: Path, engine: TargetEngine, drafter: ColocatedDrafter | None
+        self,
+        settings: Settings,
+        model_dir: Path,
+        engine: TargetEngine,
+        drafter: ColocatedDrafter | None,
+        profile: list[TimedStep],
     ):
+        self._profile = profile
         self._features = FeatureHub()
         self._inbox = Inbox()
         self._table = SequenceTable(
@@ -53,7 +60,7 @@ class Host:
             engine, model_dir, model_dir.name, settings.device, "" if drafter is None else drafter.method
         )
         self._constraints = ConstraintDesk(model_dir, self.info.vocab_size, tuple(self.info.eos_token_ids))
-        self._observer = StepObserver(self.info.model_name, engine)
+        self._observer = StepObserver(self.info.model_name, engine, self._table.calibrators)
         self._loop = StepLoop(
             engine,
             self._inbox,
@@ -91,11 +98,14 @@ class Host:
             drafter = ColocatedDrafter(
                 load_drafter(settings.drafter, model_dir, device=settings.device, dtype=engine.dtype)
             )
-        return cls(settings, model_dir, engine, drafter)
+        profile = profile_steps(engine, settings.profile_s)
+        return cls(settings, model_dir, engine, drafter, profile)
 
     async def attach(self, process: Process, on_start: Callable[[], None] = lambda: None) -> None:
         """Serve on a process's server and end with it; ``on_start`` is called on the step loop's thread."""
-        servicer = TargetServicer(self.info, self._inbox, self._features, self._constraints, process.draining)
+        servicer = TargetServicer(
+            self.info, self._inbox, self._features, self._constraints, process.draining, self._profile
+        )
         target_pb2_grpc.add_TargetServiceServicer_to_server(servicer, process.server)
         process.add_service_name(target_pb2.DESCRIPTOR.services_by_name["TargetService"].full_name)
         self._loop.start(on_start)

@@ -20,6 +20,7 @@ from paceline.target import KVCacheFullError, SequenceRows, StepOutput, TargetEn
 from paceline.trie import EMPTY_TREE, DraftTree
 from paceline.v1 import target_pb2
 from services.verifier.budget import MODES_OF_DRAWS, Basis, NodeBudget, NodeChoice
+from services.verifier.calibration import learn
 from services.verifier.colocated import ColocatedDrafter
 from services.verifier.features import FeatureHub
 from services.verifier.inbox import Inbox
@@ -344,6 +345,7 @@ class StepLoop:
         start = sequence.committed_length
         if len(turn.tree):
             self._budget.observe_draft(turn.tree, len(verdict.accepted_tokens))
+        outcomes = learn(sequence.calibrator, turn.tree, verdict.accepted_rows)
         tokens, finish, num_dropped = sequence.commit(
             verdict.committed_tokens, is_whole_draft=verdict.kind is not FinalKind.RECOVERED
         )
@@ -357,6 +359,7 @@ class StepLoop:
             num_accepted_tokens=min(len(verdict.accepted_tokens), len(tokens)),
             finish=finish,
             is_draft_hit=finish is Finish.NOT_YET and sequence.trie.num_nodes > 0,
+            outcomes=outcomes,
         )
 
     def _report(

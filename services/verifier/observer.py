@@ -8,15 +8,19 @@ from paceline.target import TargetEngine
 from paceline.v1 import target_pb2
 from services.runtime import metrics
 from services.verifier.budget import Basis
+from services.verifier.calibration import Calibrators
 from services.verifier.report import SequenceCommit, StepFigures
 from services.verifier.stopwatch import Stage, overhead_s
+
+_CALIBRATION_PERIOD = 16  # steps between two looks at errors that move slowly
 
 
 class StepObserver:
     """Counts what each step did. Called on the step loop's thread; prometheus-client is thread-safe."""
 
-    def __init__(self, model_name: str, engine: TargetEngine) -> None:
+    def __init__(self, model_name: str, engine: TargetEngine, calibrators: Calibrators) -> None:
         self._name = model_name
+        self._calibrators = calibrators
         self._cache = engine.cache
         self._step_seconds = metrics.STEP_SECONDS.labels(model_name)
         self._forward_seconds = metrics.FORWARD_SECONDS.labels(model_name)
@@ -73,6 +77,10 @@ class StepObserver:
         for cause in ("stale", "old_epoch", "malformed", "ahead"):
             if count := getattr(dropped, cause):
                 metrics.DROPPED_DRAFTS.labels(self._name, cause).inc(count)
+        if figures.step_index % _CALIBRATION_PERIOD == 0:
+            for (mode, kind), error in self._calibrators.errors().items():
+                labels = (self._name, self._calibrators.drafter, mode, kind)
+                metrics.CALIBRATION_ERROR.labels(*labels).set(error)
         for commit in commits:
             if commit.num_draft_tokens:
                 self._observe_draft(commit)

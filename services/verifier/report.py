@@ -24,6 +24,7 @@ class SequenceCommit:
         start: committed length before.
         draft_depth: depth of the verified tree.
         is_draft_hit: True where the trie already goes on from the new committed text.
+        outcomes: what became of its draft tokens, packed (see services.verifier.calibration).
     """
 
     sequence: TargetSequence
@@ -34,6 +35,7 @@ class SequenceCommit:
     num_accepted_tokens: int
     finish: Finish
     is_draft_hit: bool
+    outcomes: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -143,4 +145,6 @@ def _report(
         finish_reasons=[getattr(sampling_pb2, c.finish.value) for c in commits],
         draft_hits=[int(c.is_draft_hit) for c in commits],
         dropped=dropped,
+        num_outcomes=[len(c.outcomes) for c in commits],
+        outcomes=[outcome for c in commits for outcome in c.outcomes],
     )

@@ -7,10 +7,11 @@ step loop alone, dropped when the sequence ends.
 from __future__ import annotations
 
 from collections.abc import Sequence as TokenSequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from paceline.sampling import DraftFilter, LogitRule, SamplingParams, VerifyMode
+from paceline.scheduling.calibration import Calibrator
 from paceline.trie import EMPTY_TREE, AddOutcome, DraftEntry, DraftTree, DraftTrie
 from services.verifier.session import Session
 
@@ -92,6 +93,7 @@ class TargetSequence:
         num_missed_holds: steps held in vain for this sequence since a draft of use last came in.
         rules: what the request forbids, favours or punishes.
         fresh_from: drafts that go on from a shorter text are not used any more; see `commit`.
+        calibrator: turns the drafter's probabilities into those of acceptance; None takes them as they are.
     """
 
     sequence_id: int
@@ -107,6 +109,7 @@ class TargetSequence:
     num_missed_holds: int = 0
     rules: list[LogitRule] = field(default_factory=list)
     fresh_from: int = 0
+    calibrator: Calibrator | None = None
     trie: DraftTrie = field(init=False)
 
     def __post_init__(self) -> None:
@@ -179,16 +182,30 @@ class TargetSequence:
         before it such a token is certain, so that the law of the text stays the target's (Leviathan et al., 2211.17192,
         section 2.3 with q one-hot). All it must not depend on are the target's own draws, which are keyed otherwise.
 
+        What the drafter says of its tokens becomes their confidences here, and nowhere else.
+
         Raises:
             DraftError: the entry is malformed.
         """
         if entry.start < self.fresh_from:
             return AddOutcome(stale=len(entry.tokens))
-        outcome = self.trie.add(entry)
+        outcome = self.trie.add(self._calibrated(entry))
         self.has_drafter = True
         if self.trie.num_nodes:
             self.num_missed_holds = 0
         return outcome
+
+    def _calibrated(self, entry: DraftEntry) -> DraftEntry:
+        """The entry with confidences; as it is where there is no calibrator, or nothing was said."""
+        calibrator, num_tokens = self.calibrator, len(entry.tokens)
+        is_sent = len(entry.log_probs) == len(entry.parents) == num_tokens and not entry.confidences
+        if calibrator is None or not num_tokens or not is_sent:
+            return entry
+        confidences = tuple(
+            0.0 if claim is None else calibrator.confidence(claim.log_prob, claim.position)
+            for claim in entry.claims()
+        )
+        return replace(entry, confidences=confidences)
 
     def commit(
         self, tokens: TokenSequence[int], *, is_whole_draft: bool = True

@@ -25,6 +25,7 @@ from services.verifier.constraints import ConstraintDesk
 from services.verifier.features import FeatureHub, Subscriber
 from services.verifier.inbox import Attach, Close, CloseSession, Drafts, Inbox, Open, SetPolicy
 from services.verifier.policy import StepPolicy
+from services.verifier.profile import TimedStep, profile_message
 from services.verifier.sequence import SequenceSpec
 from services.verifier.session import Session
 from services.verifier.specs import sequence_spec
@@ -46,12 +47,14 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         features: FeatureHub,
         constraints: ConstraintDesk,
         draining: asyncio.Event,
+        profile: list[TimedStep],
     ) -> None:
         self._info = info
         self._inbox = inbox
         self._features = features
         self._constraints = constraints
         self._draining = draining
+        self._profile = profile  # until the first stream has taken it
         self._sessions: set[Session] = set()
         self._subscribers: set[Subscriber] = set()
 
@@ -78,7 +81,11 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         lease_s = check_hello(first.hello)
         session = Session(asyncio.get_running_loop(), first.hello.client_id)
         log.info("stream opened", session=session.number, client_id=session.client_id, lease_s=lease_s)
-        session.push(target_pb2.VerifyResponse(hello=self._info))
+        greeting = target_pb2.VerifyResponse(hello=self._info)
+        if self._profile:
+            greeting.profile.CopyFrom(profile_message(self._profile))
+            self._profile = []
+        session.push(greeting)
         self._take(session, first)
         reader = asyncio.create_task(self._read(session, request_iterator, lease_s))
         self._sessions.add(session)

@@ -41,6 +41,9 @@ class Settings(ServerSettings):
     )
     max_sequences: int = Field(256, ge=1, le=65536, description="sequences that may run at once")
     max_waiting: int = Field(256, ge=1, le=65536, description="sequences that may wait for room")
+    profile_s: float = Field(
+        1.0, ge=0, le=60, description="most time to spend on timed steps before serving; 0: none"
+    )
     drafter: Path | None = Field(None, description="drafter checkpoint to host in this process (co-located)")
     tap_from: Path | None = Field(
         None, description="drafter checkpoint whose feature tap to serve to drafters elsewhere"

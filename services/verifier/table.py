@@ -16,6 +16,7 @@ from paceline.sampling import RuleError
 from paceline.target import TargetEngine
 from paceline.trie import DraftError
 from paceline.v1 import peer_pb2, target_pb2
+from services.verifier.calibration import Calibrators
 from services.verifier.colocated import ColocatedDrafter
 from services.verifier.features import FeatureHub
 from services.verifier.inbox import Attach, Close, CloseSession, Command, Drafts, Open, SetPolicy
@@ -41,6 +42,7 @@ class SequenceTable:
 
     Attributes:
         room: where slots come from.
+        calibrators: what confidences of drafts come from.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class SequenceTable:
         self._next_id = secrets.randbits(48) << 8 | 1
         self._may_admit = False  # something changed since the first in the queue found no room
         self.drops = Drops()
+        self.calibrators = Calibrators("separate" if drafter is None else drafter.method)
 
     @property
     def running(self) -> list[TargetSequence]:
@@ -157,6 +160,7 @@ class SequenceTable:
             max_positions=self._engine.shape.max_positions,
             vocab_size=self._engine.shape.vocab_size,
             rules=make_rules(spec, self._engine.shape.vocab_size),
+            calibrator=self.calibrators.of(spec.sampling.resolved_mode),
         )
         if command.constraint is not None:
             sequence.rules.append(command.constraint)  # last: it has the last word on what may be chosen

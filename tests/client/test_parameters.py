@@ -176,6 +176,11 @@ def test_a_bad_number_of_completions_is_named(serve: Serve, kind: str, n: int) -
     assert caught.value.field == "n"
 
 
+def test_a_tenant_is_named() -> None:
+    assert build_request("hello", tenant="acme").tenant == "acme"
+    assert build_request("hello").tenant == ""
+
+
 def test_absent_parameters_stay_absent() -> None:
     request = build_request("hello")
     assert not request.HasField("n")

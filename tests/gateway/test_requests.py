@@ -38,6 +38,9 @@ def checker(tokenizer: ModelTokenizer) -> RequestChecker:
 
 BAD_FIELDS = [
     ('model: "another"', "model"),
+    ('tenant: "two words"', "tenant"),
+    (f'tenant: "{"x" * 65}"', "tenant"),
+    ('tenant: "a/b"', "tenant"),
     ("sampling { temperature: -1 }", "sampling.temperature"),
     ("sampling { temperature: nan }", "sampling.temperature"),
     ("sampling { temperature: inf }", "sampling.temperature"),
@@ -277,3 +280,12 @@ def test_a_tokenizer_larger_than_the_model_cannot_send_tokens_past_it(checker: R
     small = ServedModel("tiny", "f", 4, 64, (1,), "", "none")
     with pytest.raises(InvalidRequestError, match="outside the model's vocabulary"):
         checker.check(request(), small)
+
+
+def test_a_tenant_comes_from_the_field_or_else_from_beside_the_request(checker: RequestChecker) -> None:
+    assert checker.check(request('tenant: "acme-1.eu_x"'), MODEL, "other").tenant == "acme-1.eu_x"
+    assert checker.check(request(), MODEL, "other").to_run_request("id").tenant == "other"
+    assert checker.check(request(), MODEL).tenant == ""
+    with pytest.raises(InvalidRequestError) as caught:
+        checker.check(request(), MODEL, "no spaces")
+    assert caught.value.field == "x-tenant"

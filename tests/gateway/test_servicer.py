@@ -88,6 +88,27 @@ async def test_events_come_in_order_and_end_once(gateway: Gateway) -> None:
     assert list(finished.stats.drafted_per_position) == [finished.stats.num_target_passes] * 2
 
 
+async def test_the_tenant_of_the_metadata_reaches_the_conductor(gateway: Gateway) -> None:
+    async with (
+        scripted_orchestrator(Script(TOKENS)) as conductor,
+        gateway(conductor.endpoint) as stub,
+    ):
+        await ready(stub)
+        for metadata, message, tenant in (
+            ((("x-tenant", "acme"),), request(max_tokens=50), "acme"),
+            ((("x-tenant", "acme"),), request(max_tokens=50, tenant="named"), "named"),
+            ((), request(max_tokens=50), ""),
+        ):
+            call = stub.Generate(message, timeout=TIMEOUT_S, metadata=metadata)
+            assert [event async for event in call]
+            assert conductor.runs[-1].tenant == tenant
+        with pytest.raises(aio.AioRpcError) as caught:
+            async for _ in stub.Generate(request(), timeout=TIMEOUT_S, metadata=(("x-tenant", "a b"),)):
+                pass
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "x-tenant" in str(caught.value.details())
+
+
 async def test_a_stop_text_cancels_the_run(gateway: Gateway) -> None:
     script = Script(TOKENS, frame_sizes=(len(TOKENS) - 5, 1), hang_after=1, stats_in_every_frame=True)
     async with scripted_orchestrator(script) as conductor, gateway(conductor.endpoint) as stub:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -13,6 +14,7 @@ from orchestrator.admission import Admission
 from orchestrator.counters import Counters, StatusCollector
 from orchestrator.journal import Journal, JournalEntry, JournalGapError
 from orchestrator.mailbox import Ending, Mailbox
+from orchestrator.outcomes import OutcomeCounts, outcomes_by_commit
 from orchestrator.placement import check_drafter, choose_drafter, placement_in_force
 from orchestrator.policy import PolicyInForce, PolicyOverrides
 from orchestrator.ray_environment import prepare_environment
@@ -28,9 +30,16 @@ from orchestrator.sequences import (
 )
 from orchestrator.settings import OrchestratorSettings
 from orchestrator.status import ConductorStatus
-from orchestrator.verifier_link import _append_drafts
-from paceline.errors import CapacityError, IncompatiblePeerError, InvalidRequestError, UnavailableError
-from paceline.v1 import drafter_pb2, peer_pb2, sampling_pb2, scheduler_pb2, target_pb2
+from orchestrator.verifier_link import VerifierLink, _append_drafts
+from paceline.errors import (
+    CapacityError,
+    IncompatiblePeerError,
+    InvalidRequestError,
+    StreamProtocolError,
+    UnavailableError,
+)
+from paceline.v1 import drafter_pb2, generation_pb2, peer_pb2, sampling_pb2, scheduler_pb2, target_pb2
+from services.scheduler.reports import measurements_of
 from services.verifier.policy import StepPolicy
 from tests.orchestrator.scripted_peers import log_probs_of, peer_info
 
@@ -379,7 +388,9 @@ def test_reports_are_bounded_and_complete() -> None:
     for i in range(MAX_SAMPLES + 10):
         step = target_pb2.StepReport(num_rows=i + 1, num_sequences=2, num_context_tokens=9, step_us=100)
         reports.step(step, [(3, 2)], num_running=5, draft_length=4)
-    reports.draft(drafter_pb2.DraftResponse(num_draft_steps=4, num_sequences=2, draft_us=900), 250)
+    answer = drafter_pb2.DraftResponse(num_draft_steps=4, num_sequences=2, draft_us=900, queue_us=30)
+    reports.draft(answer, 250, "near:1")
+    reports.draft(drafter_pb2.DraftResponse(frame_id=2), 700, "far:1")
     reports.draft(drafter_pb2.DraftResponse(frame_id=1), None)
     frame = reports.take()
     assert frame is not None
@@ -387,11 +398,115 @@ def test_reports_are_bounded_and_complete() -> None:
     assert len(frame.steps) == MAX_SAMPLES
     assert frame.steps[0].num_rows == 11
     assert reports.num_dropped == 10
-    assert list(frame.round_trips_us) == [250]
+    assert list(frame.round_trips_us) == [250, 700]
+    assert [frame.peers[i].drafter for i in frame.round_trip_peers] == ["near:1", "far:1"]
+    assert [
+        (frame.peers[i].drafter, us) for i, us in zip(frame.queue_peers, frame.queues_us, strict=True)
+    ] == [("near:1", 30)]
     assert [(d.num_draft_steps, d.num_sequences, d.draft_us) for d in frame.drafts] == [(4, 2, 900)]
     assert list(frame.drafted_per_position) == [MAX_SAMPLES + 10] * 3
     assert list(frame.accepted_per_position) == [MAX_SAMPLES + 10] * 2
     assert frame.num_running_sequences == 5
+    assert reports.take() is None
+
+
+def packed(position: int, own: int, calibrated: int, accepted: int) -> int:
+    return position << 17 | own << 9 | calibrated << 1 | accepted
+
+
+def test_outcomes_are_counted_by_drafter_and_cell() -> None:
+    reports = Reports(lambda: None)
+    reports.outcomes.add("eagle3/ab", [packed(0, 200, 150, 1), packed(0, 200, 150, 0), packed(1, 90, 40, 0)])
+    reports.outcomes.add("medusa", [packed(63, 255, 255, 1)])
+    reports.outcomes.add("eagle3/ab", [])
+    frame = reports.take()
+    assert frame is not None
+    one, other = frame.outcomes
+    assert (one.drafter, list(one.cells), list(one.trials), list(one.accepted)) == (
+        *("eagle3/ab", [200, 256 + 90], [2, 1], [1, 0]),
+    )
+    assert (list(one.calibrated), list(one.calibrated_trials), list(one.calibrated_accepted)) == (
+        *([150, 40], [2, 1], [1, 0]),
+    )
+    assert list(other.cells) == [63 * 256 + 255]
+    assert reports.take() is None
+
+
+def test_outcomes_are_bounded() -> None:
+    counts = OutcomeCounts()
+    for i in range(40):
+        counts.add(f"drafter {i}", [packed(p, own, 0, 0) for p in range(20) for own in range(256)])
+    taken = counts.take()
+    assert len(taken) == 32
+    assert max(len(message.cells) for message in taken) == 4096
+    assert counts.num_dropped == 8 * 5120 + 32 * (5120 - 4096)
+    assert not counts
+
+
+def test_outcomes_of_a_step_are_checked() -> None:
+    commits = peer_pb2.CommitBatch(sequence_ids=[1, 2])
+    good = target_pb2.StepReport(commits=commits, num_outcomes=[2, 0], outcomes=[1, 2])
+    assert outcomes_by_commit(good) == [[1, 2], []]
+    assert outcomes_by_commit(target_pb2.StepReport(commits=commits)) == [[], []]
+    for bad in (
+        target_pb2.StepReport(commits=commits, num_outcomes=[2], outcomes=[1, 2]),
+        target_pb2.StepReport(commits=commits, num_outcomes=[1, 0], outcomes=[1, 2]),
+        target_pb2.StepReport(commits=commits, num_outcomes=[1, 0], outcomes=[1 << 23]),
+    ):
+        with pytest.raises(StreamProtocolError):
+            outcomes_by_commit(bad)
+
+
+def test_a_profile_becomes_steps() -> None:
+    reports = Reports(lambda: None)
+    reports.profile(
+        target_pb2.StepProfile(
+            num_rows=[1, 5], num_sequences=[1, 1], num_context_tokens=[64, 64], step_us=[900, 1000]
+        )
+    )
+    reports.profile(target_pb2.StepProfile(num_rows=[1]))
+    frame = reports.take()
+    assert frame is not None
+    assert [(step.num_rows, step.num_context_tokens, step.step_us) for step in frame.steps] == [
+        *((1, 64, 900), (5, 64, 1000)),
+    ]
+    assert reports.num_dropped == 1
+
+
+def test_a_hello_brings_the_profile_and_only_a_fresh_one_counts() -> None:
+    link = VerifierLink(
+        "h:1",
+        cast(Any, None),
+        client_id="c",
+        timing=OrchestratorSettings(verifiers=("h:1",)).timing(5.0),
+        tls=None,
+        clock=lambda: 0.0,
+        num_running=lambda: 0,
+    )
+    info = peer_pb2.PeerInfo(instance_id="v")
+    frame = target_pb2.VerifyResponse(hello=info, profile=target_pb2.StepProfile(num_rows=[1]))
+    assert link.hello_of(frame) == info
+    assert link.profile is not None
+    assert list(link.profile.num_rows) == [1]
+    link.profile = None
+    assert link.hello_of(target_pb2.VerifyResponse(hello=info)) == info
+    assert link.profile is None
+
+
+def test_ended_requests_are_summed_by_tenant_and_bounded() -> None:
+    reports = Reports(lambda: None)
+    stats = generation_pb2.GenerationStats(
+        num_generated_tokens=10, num_draft_tokens=8, num_accepted_tokens=5, decode_us=1000
+    )
+    for tenant in ("a", "a", *(f"t{i}" for i in range(80))):
+        reports.ended(tenant, stats)
+    frame = reports.take()
+    assert frame is not None
+    uses = {use.tenant: use for use in frame.tenants}
+    assert len(uses) == 65
+    assert (uses["a"].num_requests, uses["a"].num_tokens, uses["a"].num_accepted_tokens) == (2, 20, 10)
+    assert uses["other"].num_requests == 80 - 63
+    assert measurements_of(frame).tenants.count == 82
     assert reports.take() is None
 
 

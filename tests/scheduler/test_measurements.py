@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.errors import InvalidRequestError
+from paceline.scheduling.reliability import Reliability
 from paceline.v1 import scheduler_pb2
 from services.scheduler.measurements import (
     MAX_SAMPLES_PER_BUCKET,
@@ -19,10 +20,15 @@ from services.scheduler.measurements import (
     DraftTimePart,
     Measurements,
     NetworkPart,
+    OutcomesPart,
     Part,
+    TenantsPart,
 )
+from services.scheduler.network import MAX_PEERS
+from services.scheduler.outcomes import DrafterOutcomes
 from services.scheduler.reports import measurements_of
 from services.scheduler.subject import Subject
+from services.scheduler.tenants import Use
 
 US = st.integers(1, 10_000_000)
 
@@ -36,12 +42,32 @@ def counts(draw: st.DrawFn) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return tuple(drafted), tuple(accepted)
 
 
+def network(pairs: list[tuple[list[int], str]]) -> NetworkPart:
+    part = NetworkPart()
+    for round_trips, drafter in pairs:
+        part = part.merged(NetworkPart.of(round_trips, round_trips[:2], ("conductor", drafter)))
+    return part
+
+
+def outcomes(cells: list[tuple[int, int, int, float]]) -> OutcomesPart:
+    table = Reliability.of((i, c / 255, n, int(n * share)) for i, c, n, share in cells if n)
+    return OutcomesPart({"eagle3": DrafterOutcomes(table, table)} if table.count else {})
+
+
 MEASUREMENTS = st.builds(
     Measurements,
     st.lists(st.tuples(st.integers(1, 300), US), max_size=20).map(CurvePart.of),
     counts().map(lambda pair: AcceptancePart.of(*pair)),
     st.lists(st.tuples(st.integers(1, 16), US), max_size=10).map(DraftTimePart.of),
-    st.lists(st.integers(0, 10_000_000), max_size=200).map(NetworkPart.of),
+    st.lists(
+        st.tuples(st.lists(st.integers(0, 10_000_000), max_size=50), st.sampled_from("abc")), max_size=4
+    ).map(network),
+    st.lists(
+        st.tuples(st.integers(0, 7), st.integers(0, 255), st.integers(0, 50), st.floats(0, 1)), max_size=20
+    ).map(outcomes),
+    st.dictionaries(st.sampled_from("xyz"), st.builds(Use, *(st.integers(0, 1000) for _ in range(5)))).map(
+        lambda uses: TenantsPart({name: use for name, use in uses.items() if use.num_requests})
+    ),
 )
 
 
@@ -76,7 +102,19 @@ def test_json_round_trip_and_neutral_element(known: Measurements) -> None:
         lambda inner: (
             st.lists(inner, max_size=6)
             | st.dictionaries(
-                st.sampled_from(["buckets", "rows", "count", "samples_us", "attempts", "accepts", "sums"]),
+                st.sampled_from(
+                    [
+                        "buckets",
+                        "rows",
+                        "count",
+                        "samples",
+                        "attempts",
+                        "accepts",
+                        "peers",
+                        "drafters",
+                        "cells",
+                    ]
+                ),
                 inner,
             )
         ),
@@ -93,6 +131,35 @@ def test_any_stored_value_is_refused_or_usable(kind: type[Part], value: Any) -> 
         return
     part.estimator()
     json.dumps(part.to_dict(), allow_nan=False)
+
+
+def spoiled(value: Any, data: st.DataObject) -> Any:
+    """The value with one thing in it replaced by something else."""
+    odd = st.sampled_from(
+        [None, True, -1, 0, 1e300, float("nan"), 2**70, "", "x", "\n", [], {}, [[]], {"a": 1}]
+    )
+    if isinstance(value, dict) and value and data.draw(st.integers(0, 5)):
+        name = data.draw(st.sampled_from(sorted(value)))
+        return {**value, name: spoiled(value[name], data)}
+    if isinstance(value, list) and value and data.draw(st.integers(0, 5)):
+        place = data.draw(st.integers(0, len(value) - 1))
+        return [*value[:place], spoiled(value[place], data), *value[place + 1 :]]
+    return data.draw(odd)
+
+
+@given(MEASUREMENTS, st.data())
+@settings(deadline=None, max_examples=300)
+def test_a_spoiled_value_is_refused_or_usable(known: Measurements, data: st.DataObject) -> None:
+    part = data.draw(st.sampled_from(known.parts()))
+    value = spoiled(json.loads(json.dumps(part.to_dict())), data)
+    if not isinstance(value, dict):
+        return
+    try:
+        read = type(part).from_dict(value)
+    except (ValueError, KeyError, TypeError):
+        return
+    read.estimator()
+    json.dumps(read.merged(part).to_dict(), allow_nan=False)  # type: ignore[arg-type]  # of one kind
 
 
 def test_curve_keeps_the_newest_samples_and_predicts() -> None:
@@ -125,13 +192,13 @@ def test_acceptance_follows_a_change_and_is_bounded_in_weight() -> None:
 
 def test_draft_time_is_a_line() -> None:
     part = DraftTimePart.of([(k, 2000 + 1000 * k) for k in (1, 2, 4, 8)] * 5)
-    assert part.estimator().seconds(6) == pytest.approx(0.008)
+    assert part.estimator().seconds(6) == pytest.approx(0.008, rel=1e-3)
 
 
 def test_round_trip_quantiles() -> None:
     estimator = NetworkPart.of(range(1000, 2000, 10)).estimator()
     assert estimator.mean_s == pytest.approx(0.0016, abs=2e-4)
-    assert estimator.p95_s == pytest.approx(0.00194, abs=2e-5)
+    assert estimator.p95_s == pytest.approx(0.00194, rel=0.03)
 
 
 def request(**fields: Any) -> scheduler_pb2.ReportRequest:
@@ -146,6 +213,34 @@ def draft(**fields: int) -> scheduler_pb2.DraftSample:
     return scheduler_pb2.DraftSample(**{"num_draft_steps": 1, "num_sequences": 1, "draft_us": 5, **fields})
 
 
+def tenant(**fields: Any) -> scheduler_pb2.TenantUse:
+    good: dict[str, Any] = {
+        "tenant": "acme",
+        "num_requests": 2,
+        "num_tokens": 22,
+        "num_draft_tokens": 8,
+        "num_accepted_tokens": 4,
+        "decode_us": 500_000,
+    }
+    return scheduler_pb2.TenantUse(**{**good, **fields})
+
+
+PEER = scheduler_pb2.PeerPair(conductor="c:1", drafter="d:2")
+
+
+def outcome(**fields: Any) -> scheduler_pb2.DraftOutcomes:
+    good: dict[str, Any] = {
+        "drafter": "eagle3",
+        "cells": [256 + 128],
+        "trials": [2],
+        "accepted": [1],
+        "calibrated": [128],
+        "calibrated_trials": [2],
+        "calibrated_accepted": [1],
+    }
+    return scheduler_pb2.DraftOutcomes(**{**good, **fields})
+
+
 @pytest.mark.parametrize(
     ("frame", "field"),
     [
@@ -157,6 +252,23 @@ def draft(**fields: int) -> scheduler_pb2.DraftSample:
         (request(drafts=[draft(draft_us=2**32 - 1)]), "drafts.draft_us"),
         (request(round_trips_us=[2**32 - 1]), "round_trips_us"),
         (request(round_trips_us=[1] * 5000), "round_trips_us"),
+        (request(queues_us=[2**32 - 1]), "queues_us"),
+        (request(steps=[step(num_context_tokens=2**50)]), "steps.num_context_tokens"),
+        (request(round_trips_us=[1, 2], round_trip_peers=[0], peers=[PEER]), "round_trip_peers"),
+        (request(round_trips_us=[1], round_trip_peers=[1], peers=[PEER]), "round_trip_peers"),
+        (request(queues_us=[1], queue_peers=[0]), "queue_peers"),
+        (request(peers=[PEER] * 65), "peers"),
+        (request(peers=[scheduler_pb2.PeerPair(drafter="a\nb")]), "peers.drafter"),
+        (request(outcomes=[outcome(drafter="x" * 201)]), "outcomes.drafter"),
+        (request(outcomes=[outcome(cells=[64 * 256])]), "outcomes.cells"),
+        (request(outcomes=[outcome(accepted=[3])]), "outcomes.cells: accepted"),
+        (request(outcomes=[outcome(trials=[])]), "outcomes.cells"),
+        (request(outcomes=[outcome(calibrated=[256])]), "outcomes.calibrated"),
+        (request(tenants=[tenant(tenant="a b")]), "tenants.tenant"),
+        (request(tenants=[tenant(tenant="")]), "tenants.tenant"),
+        (request(tenants=[tenant(num_accepted_tokens=9)]), "tenants.num_accepted_tokens"),
+        (request(tenants=[tenant(decode_us=2**60)]), "tenants.decode_us"),
+        (request(tenants=[tenant()] * 66), "tenants"),
         (request(accepted_per_position=[0]), "accepted_per_position"),
         (request(drafted_per_position=[1], accepted_per_position=[2]), "accepted_per_position"),
         (request(drafted_per_position=[1, 2], accepted_per_position=[0, 0]), "drafted_per_position"),
@@ -181,7 +293,7 @@ def test_a_frame_becomes_a_delta() -> None:
             accepted_per_position=[2, 1],
         )
     )
-    assert [part.count for part in delta.parts()] == [1, 3, 1, 2]
+    assert [part.count for part in delta.parts()] == [1, 3, 1, 2, 0, 0]
     assert measurements_of(request()).is_empty
     shorter = measurements_of(request(drafted_per_position=[9, 9, 9], accepted_per_position=[4]))
     assert shorter.acceptance == AcceptancePart.of((9, 9, 9), (4, 0, 0))
@@ -251,3 +363,81 @@ def test_redis_keys_are_readable_and_cannot_collide() -> None:
     assert not plain.is_speculative
     shifted = Subject.from_proto(key(dtype="b:c", device_name="d"))
     assert shifted.redis_key("x") != Subject.from_proto(key(dtype="b", device_name="c:d")).redis_key("x")
+
+
+def test_round_trips_and_waits_are_kept_by_pair() -> None:
+    other = scheduler_pb2.PeerPair(conductor="c:1", drafter="d:3")
+    delta = measurements_of(
+        request(
+            peers=[PEER, other],
+            round_trips_us=[400, 9000, 420],
+            round_trip_peers=[0, 1, 0],
+            queues_us=[50],
+            queue_peers=[1],
+        )
+    )
+    near, far = delta.network.pairs["c:1", "d:2"], delta.network.pairs["c:1", "d:3"]
+    assert (near.round_trip.count, near.queue.count, far.round_trip.count, far.queue.count) == (2, 0, 1, 1)
+    assert near.round_trip.p50_s == pytest.approx(400e-6, rel=0.1)
+    assert far.round_trip.p50_s == pytest.approx(9e-3, rel=0.1)
+    assert far.queue.p50_s == pytest.approx(50e-6, rel=0.1)
+    assert delta.network.estimator().count == 3
+
+
+def test_pairs_and_drafters_are_bounded() -> None:
+    part, table = NetworkPart(), OutcomesPart()
+    for i in range(200):
+        part = part.merged(NetworkPart.of([100], (), ("c", f"d{i}")))
+        reliability = Reliability.of([(0, 0.5, 1, 1)])
+        table = table.merged(OutcomesPart({f"d{i}": DrafterOutcomes(reliability, reliability)}))
+    assert len(part.pairs) == MAX_PEERS + 1
+    assert part.count == 200
+    assert NetworkPart.from_dict(json.loads(json.dumps(part.to_dict()))).count == 200
+    assert table.count == 200
+    assert OutcomesPart.from_dict(json.loads(json.dumps(table.to_dict()))).count == 200
+
+
+def test_outcomes_of_a_frame_become_tables_and_an_error() -> None:
+    delta = measurements_of(
+        request(
+            outcomes=[
+                outcome(
+                    cells=[230, 256 + 51],
+                    trials=[100, 50],
+                    accepted=[60, 10],
+                    calibrated=[153, 51],
+                    calibrated_trials=[100, 50],
+                    calibrated_accepted=[60, 10],
+                )
+            ]
+        )
+    )
+    tables = delta.outcomes.drafters["eagle3"]
+    assert tables.own.by_position() == [(0.6, 100), (0.2, 50)]
+    assert tables.own.error == pytest.approx((100 * (230 / 255 - 0.6) + 0) / 150, abs=1e-6)
+    assert tables.calibrated.error == pytest.approx(0, abs=1e-6)
+    assert [rate for _, rate, _ in tables.own.diagram()] == pytest.approx([0.2, 0.6])
+
+
+def test_the_curve_knows_context_and_sequences() -> None:
+    steps = [
+        (rows, 10_000 + 100 * rows + 2 * context + 300 * sequences, sequences, context)
+        for context in range(0, 4000, 250)
+        for rows, sequences in ((4, 1), (4, 2), (8, 1), (8, 4))
+    ]
+    part = CurvePart.from_dict(json.loads(json.dumps(CurvePart.of(steps, at_ms=7).to_dict())))
+    curve = part.estimator()
+    assert curve.per_context_token_s == pytest.approx(2e-6, rel=0.05)
+    assert curve.seconds(8, 2, 3000) == pytest.approx(0.0174, rel=0.02)
+
+
+def test_tenants_are_summed_and_bounded() -> None:
+    part = measurements_of(request(tenants=[tenant()])).tenants
+    part = part.merged(part)
+    use = part.tenants["acme"]
+    assert (use.num_requests, use.acceptance, use.tokens_per_s) == (4, 0.5, 40.0)
+    for i in range(100):
+        part = part.merged(TenantsPart({f"t{i}": Use(num_requests=1)}))
+    assert len(part.tenants) == 65
+    assert part.tenants["other"].num_requests == 100 - 63
+    assert TenantsPart.from_dict(json.loads(json.dumps(part.to_dict()))) == part

@@ -15,6 +15,7 @@ from grpc import aio
 from paceline.embedded.redis_server import RedisServer
 from paceline.errors import DrainingError, InvalidRequestError, StreamProtocolError
 from paceline.v1 import scheduler_pb2
+from services.runtime import metrics
 from services.runtime.errors import from_rpc_error
 from services.scheduler.subject import Subject
 
@@ -83,18 +84,20 @@ async def test_redis_holds_readable_json_with_schema_and_ttl(harness: Any, redis
     async with harness.scheduler(redis_server.url, ttl_s=1000) as (_, stub):
         await harness.report(stub, harness.frames())
         value = await stored_when(redis_server, subject, "acceptance", count=800)
-        assert value["schema_version"] == 1
+        assert value["schema_version"] == 2
         assert value["attempts"][0] > value["accepts"][0] > 0
         await harness.snapshot_when(stub, is_planned)
     async with redis_client(redis_server) as client:
         keys = [key async for key in client.scan_iter(match=f"*{harness.key.model_fingerprint}*")]
         assert sorted(key.rpartition(":")[2] for key in keys) == [
-            *("acceptance", "curve", "draft_time", "network", "policy"),
+            *("acceptance", "curve", "draft_time", "network", "policy", "policy_history"),
         ]
         for key in keys:
             assert key.startswith(f"paceline:v1:{harness.key.model_fingerprint}:float32:")
             assert 900_000 < await client.pttl(key) <= 1_000_000
-            assert json.loads(await client.get(key))["schema_version"] == 1
+            is_list = key.endswith("_history")
+            raw = await (client.lindex(key, 0) if is_list else client.get(key))
+            assert json.loads(raw)["schema_version"] == 2
 
 
 async def test_a_fresh_scheduler_starts_warm(harness: Any, redis_server: RedisServer) -> None:
@@ -125,7 +128,7 @@ async def test_two_schedulers_merge_into_one(harness: Any, redis_server: RedisSe
         curve = await stored_when(redis_server, subject, "curve")
         assert [bucket["count"] for bucket in curve["buckets"]] == [40] * 4
         network = await stored_when(redis_server, subject, "network", count=120)
-        assert len(network["round_trips_us"]) == 120
+        assert network["peers"][0]["round_trip"]["count"] == 120
         for stub in (one, other):
             await harness.snapshot_when(stub, lambda snapshot: passes_of(snapshot) == 8000)
         one_policy = (await harness.snapshot_when(one, is_planned)).policy
@@ -137,6 +140,47 @@ async def test_two_schedulers_merge_into_one(harness: Any, redis_server: RedisSe
         latest = await stored(redis_server, subject, "policy")
         assert latest is not None
         assert latest["version"] == max(versions)
+
+
+async def test_values_of_another_schema_are_set_aside(harness: Any, redis_server: RedisServer) -> None:
+    subject = Subject.from_proto(harness.key)
+    old = json.dumps({"schema_version": 1, "count": 3, "attempts": [3.0], "accepts": [2.0]})
+    async with redis_client(redis_server) as client:
+        await client.set(subject.redis_key("acceptance"), old)
+        async with harness.scheduler(redis_server.url, ttl_s=1000) as (_, stub):
+            await harness.report(stub, harness.frames())
+            await stored_when(redis_server, subject, "acceptance", count=800)
+        aside = subject.redis_key("acceptance") + ":aside"
+        assert await client.get(aside) == old
+        assert 0 < await client.pttl(aside) <= 1_000_000
+
+
+async def test_scripts_are_sent_again_to_a_server_that_forgot_them(
+    harness: Any, redis_server: RedisServer
+) -> None:
+    subject = Subject.from_proto(harness.key)
+    async with harness.scheduler(redis_server.url) as (_, stub), redis_client(redis_server) as client:
+        for round_ in (1, 2):
+            await harness.report(stub, harness.frames())
+            await stored_when(redis_server, subject, "acceptance", count=800 * round_)
+            await client.script_flush()
+        calls = (await client.info("commandstats")).get("cmdstat_evalsha", {})
+    assert calls["calls"] > calls.get("failed_calls", 0) > 0
+
+
+async def test_the_history_of_policies_says_why_and_outlives_the_process(
+    harness: Any, redis_server: RedisServer
+) -> None:
+    async with harness.scheduler(redis_server.url) as (_, stub):
+        await harness.report(stub, harness.frames())
+        await harness.snapshot_when(stub, is_planned)
+    async with harness.scheduler(redis_server.url) as (_, stub):
+        history = json.loads((await harness.snapshot(stub)).measurements_json)["policy_history"]
+    reasons = [policy["reason"] for policy in history]
+    assert any(reason.startswith("length ") for reason in reasons)
+    assert "cold start" in reasons[-1]
+    versions = [policy["version"] for policy in history]
+    assert versions == sorted(versions, reverse=True)
 
 
 async def test_losing_redis_changes_nothing_for_clients(
@@ -225,6 +269,33 @@ async def test_unreadable_values_are_replaced(harness: Any, redis_server: RedisS
         await stored_when(redis_server, subject, "acceptance", count=800)
         snapshot = await harness.snapshot_when(stub, is_planned)
         await stored_when(redis_server, subject, "policy", version=snapshot.policy.version)
+
+
+async def test_tenants_are_in_the_snapshot_and_in_the_metrics_up_to_a_bound(harness: Any) -> None:
+    async with harness.scheduler("") as (_, stub):
+        frame = harness.frames()[0]
+        for i in range(65):
+            frame.tenants.add(
+                tenant=f"tenant-{i}",
+                num_requests=1,
+                num_tokens=30,
+                num_draft_tokens=20,
+                num_accepted_tokens=15,
+            )
+        await harness.report(stub, [frame])
+        snapshot = json.loads((await harness.snapshot(stub)).measurements_json)
+    assert snapshot["tenants"]["count"] == 65
+    assert snapshot["tenants"]["tenants"][0]["acceptance"] == 0.75
+    model = harness.key.model_fingerprint[:12]
+    counted = {
+        sample.labels["tenant"]: sample.value
+        for family in metrics.REGISTRY.collect()
+        if family.name == "paceline_tenant_accepted_tokens"
+        for sample in family.samples
+        if sample.name.endswith("_total") and sample.labels["model_name"] == model
+    }
+    assert len(counted) == 65
+    assert counted["tenant-0"] == counted["other"] == 15
 
 
 async def test_without_redis_by_choice(harness: Any) -> None:

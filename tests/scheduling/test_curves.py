@@ -81,8 +81,8 @@ def test_nonsense_is_refused(rows: int, seconds: float) -> None:
 
 def test_other_schema_versions_and_empty_curves_are_refused() -> None:
     with pytest.raises(ValueError, match="schema version"):
-        StepCurve.from_dict({"schema_version": 2, "buckets": []})
-    curve = StepCurve.from_dict({"schema_version": 1, "buckets": []})
+        StepCurve.from_dict({"schema_version": 1, "samples": []})
+    curve = StepCurve.from_dict({"schema_version": 2, "samples": []})
     assert curve.is_empty
     with pytest.raises(ValueError, match="empty"):
         curve(1)

@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from paceline.scheduling import AcceptanceEstimator, DraftTimeModel, DurationEstimator
+from paceline.scheduling import AcceptanceEstimator, DraftTimeModel, DurationEstimator, DurationSketch
 
 
 def test_acceptance_rates_converge_per_position() -> None:
@@ -107,8 +107,8 @@ def test_draft_time_is_a_line() -> None:
     model = DraftTimeModel()
     for length in (1, 3, 5, 8, 2):
         model.observe(length, 0.002 + 0.0015 * length)
-    assert model.coefficients == pytest.approx((0.002, 0.0015))
-    assert model(6) == pytest.approx(0.011)
+    assert model.coefficients == pytest.approx((0.002, 0.0015, 0, 0), abs=1e-6)
+    assert model(6) == pytest.approx(0.011, rel=1e-3)
     assert model(0) == 0
     again = DraftTimeModel.from_dict(json.loads(json.dumps(model.to_dict())))
     assert again(6) == model(6)
@@ -137,3 +137,68 @@ def test_draft_time_coefficients_are_never_negative() -> None:
 def test_other_schema_versions_are_refused(kind: type[DurationEstimator] | type[DraftTimeModel]) -> None:
     with pytest.raises(ValueError, match="schema version"):
         kind.from_dict({"schema_version": 0})
+
+
+def test_draft_time_grows_with_sequences_and_stands_outliers() -> None:
+    rng = random.Random(3)
+    truth = (0.002, 0.001, 0.0003, 0.0002)
+
+    def took(tokens: int, sequences: int) -> float:
+        base, token, sequence, both = truth
+        return base + token * tokens + (sequence + both * tokens) * (sequences - 1)
+
+    model = DraftTimeModel(half_life=500)
+    for _ in range(300):
+        tokens, sequences = rng.randrange(1, 9), rng.choice((1, 2, 4, 8))
+        outlier = 30 if rng.random() < 0.1 else 1
+        model.observe(tokens, took(tokens, sequences) * outlier * rng.uniform(0.98, 1.02), sequences)
+    for tokens, sequences in ((1, 1), (4, 2), (8, 8), (6, 16)):
+        assert model(tokens, sequences) == pytest.approx(took(tokens, sequences), rel=0.06)
+    assert model(4, 9) >= model(4, 8) >= model(3, 8)
+    again = DraftTimeModel.from_dict(json.loads(json.dumps(model.to_dict())), half_life=500)
+    assert again(5, 3) == model(5, 3)
+
+
+def test_a_sketch_is_bounded_merges_and_is_right_to_one_bucket() -> None:
+    rng = random.Random(4)
+    waits = [rng.lognormvariate(-7, 1) for _ in range(1000)]
+    sketch = DurationSketch.of(waits)
+    ranked = sorted(waits)
+    for fraction in (0.05, 0.5, 0.95, 0.99):
+        assert sketch.quantile(fraction) == pytest.approx(ranked[int(fraction * 1000) - 1], rel=0.05)
+    assert sketch.mean_s == pytest.approx(sum(waits) / 1000)
+    again = DurationSketch.from_dict(json.loads(json.dumps(sketch.to_dict())))
+    assert again == sketch
+    assert len(DurationSketch.of([10.0**e for e in range(-12, 12)] * 50).buckets) <= 235
+    parts = [DurationSketch.of(waits[start : start + 100]) for start in range(0, 1000, 100)]
+    left, right = parts[0], parts[-1]
+    for part in parts[1:]:
+        left = left.merged(part)
+    for part in parts[-2::-1]:
+        right = part.merged(right)
+    assert left.count == right.count == 1000
+    assert left.p50_s == pytest.approx(right.p50_s)
+
+
+def test_a_sketch_forgets() -> None:
+    sketch = DurationSketch.of([1.0] * 1000)
+    for _ in range(40):
+        sketch = sketch.merged(DurationSketch.of([0.001] * 500))
+    assert sketch.quantile(0.9999) == pytest.approx(0.001, rel=0.1)
+    assert sketch.mean_s == pytest.approx(0.001, rel=0.01)
+    assert sketch.weight < 3000
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"count": -1, "sum_s": 0, "buckets": {}},
+        {"count": 1, "sum_s": math.nan, "buckets": {}},
+        {"count": 1, "sum_s": 0, "buckets": {"999": 1.0}},
+        {"count": 1, "sum_s": 0, "buckets": {"1": math.inf}},
+        {"count": 1, "sum_s": 0, "buckets": {"x": 1.0}},
+    ],
+)
+def test_impossible_sketches_are_refused(value: dict[str, object]) -> None:
+    with pytest.raises(ValueError):
+        DurationSketch.from_dict(value)

@@ -1,0 +1,227 @@
+"""Fits that a few outliers do not move, and the point in a series from which on everything took another time.
+
+Responsible for: weighted medians, a non-negative linear fit, and a change point in log-ratios.
+
+Deliberately does not know: what is measured.
+
+Called by: `curves` and `network`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float64]
+
+_MAD_TO_SIGMA = 1.4826
+_SIGNIFICANT = 3.0  # standard errors
+_REJECT = 5.0  # in units of the scale: residuals that the last iterations leave out
+_NUM_ITERATIONS = 24
+_NUM_ABSOLUTE_ITERATIONS = 16
+_SMALLEST_RESIDUAL = (
+    1e-3  # of the largest one that is no outlier: bounds the weight of a sample that fits exactly
+)
+_RIDGE = 1e-6  # decides between coefficients that the samples do not tell apart, and nothing else
+
+MIN_SHIFT_SAMPLES = 16
+"""Samples after a change before it is believed."""
+MIN_SHIFT = math.log(1.15)
+"""A change that counts: by 15%, either way."""
+_MIN_BEFORE = 32  # samples before a change: with fewer, a few outliers among them look like one
+_MIN_GROUP_BEFORE = 8  # of them in a group whose median is compared with
+_SHIFT_SHARE = 0.75  # of the samples after a change that must lie on its side of MIN_SHIFT
+
+
+def weighted_median(values: Sequence[float], weights: Sequence[float]) -> float:
+    """The smallest value at which half of the weight is reached.
+
+    Raises:
+        ValueError: there is no value.
+    """
+    if not values:
+        raise ValueError("no values, no median")
+    ranked = sorted(zip(values, weights, strict=True))
+    half = sum(weights) / 2
+    reached = 0.0
+    for value, weight in ranked:
+        reached += weight
+        if reached >= half:
+            return value
+    return ranked[-1][0]
+
+
+def nonnegative_fit(
+    features: Sequence[Sequence[float]],
+    targets: Sequence[float],
+    weights: Sequence[float],
+    prior: Sequence[float | None],
+) -> tuple[float, ...]:
+    """Coefficients, none negative: least absolute deviations, then least squares without what these leave far out.
+
+    Both by iteratively reweighted least squares (Holland and Welsch, 1977). Absolute deviations alone stand a quarter
+    of outliers on one side; least squares over what is left use the others better.
+
+    Args:
+        features: `[samples, coefficients]`, at most 6 coefficients.
+        targets: `[samples]`.
+        weights: `[samples]`, not negative.
+        prior: `[coefficients]`, what holds where the samples do not say otherwise; None for one that takes the rest.
+
+    Returns:
+        `[coefficients]`; the prior where there are no samples.
+    """
+    num_coefficients = len(prior)
+    if not targets:
+        return tuple(value or 0.0 for value in prior)
+    x = np.asarray(features, dtype=np.float64).reshape(len(targets), num_coefficients)
+    y = np.asarray(targets, dtype=np.float64)
+    base = np.asarray(weights, dtype=np.float64)
+    guess = np.asarray([value or 0.0 for value in prior], dtype=np.float64)
+    is_held = np.asarray([value is not None for value in prior])
+    robust = np.ones_like(y)
+    fitted = guess
+    for iteration in range(_NUM_ITERATIONS):
+        before = fitted
+        fitted = _nonnegative_least_squares(x, y, base * robust, guess, is_held)
+        residuals = np.abs(y - x @ fitted)
+        scale = _MAD_TO_SIGMA * weighted_median(residuals.tolist(), base.tolist())
+        if scale <= 1e-12 * float(np.abs(y).max()):
+            break
+        if iteration < _NUM_ABSOLUTE_ITERATIONS:
+            robust = scale / np.maximum(residuals, _SMALLEST_RESIDUAL * scale)
+        elif np.allclose(before, fitted, rtol=1e-6, atol=0.0):
+            break
+        else:
+            robust = (residuals <= _REJECT * scale).astype(np.float64)
+    return tuple(float(value) for value in fitted)
+
+
+def shrunken(
+    features: Sequence[Sequence[float]],
+    targets: Sequence[float],
+    weights: Sequence[float],
+    coefficients: Sequence[float],
+) -> tuple[float, ...]:
+    """Coefficients less what noise alone may have made of them.
+
+    Each is multiplied by 1 - (3 / t)^2, and is 0 for t below 3, with t its ratio to its standard error (as in the
+    non-negative garrote, Breiman, 1995): a slope over a narrow range is not carried on to far values.
+
+    Args:
+        features, targets, weights: as `nonnegative_fit` was given; the features centred.
+        coefficients: what it returned.
+    """
+    x = np.asarray(features, dtype=np.float64).reshape(len(targets), len(coefficients))
+    fitted = np.asarray(coefficients, dtype=np.float64)
+    base = np.asarray(weights, dtype=np.float64)
+    if not base.sum():
+        return tuple(0.0 for _ in coefficients)
+    residuals = np.abs(np.asarray(targets, dtype=np.float64) - x @ fitted)
+    scale = _MAD_TO_SIGMA * weighted_median(residuals.tolist(), base.tolist())
+    # Decayed weights count as so many samples as their newest would.
+    gram = x.T @ (x * (base / base.max())[:, None])
+    variances = scale**2 * np.diag(np.linalg.pinv(gram))
+    ratios = _SIGNIFICANT**2 * variances / np.maximum(fitted**2, 1e-300)
+    return tuple(float(value) for value in fitted * np.maximum(1.0 - ratios, 0.0))
+
+
+def _nonnegative_least_squares(
+    x: FloatArray, y: FloatArray, weights: FloatArray, prior: FloatArray, is_held: npt.NDArray[np.bool_]
+) -> FloatArray:
+    """Exact: every set of coefficients at zero is tried, since there are few of them."""
+    num_coefficients = x.shape[1]
+    gram = x.T @ (x * weights[:, None])
+    moment = x.T @ (y * weights)
+    ridge = _RIDGE * np.maximum(np.diag(gram), 1e-300) * is_held
+    gram = gram + np.diag(ridge)
+    moment = moment + ridge * prior
+    best, best_loss = np.zeros(num_coefficients), 0.0
+    for size in range(num_coefficients, 0, -1):
+        for free in itertools.combinations(range(num_coefficients), size):
+            chosen = list(free)
+            try:
+                solved = np.linalg.solve(gram[np.ix_(chosen, chosen)], moment[chosen])
+            except np.linalg.LinAlgError:
+                continue
+            if bool((solved < 0).any()):
+                continue
+            loss = float(solved @ gram[np.ix_(chosen, chosen)] @ solved - 2 * solved @ moment[chosen])
+            if loss < best_loss:
+                best_loss = loss
+                best = np.zeros(num_coefficients)
+                best[chosen] = solved
+        if best_loss < 0 and size == num_coefficients:
+            break  # the unconstrained minimum is feasible: nothing beats it
+    return best
+
+
+@dataclass(frozen=True, slots=True)
+class Shift:
+    """A lasting change in a series.
+
+    Attributes:
+        start: index of the first sample after it.
+        factor: by how much everything takes longer since; below 1 where it became faster.
+    """
+
+    start: int
+    factor: float
+
+
+def find_shift(groups: Sequence[int], values: Sequence[float]) -> Shift | None:
+    """The clearest lasting change of all groups by one factor, or None.
+
+    Candidates are changes 16, 24, 32, 48, ... samples ago. Each sample after a candidate is compared with the median of
+    its group before it; the change counts where three quarters of these ratios lie on one side of 15%, so that outliers
+    alone, however large, are not taken for one. Among those that count the one is taken that leaves the least to
+    explain, by the sum of absolute log-ratios to the medians on either side of it (an L1 change point).
+
+    Args:
+        groups: which samples may be compared with each other, such as a bucket of rows, in order of time.
+        values: the samples, above 0.
+    """
+    num_samples = len(values)
+    logs = [math.log(value) for value in values]
+    best: Shift | None = None
+    best_cost = math.inf
+    span = MIN_SHIFT_SAMPLES
+    while span <= num_samples - _MIN_BEFORE:
+        start = num_samples - span
+        span += max(8, span // 2 // 8 * 8)
+        before: dict[int, list[float]] = {}
+        for group, value in zip(groups[:start], logs[:start], strict=True):
+            before.setdefault(group, []).append(value)
+        medians = {
+            group: _median(members) for group, members in before.items() if len(members) >= _MIN_GROUP_BEFORE
+        }
+        ratios = [
+            value - medians[group]
+            for group, value in zip(groups[start:], logs[start:], strict=True)
+            if group in medians
+        ]
+        if len(ratios) < MIN_SHIFT_SAMPLES:
+            continue
+        slower = sum(ratio > MIN_SHIFT for ratio in ratios)
+        faster = sum(ratio < -MIN_SHIFT for ratio in ratios)
+        if max(slower, faster) < _SHIFT_SHARE * len(ratios):
+            continue
+        step = _median(ratios)
+        cost = sum(abs(ratio - step) for ratio in ratios) + sum(
+            abs(value - medians[group])
+            for group, value in zip(groups[:start], logs[:start], strict=True)
+            if group in medians
+        )
+        if cost < best_cost:
+            best, best_cost = Shift(start, math.exp(step)), cost
+    return best
+
+
+def _median(values: list[float]) -> float:
+    ranked = sorted(values)
+    return ranked[len(ranked) // 2] if len(ranked) % 2 else sum(ranked[len(ranked) // 2 - 1 :][:2]) / 2

@@ -1,0 +1,1 @@
+"""What the scheduler knows, for people: `paceline curves` and `paceline policy`."""

@@ -1,0 +1,54 @@
+"""The options that both commands share, and what becomes of them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from paceline.errors import UnavailableError
+from services.scheduler.commands.sources import DEFAULT_REDIS, Known, TlsFiles, read
+
+Redis = Annotated[str | None, typer.Option(help=f"Read this Redis; {DEFAULT_REDIS} by default.")]
+Scheduler = Annotated[str | None, typer.Option(help="Ask a scheduler instead, host:port.")]
+Model = Annotated[str, typer.Option(help="Start of a model fingerprint; all models by default.")]
+JsonPath = Annotated[
+    str | None, typer.Option("--json", help="Write the figures to a file, or with - in place of the tables.")
+]
+Plot = Annotated[Path | None, typer.Option(help="Write a picture, PNG or SVG by its suffix.")]
+TlsCa = Annotated[Path | None, typer.Option(help="PEM authorities, for a scheduler with TLS.")]
+TlsCert = Annotated[Path | None, typer.Option(help="PEM certificate to show to it.")]
+TlsKey = Annotated[Path | None, typer.Option(help="Its PEM key.")]
+
+
+def known_subjects(
+    redis: str | None,
+    scheduler: str | None,
+    model: str,
+    tls_ca: Path | None,
+    tls_cert: Path | None,
+    tls_key: Path | None,
+) -> list[Known]:
+    """What is to be shown.
+
+    Raises:
+        UnavailableError: nothing has been measured.
+    """
+    known = read(redis, scheduler, model, TlsFiles(tls_ca, tls_cert, tls_key))
+    if not known:
+        source = scheduler or "redis"
+        raise UnavailableError(f"{source} holds no measurements{f' of {model}...' if model else ''} yet")
+    return known
+
+
+def write_json(values: Sequence[dict[str, Any]], path: str) -> None:
+    """To a file, or for ``-`` to standard output."""
+    text = json.dumps(values, indent=2) + "\n"
+    if path == "-":
+        sys.stdout.write(text)
+    else:
+        Path(path).write_text(text, encoding="utf-8")

@@ -1,0 +1,100 @@
+"""Round trips and waits at drafters, by pair of peers. One of the parts of services.scheduler.measurements."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import Any, ClassVar, Self
+
+from paceline.scheduling import DurationSketch
+from services.scheduler.layout import integer, text
+
+MAX_PEERS = 64
+OTHER = ("other", "other")
+"""Stands for the pairs beyond MAX_PEERS."""
+
+Pair = tuple[str, str]
+"""Conductor and drafter; empty where a report does not tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class PairSketch:
+    """Between two peers, each distribution at one end's clock alone.
+
+    Attributes:
+        round_trip: conductor to drafter and back less the drafter's own time, at the conductor's clock.
+        queue: from a frame's arrival to the start of drafting, at the drafter's.
+    """
+
+    round_trip: DurationSketch = field(default_factory=DurationSketch)
+    queue: DurationSketch = field(default_factory=DurationSketch)
+
+    def merged(self, newer: PairSketch) -> PairSketch:
+        """With newer durations after these."""
+        return PairSketch(self.round_trip.merged(newer.round_trip), self.queue.merged(newer.queue))
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkPart:
+    """Distributions by pair, and how many round trips there ever were."""
+
+    name: ClassVar[str] = "network"
+    pairs: Mapping[Pair, PairSketch] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, round_trips_us: Iterable[int], queues_us: Iterable[int] = (), pair: Pair = ("", "")) -> Self:
+        """From microseconds, of one pair."""
+        sketch = PairSketch(
+            DurationSketch.of(us / 1e6 for us in round_trips_us),
+            DurationSketch.of(us / 1e6 for us in queues_us),
+        )
+        return cls({pair: sketch} if sketch.round_trip.count or sketch.queue.count else {})
+
+    @property
+    def count(self) -> int:
+        """Round trips ever."""
+        return sum(sketch.round_trip.count for sketch in self.pairs.values())
+
+    def merged(self, newer: Self) -> Self:
+        """With newer durations after these; pairs that find no room are counted as one."""
+        pairs = dict(self.pairs)
+        for pair, sketch in newer.pairs.items():
+            place = pair if pair in pairs or len(pairs) < MAX_PEERS else OTHER
+            pairs[place] = pairs.get(place, PairSketch()).merged(sketch)
+        return type(self)(pairs)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON layout."""
+        return {
+            "count": self.count,
+            "peers": [
+                {
+                    "conductor": conductor,
+                    "drafter": drafter,
+                    "round_trip": sketch.round_trip.to_dict(),
+                    "queue": sketch.queue.to_dict(),
+                }
+                for (conductor, drafter), sketch in sorted(self.pairs.items())
+            ],
+        }
+
+    @classmethod
+    def from_dict(cls, value: Mapping[str, Any]) -> Self:
+        """Read the layout back, checking every number."""
+        pairs: dict[Pair, PairSketch] = {}
+        for peer in value["peers"][: MAX_PEERS + 1]:
+            pair = text(peer["conductor"]), text(peer["drafter"])
+            pairs[pair] = PairSketch(
+                DurationSketch.from_dict(peer["round_trip"]), DurationSketch.from_dict(peer["queue"])
+            )
+        integer(value["count"], 0, 2**53)
+        return cls(pairs)
+
+    def estimator(self) -> DurationSketch:
+        """Round trip time over all pairs."""
+        return reduce(DurationSketch.joined, (s.round_trip for s in self.pairs.values()), DurationSketch())
+
+    def queue(self) -> DurationSketch:
+        """Wait at the drafter over all pairs."""
+        return reduce(DurationSketch.joined, (s.queue for s in self.pairs.values()), DurationSketch())

@@ -1,0 +1,73 @@
+"""What became of drafted tokens, by drafter and confidence. One of the parts of services.scheduler.measurements."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self
+
+from paceline.scheduling.reliability import Reliability
+from services.scheduler.layout import text
+
+MAX_DRAFTERS = 32
+OTHER = "other"
+"""Stands for the drafters beyond MAX_DRAFTERS."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterOutcomes:
+    """Of one drafter: by its own probabilities, and by what calibration made of them."""
+
+    own: Reliability = field(default_factory=Reliability)
+    calibrated: Reliability = field(default_factory=Reliability)
+
+    def merged(self, newer: DrafterOutcomes) -> DrafterOutcomes:
+        """With newer trials after these."""
+        return DrafterOutcomes(self.own.merged(newer.own), self.calibrated.merged(newer.calibrated))
+
+
+@dataclass(frozen=True, slots=True)
+class OutcomesPart:
+    """Tables by drafter, and how many trials there ever were."""
+
+    name: ClassVar[str] = "outcomes"
+    drafters: Mapping[str, DrafterOutcomes] = field(default_factory=dict)
+
+    @property
+    def count(self) -> int:
+        """Trials ever."""
+        return sum(tables.own.count for tables in self.drafters.values())
+
+    def merged(self, newer: Self) -> Self:
+        """With newer trials after these; drafters that find no room are counted as one."""
+        drafters = dict(self.drafters)
+        for name, tables in newer.drafters.items():
+            place = name if name in drafters or len(drafters) < MAX_DRAFTERS else OTHER
+            drafters[place] = drafters.get(place, DrafterOutcomes()).merged(tables)
+        return type(self)(drafters)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON layout."""
+        return {
+            "count": self.count,
+            "drafters": [
+                {"drafter": name, "own": tables.own.to_dict(), "calibrated": tables.calibrated.to_dict()}
+                for name, tables in sorted(self.drafters.items())
+            ],
+        }
+
+    @classmethod
+    def from_dict(cls, value: Mapping[str, Any]) -> Self:
+        """Read the layout back, checking every number."""
+        return cls(
+            {
+                text(tables["drafter"]): DrafterOutcomes(
+                    Reliability.from_dict(tables["own"]), Reliability.from_dict(tables["calibrated"])
+                )
+                for tables in value["drafters"][: MAX_DRAFTERS + 1]
+            }
+        )
+
+    def estimator(self) -> Mapping[str, DrafterOutcomes]:
+        """The tables, by drafter."""
+        return self.drafters

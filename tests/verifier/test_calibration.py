@@ -1,0 +1,139 @@
+"""Calibrated confidences in the verifier: where they are put, where they must not be, and what is reported of them."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import Any
+
+import pytest
+
+from paceline.sampling import SamplingParams, VerifyMode
+from paceline.scheduling.calibration import Calibrator, Node
+from paceline.trie import DraftEntry, DraftError
+from paceline.v1 import peer_pb2
+from services.runtime.lifecycle import Process
+from services.verifier.calibration import Calibrators, learn
+from services.verifier.sequence import SequenceSpec, TargetSequence
+from services.verifier.session import Session
+from tests.verifier.conductor import Conductor
+
+
+def sequence(mode: VerifyMode, calibrators: Calibrators) -> TargetSequence:
+    temperature = 0.0 if mode is VerifyMode.GREEDY else 1.0
+    sampling = SamplingParams(temperature=temperature, seed=1, mode=mode)
+    spec = SequenceSpec(1, 0, (1, 2, 3), sampling, 50, frozenset(), 16)
+    made = TargetSequence(1, spec, Session(asyncio.new_event_loop(), "test"), 200, 61)
+    made.calibrator = calibrators.of(sampling.resolved_mode)
+    return made
+
+
+def taught(calibrators: Calibrators, mode: VerifyMode) -> Calibrator:
+    """A drafter that says 90% and is right in a third."""
+    calibrator = calibrators.of(mode)
+    assert calibrator is not None
+    for i in range(900):
+        calibrator.observe([Node(-1, math.log(0.9), 0, 0.9, i % 3 == 0)])
+    return calibrator
+
+
+@pytest.mark.parametrize("mode", [VerifyMode.GREEDY, VerifyMode.COUPLED])
+def test_what_a_drafter_says_becomes_what_it_is_worth(mode: VerifyMode) -> None:
+    calibrators = Calibrators("eagle3")
+    taught(calibrators, mode)
+    subject = sequence(mode, calibrators)
+    subject.add_draft(DraftEntry(3, (7, 8, 9), (-1, -1, 0), (math.log(0.9), math.log(0.9), math.log(0.9))))
+    tree = subject.choose_tree(8)
+    assert tree.survivals[0] == pytest.approx(1 / 3, abs=0.06)
+    assert [claim and claim.position for claim in tree.claims] == [0, 0, 1]
+    assert tree.claims[0] is not None
+    assert tree.claims[0].log_prob == math.log(0.9)
+
+
+@pytest.mark.parametrize("mode", [VerifyMode.REJECTION, VerifyMode.BLOCK])
+def test_modes_that_verify_draws_have_no_calibrator(mode: VerifyMode) -> None:
+    calibrators = Calibrators("eagle3")
+    for other in (VerifyMode.GREEDY, VerifyMode.COUPLED, VerifyMode.TYPICAL):
+        taught(calibrators, other)
+    subject, plain = (sequence(mode, calibrators) for _ in range(2))
+    plain.calibrator = None
+    assert subject.calibrator is None
+    entry = DraftEntry.chain(3, (7, 8), (math.log(0.9), math.log(0.5)))
+    for one in (subject, plain):
+        one.add_draft(entry)
+    assert subject.choose_tree(8) == plain.choose_tree(8)
+
+
+def test_entries_without_probabilities_or_with_confidences_stay_as_they_are() -> None:
+    calibrators = Calibrators("eagle3")
+    taught(calibrators, VerifyMode.GREEDY)
+    silent, sure = (sequence(VerifyMode.GREEDY, calibrators) for _ in range(2))
+    silent.add_draft(DraftEntry.chain(3, (7,)))
+    assert silent.choose_tree(4).survivals == (0.5,)
+    sure.add_draft(DraftEntry.chain(3, (7,), (-0.1,), (0.25,)))
+    assert sure.choose_tree(4).survivals == (0.25,)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        DraftEntry(3, (7, 8), (-1, 5), (-0.1, -0.1)),
+        DraftEntry(3, (7, 8), (-1, 1), (-0.1, -0.1)),
+        DraftEntry(3, (7, 8), (-1,), (-0.1, -0.1)),
+        DraftEntry(3, (7, 8), (-1, 0), (-0.1,)),
+        DraftEntry(3, (7,), (-1,), (math.nan,)),
+        DraftEntry(3, (7,), (-1,), (1.0,)),
+        DraftEntry(3, (99,), (-1,), (-1.0,)),
+    ],
+)
+def test_malformed_entries_are_refused_as_before(entry: DraftEntry) -> None:
+    calibrators = Calibrators("eagle3")
+    for is_taught in (False, True):
+        if is_taught:
+            taught(calibrators, VerifyMode.GREEDY)
+        with pytest.raises(DraftError):
+            sequence(VerifyMode.GREEDY, calibrators).add_draft(entry)
+
+
+def test_outcomes_are_packed_by_node_and_fed_to_the_calibrator() -> None:
+    calibrators = Calibrators("eagle3")
+    subject = sequence(VerifyMode.GREEDY, calibrators)
+    subject.add_draft(DraftEntry(3, (7, 8, 9), (-1, 0, 1), (math.log(0.8), math.log(0.4), math.log(0.6))))
+    tree = subject.choose_tree(8)
+    outcomes = learn(subject.calibrator, tree, (1,))
+    assert [(o >> 17, o >> 9 & 255, o >> 1 & 255, o & 1) for o in outcomes] == [
+        *((0, 204, 204, 1), (1, 102, 102, 0)),
+    ]
+    assert calibrators.errors()["greedy", "token"] == pytest.approx((0.2 + 0.4) / 2, abs=1e-4)
+    assert set(calibrators.errors()) == {("greedy", kind) for kind in ("own", "token", "path")}
+    assert learn(None, tree, ()) == ()
+
+
+async def test_a_step_report_tells_outcomes(verifier: Process, plain_text: Any) -> None:
+    prompt = [3, 4, 5]
+    text = plain_text(prompt, 40)
+    async with Conductor(verifier.port) as conductor:
+        sequence_id = await conductor.open(prompt, 40)
+        for start in range(0, 36, 4):  # right, but for the last of each four
+            tokens = [*text[start : start + 3], (text[start + 3] + 1) % 61]
+            await conductor.send(
+                drafts=peer_pb2.DraftBatch(
+                    sequence_ids=[sequence_id],
+                    epochs=[0],
+                    starts=[len(prompt) + start],
+                    sizes=[4],
+                    tokens=tokens,
+                    parents=[-1, 0, 1, 2],
+                    log_probs=[math.log(0.5)] * 4,
+                )
+            )
+        assert await conductor.finish(sequence_id) == [text]
+    seen = 0
+    for step in conductor.steps:
+        assert len(step.num_outcomes) == len(step.commits.sequence_ids)
+        assert sum(step.num_outcomes) == len(step.outcomes)
+        accepted = [outcome & 1 for outcome in step.outcomes]
+        assert sum(accepted) == sum(step.num_accepted_tokens)
+        assert all(outcome >> 9 & 255 in (127, 128) for outcome in step.outcomes)
+        seen += len(accepted)
+    assert seen > 0
