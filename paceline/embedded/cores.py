@@ -54,7 +54,10 @@ def plan_cores(options: DeploymentOptions, available: Sequence[int]) -> CorePlan
     """Divides the cores that this process may use.
 
     A drafter of its own gets one core, the last; the target gets all others; the processes that do not compute stay
-    off the target's cores. Without such a drafter the target gets all cores.
+    off the target's cores. Where all that is left is the drafter's and the target has one thread, they may go on both:
+    while the target waits for drafts they need not take the drafter's core (a held round of SmolLM2 waited 6.9 ms in
+    place of 8.9); of several threads all would wait for one that is interrupted. Without such a drafter the target
+    gets all cores.
 
     Args:
         options: may fix any part of the plan.
@@ -81,12 +84,14 @@ def plan_cores(options: DeploymentOptions, available: Sequence[int]) -> CorePlan
         or cores
     )
     verifier = options.verifier_cores or tuple(core for core in cores if core not in drafter) or cores
+    others = tuple(core for core in cores if core not in verifier)
+    has_to_share = len(verifier) == 1 and set(others) <= set(drafter)
     return CorePlan(
         verifier=verifier,
         verifier_threads=options.verifier_threads or len(verifier),
         drafter=drafter,
         drafter_threads=options.drafter_threads or len(drafter),
-        control=options.control_cores or tuple(core for core in cores if core not in verifier),
+        control=options.control_cores or (cores if has_to_share else others),
         is_shared=bool(set(verifier) & set(drafter)),
     )
 

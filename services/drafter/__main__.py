@@ -7,7 +7,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 from services.drafter.settings import Settings
-from services.runtime.cores import plan_pinning
+from services.runtime.cores import plan_pinning, share_interpreter
 from services.runtime.lifecycle import Process, serve
 from services.runtime.settings import load
 
@@ -16,6 +16,7 @@ def main() -> None:
     """Run a drafter until it is told to end."""
     settings = load(Settings, sys.argv[1:])
     pinning = plan_pinning(settings.cores, settings.threads)
+    share_interpreter()
 
     async def build(process: Process) -> None:
         from services.drafter.host import Host  # imports torch, after the threads are settled

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 from paceline.scheduling import Placement, PlanInputs, Policy, PolicyState, evaluate_policy
 from services.scheduler.measurements import Measurements
@@ -121,11 +122,14 @@ class Planner:
         mean_draft_s = measurements.draft_time.mean_s
         is_one_pass = self._subject.method in ONE_PASS_METHODS
 
+        # Some hundreds of choices are evaluated, over a few dozen lengths.
+        @cache
         def draft_time(num_tokens: int) -> float:
             if is_one_pass:
                 return mean_draft_s if num_tokens else 0.0
             return draft_model.seconds(num_tokens)
 
+        @cache
         def enumeration_time(num_outcomes: int, num_tokens: int) -> float:
             return draft_time(num_tokens) * (1 + limits.outcome_cost * (num_outcomes - 1))
 

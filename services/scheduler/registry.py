@@ -39,6 +39,7 @@ class SubjectState:
         measurements: everything, including what Redis does not have yet.
         policy: the policy in force.
         load: running sequences by report stream.
+        has_news: something was measured since the last decision.
         history: policies that were published, newest first, as kept in Redis.
     """
 
@@ -51,6 +52,7 @@ class SubjectState:
         self.policy: PublishedPolicy | None = None
         self.history: deque[dict[str, Any]] = deque(maxlen=MAX_HISTORY)
         self.is_policy_stored = False
+        self.has_news = True
         self.is_recovering = False  # Redis was away and may have been emptied
         self.load: dict[object, int] = {}
         self.num_users = 0
@@ -67,6 +69,7 @@ class SubjectState:
         """Add fresh measurements."""
         self.measurements = self.measurements.merged(delta)
         self.pending = self.pending.merged(delta)
+        self.has_news = True
 
     def to_dict(self) -> dict[str, Any]:
         """For people and tests: the layout kept in Redis, by part."""
@@ -162,7 +165,9 @@ class Registry:
         """Sync one subject if it is time, then decide anew."""
         async with state.lock:
             await self._sync(state)
-            await self._plan(state)
+            if state.has_news or state.num_running_sequences:  # a target that rests needs no decisions
+                state.has_news = False
+                await self._plan(state)
 
     async def flush(self) -> None:
         """Merge everything that is pending, as at shutdown."""
@@ -220,6 +225,7 @@ class Registry:
             state.pending = delta.merged(state.pending)
             _log.warning("sync failed", model=state.subject.model_label, cause=str(error))
             return
+        state.has_news = state.has_news or stored != state.measurements
         state.measurements = stored.merged(state.pending)  # what came in while this was under way
         state.synced_at = now
 

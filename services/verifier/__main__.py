@@ -6,7 +6,7 @@ import asyncio
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
-from services.runtime.cores import plan_pinning
+from services.runtime.cores import plan_pinning, share_interpreter
 from services.runtime.lifecycle import Process, serve
 from services.runtime.settings import load
 from services.verifier.settings import Settings
@@ -16,6 +16,7 @@ def main() -> None:
     """Run a verifier until it is told to end."""
     settings = load(Settings, sys.argv[1:])
     pinning = plan_pinning(settings.cores, settings.threads)
+    share_interpreter()
 
     async def build(process: Process) -> None:
         from services.verifier.host import Host  # imports torch, after the threads are settled

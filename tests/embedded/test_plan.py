@@ -145,3 +145,8 @@ def test_hints() -> None:
     assert "paceline models fetch" in hint("NotFetchedError: x")
     assert "memory" in hint(exit_code=-9)
     assert "paceline doctor" in hint("what?")
+
+
+def test_on_two_cores_the_others_go_where_there_is_room() -> None:
+    assert plan_cores(options(), range(2)).control == (0, 1)
+    assert plan_cores(options(), range(3)).control == (2,)  # two threads wait for one that is interrupted
