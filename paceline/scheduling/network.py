@@ -263,8 +263,8 @@ class DraftTimeModel:
     """Draft time over the tokens drafted in a row and the sequences drafted for, growing in both.
 
     No coefficient is negative, and outliers do not move them (`robust.nonnegative_fit`). Before two different lengths
-    have been seen, the per-token guess holds and the base absorbs the rest; before two numbers of sequences have, more
-    of them are taken to cost nothing.
+    have been seen, the per-token guess holds, but for no more than half of a round, and the base takes the rest; before
+    two numbers of sequences have, more of them are taken to cost nothing.
 
     Args:
         half_life: observations after which an old one counts half.
@@ -336,7 +336,7 @@ class DraftTimeModel:
                 return self._guess, 1.0
             weights = [2.0 ** ((s.born - self._clock) / self._half_life) for s in self._samples]
             seconds = [s.seconds for s in self._samples]
-            # A guess above what a token can have taken at most says nothing.
+            # Of one length alone nothing says what grows with it: half at most, or short drafts would look too cheap.
             most_s = weighted_median([s.seconds / s.num_tokens for s in self._samples], weights)
             coefficients = nonnegative_fit(
                 [
@@ -345,7 +345,7 @@ class DraftTimeModel:
                 ],
                 seconds,
                 weights,
-                (None, min(self._guess.per_token_s, most_s), 0.0, 0.0),
+                (None, min(self._guess.per_token_s, most_s / 2), 0.0, 0.0),
             )
             typical = weighted_median([float(s.num_sequences) for s in self._samples], weights)
             self._fitted = DraftCoefficients(*coefficients), typical
