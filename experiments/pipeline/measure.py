@@ -128,6 +128,10 @@ class Lengths:
     hold_us: int | None = None
 
 
+FIRST_AHEAD = 4
+"""Tokens of the first answer where no step waits for it."""
+
+
 def shape_of(cycle: Cycle, cell: Cell, lengths: Lengths) -> Shape:
     """The lengths of a cycle at a point."""
     best = lengths.synchronous or best_synchronous_length(cell)
@@ -136,10 +140,9 @@ def shape_of(cycle: Cycle, cell: Cell, lengths: Lengths) -> Shape:
     if cycle is Cycle.SYNCHRONOUS:
         return Shape(best, hold_us=HOLD_US)
     if cycle is Cycle.AHEAD:
-        length = lengths.ahead or best
-        # As much as there is time for while a step is made and its outcome travels; more is lost with an error.
-        fill = round((1 + cell.round_trip) / max(cell.draft_cost(1), 1e-3))
-        past = lengths.past or max(1, min(fill, MAX_NODES - length))
+        # A step that does not wait is served by the first few tokens that come; the others follow as they are made.
+        length = lengths.ahead or min(best, FIRST_AHEAD)
+        past = lengths.past or min(3 * length, MAX_NODES - length)
         return Shape(length, past, hold_us=lengths.hold_us or 0)
     # An entry of outcomes has a frame's nodes: the draft, and a path of the same length behind each outcome.
     fits = max(1, (MAX_NODES - lengths.outcomes) // (lengths.outcomes + 1))
