@@ -67,29 +67,48 @@ class Work:
         return sum(len(verdict.accepted_tokens) for verdict in verdicts)
 
 
-def make_work(
-    case: Case, logits: Tensor, maxima: Tensor | None, num_sequences: int, draft_length: int
-) -> Work:
-    """Chains that are accepted as far as the mode allows, which is what costs most.
+@dataclass(frozen=True, slots=True)
+class Drafts:
+    """The chain that every sequence of a step verifies.
 
-    In greedy and coupled mode the drafts are the target's own choices at those rows, so that every row is looked at.
-    In rejection mode they are its likeliest tokens, each drafted with certainty.
+    Attributes:
+        length: draft tokens.
+        num_right: of these the first ones that the target would choose itself; what comes after is wrong.
+    """
+
+    length: int
+    num_right: int
+
+
+def make_work(case: Case, logits: Tensor, maxima: Tensor | None, num_sequences: int, drafts: Drafts) -> Work:
+    """Chains that are accepted as far as they are right and the mode allows; all right is what costs most.
+
+    In greedy and coupled mode right tokens are the target's own choices at those rows, so that every row up to there is
+    looked at. In rejection mode they are its likeliest tokens, each drafted with certainty.
 
     Args:
         case: what the requests ask for.
         logits: `[num_sequences * (1 + draft_length), vocab]` float32.
         maxima: of every 32 of them, where the target gives them.
         num_sequences: sequences in the step.
-        draft_length: draft tokens of each.
+        drafts: of each.
     """
-    params, rows = case.seeded(num_sequences), 1 + draft_length
+    params, rows = case.seeded(num_sequences), 1 + drafts.length
     lengths = [FIRST_POSITION] * num_sequences
     if case.params.resolved_mode is VerifyMode.REJECTION:
         choices = logits.argmax(dim=-1).tolist()
     else:
         positions = [FIRST_POSITION + row for _ in range(num_sequences) for row in range(rows)]
         choices = target_choices(logits, positions, RowParams.build(params, [rows] * num_sequences)).tolist()
-    trees = [_chain(choices[first : first + draft_length]) for first in range(0, len(choices), rows)]
+    trees = [
+        _chain(
+            [
+                token if place < drafts.num_right else (token + 1) % logits.shape[1]
+                for place, token in enumerate(choices[first : first + drafts.length])
+            ]
+        )
+        for first in range(0, len(choices), rows)
+    ]
     return Work(logits, maxima, trees, lengths, params)
 
 

@@ -25,6 +25,12 @@ def bench_verification(
     ] = "smollm2-135m,gemma3-270m",
     sequences: Annotated[str, typer.Option(help="Sequences in a step, separated by commas.")] = "1,4,16,64",
     draft_length: Annotated[int, typer.Option(min=0, help="Draft tokens of each sequence.")] = 4,
+    num_right: Annotated[
+        int | None,
+        typer.Option(
+            "--right", min=0, help="Of these the first that are right; all by default, the worst case."
+        ),
+    ] = None,
     rounds: Annotated[
         int, typer.Option(min=1, help="Steps that are timed, for each number of sequences.")
     ] = 20,
@@ -33,12 +39,14 @@ def bench_verification(
 ) -> None:
     """Time verify_step beside the step whose logits it judges, in every mode."""
     from experiments.bench.report import commit, processor
+    from experiments.verification.cases import Drafts
     from experiments.verification.measure import load_engine, measure, some_text
     from paceline import __version__
     from paceline.models import resolve
     from paceline.sampling import kernels
 
     console = Console()
+    drafts = Drafts(draft_length, draft_length if num_right is None else min(num_right, draft_length))
     num_threads = threads or len(os.sched_getaffinity(0))
     report: dict[str, Any] = {
         "commit": commit(),
@@ -47,6 +55,7 @@ def bench_verification(
         "machine": f"{processor()}, {num_threads} threads",
         "dtype": dtype,
         "draft_length": draft_length,
+        "num_right": drafts.num_right,
         "rounds": rounds,
         "sampling_kernels": kernels.load() is not None,
         "models": [],
@@ -60,7 +69,7 @@ def bench_verification(
                 def progress(now: str, model: str = model) -> None:
                     status.update(f"{model}: {now}")
 
-                found.append(measure(engine, text, int(count), draft_length, rounds, progress))
+                found.append(measure(engine, text, int(count), drafts, rounds, progress))
             report["models"].append(
                 {
                     "model": model,

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from experiments.bench.prompts import embedded_prompts
-from experiments.verification.cases import CASES, FIRST_POSITION, Work, make_work
+from experiments.verification.cases import CASES, FIRST_POSITION, Drafts, Work, make_work
 from paceline.target import SequenceRows, TargetEngine
 from services.verifier.verdicts import joined
 
@@ -80,16 +80,16 @@ def measure(
     engine: TargetEngine,
     text: Sequence[int],
     num_sequences: int,
-    draft_length: int,
+    drafts: Drafts,
     rounds: int,
     progress: Callable[[str], None],
 ) -> Measured:
-    """Steps of `num_sequences` sequences with chains of `draft_length`, each followed by every case's verification.
+    """Steps of `num_sequences` sequences with chains of drafts, each followed by every case's verification.
 
     The first round warms up and does not count.
     """
-    measured = Measured(num_sequences, num_sequences * (1 + draft_length))
-    width = FIRST_POSITION + 1 + draft_length
+    measured = Measured(num_sequences, num_sequences * (1 + drafts.length))
+    width = FIRST_POSITION + 1 + drafts.length
     tokens = [_window(text, 37 * index, width) for index in range(num_sequences)]
     slots = [engine.open() for _ in range(num_sequences)]
     try:
@@ -106,7 +106,7 @@ def measure(
             elapsed = {STEP: time.perf_counter() - started}
             for slot in slots:
                 engine.truncate(slot, FIRST_POSITION)
-            for name, work in _works(works, logits, maxima, num_sequences, draft_length):
+            for name, work in _works(works, logits, maxima, num_sequences, drafts):
                 started = time.perf_counter()
                 accepted = work.run()
                 elapsed[name] = time.perf_counter() - started
@@ -126,12 +126,12 @@ def _works(
     logits: Tensor,
     maxima: Tensor | None,
     num_sequences: int,
-    draft_length: int,
+    drafts: Drafts,
 ) -> Iterator[tuple[str, Work]]:
     """Each case's work on these logits; drafts are made once, as every round's logits are the same."""
     for case in CASES:
         if case.name not in known:
-            known[case.name] = make_work(case, logits, maxima, num_sequences, draft_length)
+            known[case.name] = make_work(case, logits, maxima, num_sequences, drafts)
         first = known[case.name]
         yield case.name, Work(logits, maxima, first.trees, first.lengths, first.params)
 

@@ -10,7 +10,7 @@ import torch
 import typer
 from typer.testing import CliRunner
 
-from experiments.verification.cases import CASES, Case, make_work
+from experiments.verification.cases import CASES, Case, Drafts, make_work
 from experiments.verification.command import bench_verification
 from experiments.verification.measure import Measured, Samples
 from paceline.models import cached
@@ -20,14 +20,21 @@ from paceline.sampling import maxima_of
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_drafts_are_accepted_wherever_the_mode_allows(case: Case) -> None:
     logits = torch.randn(3 * 5, 4096, generator=torch.Generator().manual_seed(1)) * 3
-    work = make_work(case, logits, None, 3, 4)
+    work = make_work(case, logits, None, 3, Drafts(4, 4))
     accepted = work.run()
-    assert make_work(case, logits, maxima_of(logits), 3, 4).run() == accepted
+    assert make_work(case, logits, maxima_of(logits), 3, Drafts(4, 4)).run() == accepted
     assert accepted == work.run()
     if "rejection" in case.name:
         assert 0 <= accepted <= 12
     else:
         assert accepted == 12
+
+
+@pytest.mark.parametrize("num_right", [0, 1, 3])
+@pytest.mark.parametrize("case", CASES[:7], ids=lambda case: case.name)
+def test_drafts_are_accepted_as_far_as_they_are_right(case: Case, num_right: int) -> None:
+    logits = torch.randn(3 * 5, 4096, generator=torch.Generator().manual_seed(1)) * 3
+    assert make_work(case, logits, None, 3, Drafts(4, num_right)).run() == 3 * num_right
 
 
 def test_every_sequence_has_its_own_seed() -> None:
