@@ -183,9 +183,8 @@ class DraftingDesk:
             if attachment is None:
                 continue
             del sequence.drafting.attachments[attachment.share]
-            if (
-                attachment.share == 0
-            ):  # drafts come first: whoever is left takes the shares anew, from this one on
+            if attachment.share == 0:
+                # Drafts come first: whoever is left takes the shares anew, from this one on.
                 self.detach(sequence)
             if sequence.state is SequenceState.RUNNING:
                 self.attach(sequence)

@@ -400,8 +400,7 @@ class Eagle3Drafter:
         branch = min(max(width, MIN_BRANCH), len(self._target_id_of))
         tree = Tree(start, GrowingTree(), branch, state.stable.state[:0])
         state.tree = tree
-        stable = state.stable
-        best = self._best(stable.best, lambda: stable.logits, [start], [request.sampling], branch)
+        best = self._best(state.stable, [start], [request.sampling], branch)
         proposed = self._propose(tree, [ROOT], *best)
         for _ in range(request.num_tokens - 1):
             nodes = tree.nodes.best(proposed, width)
@@ -439,7 +438,7 @@ class Eagle3Drafter:
             params += [request.sampling] * len(nodes)
         output = self._layer.forward(rows, range(len(positions)))
         branch = max(wanted[i][2].branch for i in running)
-        log_probs, ids = self._best(output.best, lambda: output.logits, positions, params, branch)
+        log_probs, ids = self._best(output, positions, params, branch)
         first = 0
         for i in running:
             _, _, tree, nodes = wanted[i]
@@ -457,13 +456,12 @@ class Eagle3Drafter:
 
     def _best(
         self,
-        likeliest: Callable[[int], tuple[list[list[float]], list[list[int]]]],
-        logits: Callable[[], Tensor],
+        output: LayerOutput | StableRow,
         positions: Sequence[int],
         params: Sequence[SamplingParams],
         count: int,
     ) -> tuple[list[list[float]], list[list[int]]]:
-        """What the target is likeliest to choose after each row: log-probabilities and draft ids."""
+        """What the target is likeliest to choose after each wanted row: log-probabilities and draft ids."""
         if any(param.resolved_mode is VerifyMode.COUPLED for param in params):
-            return rank_children(logits(), self._draft_ids, positions, params, count)
-        return likeliest(count)
+            return rank_children(output.logits, self._draft_ids, positions, params, count)
+        return output.best(count)

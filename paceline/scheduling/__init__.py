@@ -5,7 +5,7 @@ from paceline.scheduling.budget import StepTable, allocate_nodes
 from paceline.scheduling.curves import StepCurve
 from paceline.scheduling.cycles import Evaluation, evaluate_length, evaluate_outcomes
 from paceline.scheduling.inputs import MeasuredHits, Placement, PlanInputs
-from paceline.scheduling.network import DraftTimeModel, DurationEstimator, DurationSketch
+from paceline.scheduling.network import DraftTimeModel, DurationSketch
 from paceline.scheduling.planner import evaluate, evaluate_policy, plan
 from paceline.scheduling.policy import Policy
 from paceline.scheduling.state import PolicyMode, PolicyState
@@ -31,7 +31,6 @@ __all__ = [
     "CachePlace",
     "CycleParams",
     "DraftTimeModel",
-    "DurationEstimator",
     "DurationSketch",
     "Evaluation",
     "MeasuredHits",

@@ -1,7 +1,7 @@
 """Measured durations: round trips, queue waits, draft times.
 
-Responsible for: means and quantiles of a duration, exactly over a window or as a bounded sketch that merges, and
-draft time over the tokens drafted and the sequences drafted for.
+Responsible for: means and quantiles of a duration, as a bounded sketch that merges, and draft time over the tokens
+drafted and the sequences drafted for.
 
 Deliberately does not know: sockets, clocks, who measured.
 
@@ -20,80 +20,6 @@ from typing import Any, NamedTuple
 from paceline.scheduling.robust import nonnegative_fit, weighted_median
 
 SCHEMA_VERSION = 1
-
-
-class DurationEstimator:
-    """Decayed mean and recent quantiles of one duration.
-
-    Args:
-        half_life: observations after which an old one counts half in the mean.
-        window: how many recent observations the quantiles look at.
-    """
-
-    def __init__(self, half_life: float = 32.0, window: int = 128) -> None:
-        if not half_life > 0 or window < 1:
-            raise ValueError("half_life must be above 0 and window at least 1")
-        self._decay = 2.0 ** (-1.0 / half_life)
-        self._recent: deque[float] = deque(maxlen=window)
-        self._sum = 0.0
-        self._weight = 0.0
-        self._count = 0
-
-    def observe(self, seconds: float) -> None:
-        """Add one measurement."""
-        if not (math.isfinite(seconds) and seconds >= 0):
-            raise ValueError(f"not a duration: {seconds!r} s")
-        self._recent.append(seconds)
-        self._sum = self._sum * self._decay + seconds
-        self._weight = self._weight * self._decay + 1.0
-        self._count += 1
-
-    @property
-    def count(self) -> int:
-        """Measurements so far."""
-        return self._count
-
-    @property
-    def mean_s(self) -> float:
-        """Decayed mean; 0 before the first measurement."""
-        return self._sum / self._weight if self._weight else 0.0
-
-    @property
-    def p50_s(self) -> float:
-        """Median of the window."""
-        return self.quantile(0.5)
-
-    @property
-    def p95_s(self) -> float:
-        """95th percentile of the window."""
-        return self.quantile(0.95)
-
-    def quantile(self, fraction: float) -> float:
-        """The smallest recent measurement that at least ``fraction`` of them do not exceed; 0 without any."""
-        if not self._recent:
-            return 0.0
-        ranked = sorted(self._recent)
-        return ranked[max(0, math.ceil(fraction * len(ranked)) - 1)]
-
-    def to_dict(self) -> dict[str, Any]:
-        """A JSON value."""
-        return {"schema_version": SCHEMA_VERSION, "recent": list(self._recent), "count": self._count}
-
-    @classmethod
-    def from_dict(
-        cls, value: Mapping[str, Any], half_life: float = 32.0, window: int = 128
-    ) -> DurationEstimator:
-        """Read `to_dict`'s value back; the mean is rebuilt from the recent measurements.
-
-        Raises:
-            ValueError: another schema version, or numbers that are no durations.
-        """
-        _check_version(value)
-        estimator = cls(half_life, window)
-        for seconds in value["recent"]:
-            estimator.observe(float(seconds))
-        estimator._count = max(int(value["count"]), estimator._count)
-        return estimator
 
 
 _SKETCH_RATIO = 2**0.125  # a quantile is off by at most 4.5%
