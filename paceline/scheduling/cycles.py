@@ -88,12 +88,11 @@ class CostModel:
         if inputs.placement is Placement.COLOCATED:
             seconds = self._step_s(length) + inputs.draft_time(length)
             return self._evaluation(length, False, 1.0 + self._gain(length), seconds)
-        draft_s = inputs.draft_time(length) + inputs.queue_s - inputs.overlap_s
-        wait_s = max(0.0, draft_s + inputs.rtt_s)
+        wait_s = self._wait_s(length, inputs.rtt_s)
         tokens, seconds = self._arriving(length, wait_s, is_holding)
         if not is_holding:
             return self._evaluation(length, False, tokens, seconds * (1 + inputs.concurrent_slowdown))
-        hold_s = min(max(0.0, draft_s + inputs.slowest_rtt_s), inputs.max_hold_s)
+        hold_s = min(self._wait_s(length, inputs.slowest_rtt_s), inputs.max_hold_s)
         return self._evaluation(length, True, tokens, seconds, hold_s, wait_s=wait_s)
 
     def enumerating(self, length: int, is_holding: bool, outcomes: int, ahead: int) -> Evaluation:
@@ -148,6 +147,11 @@ class CostModel:
             and evaluation.outcomes <= inputs.max_outcomes
             and evaluation.wait_s <= inputs.max_hold_s
         )
+
+    def _wait_s(self, length: int, rtt_s: float) -> float:
+        """How long after a step its draft arrives, beyond what the step hides."""
+        inputs = self.inputs
+        return max(0.0, inputs.draft_time(length) + rtt_s + inputs.queue_s - inputs.overlap_s)
 
     def _arriving(
         self, length: int, wait_s: float, is_holding: bool, slow: float = 1.0

@@ -147,6 +147,20 @@ plans = st.builds(
         Placement.SEPARATE, (1.0,), affine(1.0, 0.0), affine(0.0, 2.3e-311), max_draft_length=1, max_nodes=1
     )
 )
+@example(  # a wait that is the longest hold to the last bit
+    PlanInputs(
+        Placement.SEPARATE,
+        (1.0,),
+        affine(1.0, 0.0),
+        affine(0.0, 0.0),
+        rtt_s=2.0,
+        queue_s=0.19430036828369285,
+        overlap_s=2.0,
+        max_draft_length=1,
+        max_nodes=1,
+        max_hold_s=0.19430036828369285,
+    )
+)
 @settings(max_examples=300)
 def test_the_plan_is_the_best_and_never_below_plain_decoding(given_inputs: PlanInputs) -> None:
     best = evaluate(given_inputs)
