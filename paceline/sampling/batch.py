@@ -19,8 +19,8 @@ from paceline.sampling import rows as kernel_rows
 from paceline.sampling.block import verify_block
 from paceline.sampling.choices import largest, target_choices
 from paceline.sampling.params import SamplingParams, VerifyMode
-from paceline.sampling.processors import ProbRows, RowParams, target_probs
-from paceline.sampling.tree_rejection import verify_tree_rejection
+from paceline.sampling.processors import ProbRows, RowParams, measure_rows, target_probs
+from paceline.sampling.tree_rejection import keyed_walk
 from paceline.sampling.typical import verify_typical
 from paceline.sampling.verify import TreeWalk, Verdict, walk
 
@@ -67,34 +67,59 @@ def verify_step(
                 verdicts[index] = walk(tree, choices[firsts[index] : firsts[index] + len(tree) + 1])
     coupled = [index for index, mode in enumerate(modes) if mode is VerifyMode.COUPLED]
     verdicts.update(_walk_coupled(logits, trees, committed_lengths, params, firsts, coupled, maxima))
+    rejecting = [index for index, mode in enumerate(modes) if mode is VerifyMode.REJECTION]
+    verdicts.update(_walk_rejection(logits, trees, committed_lengths, params, firsts, rejecting, maxima))
     for index, mode in enumerate(modes):
         if index not in verdicts:
             tree, first = trees[index], firsts[index]
             rows = slice(first, first + len(tree) + 1)
-            own = None if maxima is None else maxima[rows]
-            verdicts[index] = _decide(mode, tree, logits[rows], own, committed_lengths[index], params[index])
+            verdicts[index] = _decide(mode, tree, logits[rows], committed_lengths[index], params[index])
     return [verdicts[index] for index in range(len(trees))]
 
 
-def _decide(
-    mode: VerifyMode,
-    tree: DraftTree,
-    logits: Tensor,
-    maxima: Tensor | None,
-    start: int,
-    params: SamplingParams,
-) -> Verdict:
-    """One sequence in a mode that looks at what was drafted."""
-    rows = RowParams.build([params], [len(tree) + 1], logits.device)
-    if mode is VerifyMode.REJECTION:  # looks at the rows of its walk only
-        return verify_tree_rejection(tree, ProbRows(logits, rows, maxima), params.seed, start)
-    probs = target_probs(logits, rows)
+def _decide(mode: VerifyMode, tree: DraftTree, logits: Tensor, start: int, params: SamplingParams) -> Verdict:
+    """One sequence in a mode that looks at the whole of its rows."""
+    probs = target_probs(logits, RowParams.build([params], [len(tree) + 1], logits.device))
     if mode is VerifyMode.BLOCK:
         return verify_block(tree, probs, params.seed, start)
     if mode is VerifyMode.TYPICAL:
         epsilon, delta = params.typical_epsilon, params.typical_delta
         return verify_typical(tree, probs, epsilon, delta, params.seed, start)
     raise AssertionError(f"{mode} is decided before")
+
+
+def _walk_rejection(
+    logits: Tensor,
+    trees: Sequence[DraftTree],
+    committed_lengths: Sequence[int],
+    params: Sequence[SamplingParams],
+    firsts: Sequence[int],
+    members: Sequence[int],
+    maxima: Tensor | None,
+) -> dict[int, Verdict]:
+    """Walk all sequences in rejection mode down together, level by level, as :func:`_walk_coupled` does."""
+    probs: dict[int, ProbRows] = {}
+    for index in members:
+        rows = slice(firsts[index], firsts[index] + len(trees[index]) + 1)
+        own = RowParams.build([params[index]], [len(trees[index]) + 1], logits.device)
+        probs[index] = ProbRows(logits[rows], own, None if maxima is None else maxima[rows])
+    walks = {
+        index: keyed_walk(trees[index], probs[index], params[index].seed, committed_lengths[index])
+        for index in members
+    }
+    num_threads = _num_threads(logits)
+    verdicts: dict[int, Verdict] = {}
+    while walks:
+        share = max(1, num_threads // len(walks))
+        measure_rows(
+            [(probs[index], row) for index, walk_ in walks.items() for row in walk_.rows_ahead(share)]
+        )
+        for index, walk_ in list(walks.items()):
+            verdict = walk_.step()
+            if verdict is not None:
+                verdicts[index] = verdict
+                del walks[index]
+    return verdicts
 
 
 def _walk_coupled(

@@ -144,12 +144,12 @@ class ProbRows:
         self._maxima = maxima
         self._rows = rows
         self._known: dict[int, Tensor] = {}
-        self._shares: dict[int, kernel_rows.Shares] = {}
+        self._shares: dict[int, kernel_rows.Shares | None] = {}  # None where the kernels have no say
         self._runs_on_kernels = kernel_rows.can_run(logits)
 
     def __getitem__(self, key: int | tuple[int, int]) -> Tensor:
         row, *tokens = key if isinstance(key, tuple) else (key,)
-        if tokens and row not in self._known and (shares := self._shares_of(row)) is not None:
+        if tokens and (shares := self._shares_of(row)) is not None:
             return torch.tensor(shares[tokens[0]], dtype=torch.float64)
         if row not in self._known:
             param = self._rows.params[row]
@@ -163,20 +163,41 @@ class ProbRows:
 
     def draw(self, row: int, noise: float, without: Sequence[int] = ()) -> int:
         """A token drawn from a row by a number in (0, 1), some distinct tokens left out."""
-        if row not in self._known and (shares := self._shares_of(row)) is not None:
+        if (shares := self._shares_of(row)) is not None:
             token = shares.draw(noise, without)
             if token is not None:
                 return token
         return draw_without(self[row], noise, without)
 
     def _shares_of(self, row: int) -> kernel_rows.Shares | None:
-        """A row's probabilities one by one; None where the kernels have no say."""
+        """A row's probabilities one by one; None where the kernels have no say, or all of it is known."""
+        if row in self._known:
+            return None
+        measure_rows([(self, row)])
+        return self._shares[row]
+
+    def unmeasured(self, row: int) -> kernel_rows.RowView | None:
+        """A row that the kernels have yet to measure before single probabilities of it can be had; else None."""
+        if row in self._shares or row in self._known:
+            return None
         param = self._rows.params[row]
         if not self._runs_on_kernels or param.is_greedy:
+            self._shares[row] = None
             return None
-        if row not in self._shares:
-            self._shares[row] = kernel_rows.Shares(self._logits, row, param, maxima=self._maxima)
-        return self._shares[row] if self._shares[row].is_known else None
+        return kernel_rows.RowView(self._logits, row, param, self._maxima)
+
+    def take(self, row: int, shares: kernel_rows.Shares | None) -> None:
+        """What the kernels found of a row."""
+        self._shares[row] = shares
+
+
+def measure_rows(rows: Sequence[tuple[ProbRows, int]]) -> None:
+    """Make rows ready for questions about single probabilities: those that the kernels measure, in one call."""
+    views = [(probs, row, view) for probs, row in rows if (view := probs.unmeasured(row)) is not None]
+    if views:
+        found = kernel_rows.measure([view for _, _, view in views])
+        for (probs, row, _), shares in zip(views, found, strict=True):
+            probs.take(row, shares)
 
 
 def draw_without(probs: Tensor, noise: float, without: Sequence[int] = ()) -> int:

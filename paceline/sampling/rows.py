@@ -14,6 +14,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -124,36 +125,33 @@ def probs(
     return _fill(library.pl_share, torch.float64, logits, params, only_scalar, maxima)
 
 
-class Shares:
-    """Single probabilities of one row, without writing all of them: the numbers that `probs` gives.
-
-    Args:
-        logits: `[rows, vocab]` that `can_run`.
-        index: which row.
-        param: its sampling parameters, temperature above 0.
-        only_scalar: as in `choose`.
-        maxima: as in `choose`.
+class RowView(NamedTuple):
+    """One row of logits and how a token is chosen there.
 
     Attributes:
-        is_known: False for a row without a finite largest logit, which has none.
+        logits: `[rows, vocab]` that `can_run`.
+        row: which of them.
+        param: its sampling parameters, temperature above 0.
+        maxima: of all the rows, as `maxima_of` gives them; None where they are not known.
     """
 
+    logits: Tensor
+    row: int
+    param: SamplingParams
+    maxima: Tensor | None = None
+
+
+class Shares:
+    """Single probabilities of one row, without writing all of them: the numbers that `probs` gives."""
+
     def __init__(
-        self,
-        logits: Tensor,
-        index: int,
-        param: SamplingParams,
-        only_scalar: bool = False,
-        maxima: Tensor | None = None,
+        self, view: RowView, row: kernels.Row, measured: kernels.Measured, only_scalar: bool
     ) -> None:
         library = kernels.load()
         assert library is not None, "checked by can_run"
         self._library = library
-        self._read = (logits, maxima)  # the kernels read their memory
-        self._only_scalar = only_scalar
-        self._row, self._measured = kernels.Row(), kernels.Measured()
-        _describe(self._row, _places(logits, maxima, [index])[0], logits.shape[1], param)
-        self.is_known = library.pl_measure(self._row, only_scalar, self._measured) >= 0
+        self._read = view  # the kernels read its memory
+        self._row, self._measured, self._only_scalar = row, measured, only_scalar
 
     def __getitem__(self, token: int) -> float:
         if not 0 <= token < self._row.width:
@@ -175,6 +173,31 @@ class Shares:
             self._row, self._measured, noise, self._only_scalar, left_out, len(without)
         )
         return None if place < 0 else place
+
+
+def measure(views: Sequence[RowView], only_scalar: bool = False) -> list[Shares | None]:
+    """Prepare rows for questions about single probabilities, all of them at the same time.
+
+    Args:
+        views: the rows, of one tensor or several.
+        only_scalar: as in `choose`.
+
+    Returns:
+        One for each, or None for a row without a finite largest logit, which has no probabilities.
+    """
+    library = kernels.load()
+    assert library is not None, "checked by can_run"
+    count = len(views)
+    described, measured = (kernels.Row * count)(), (kernels.Measured * count)()
+    counts = (ctypes.c_int64 * count)()
+    for row, view in zip(described, views, strict=True):
+        _describe(row, _places(view.logits, view.maxima, [view.row])[0], view.logits.shape[1], view.param)
+    where = ctypes.addressof(measured), ctypes.addressof(counts)
+    library.pl_measure(described, count, torch.get_num_threads(), only_scalar, *where)
+    return [
+        None if found < 0 else Shares(view, row, own, only_scalar)
+        for view, row, own, found in zip(views, described, measured, counts, strict=True)
+    ]
 
 
 def _fill(

@@ -102,6 +102,86 @@ def draw_from(probs: Tensor | ProbRows, row: int, noise: float, without: Sequenc
     return draw_without(probs[row], noise, without)
 
 
+class RejectionWalk:
+    """A walk down one tree by recursive rejection, one row at a time; `decide_tree` says what it does at each.
+
+    Args:
+        tree: what was drafted; siblings that were drawn stand in the order of their draws.
+        target_probs: [nodes + 1, vocab] float64, after temperature and filters; row 0 the root's, row i + 1 node i's.
+        accept_noise: a number in (0, 1) for each node.
+        final_noise: a number in (0, 1) for each depth from 0 to the tree's, of which the one where the walk ends is
+            used.
+
+    Raises:
+        ValueError: lengths disagree.
+        DraftError: a token lies outside the vocabulary.
+    """
+
+    def __init__(
+        self,
+        tree: DraftTree,
+        target_probs: Tensor | ProbRows,
+        accept_noise: Sequence[float],
+        final_noise: Sequence[float],
+    ) -> None:
+        num_depths = max(tree.depths, default=0) + 1
+        if target_probs.shape[0] != len(tree) + 1 or len(accept_noise) != len(tree):
+            raise ValueError(
+                f"{len(tree)} nodes, {len(accept_noise)} numbers for them, {target_probs.shape[0]} target rows"
+            )
+        if len(final_noise) < num_depths:
+            raise ValueError(f"{num_depths} depths but {len(final_noise)} numbers for them")
+        check_tokens(tree, target_probs.shape[1])
+        self._tree = tree
+        self._children = children_of(tree)
+        self._target_probs = target_probs
+        self._accept_noise = accept_noise
+        self._final_noise = final_noise
+        self._rows: list[int] = []
+        self._tokens: list[int] = []
+
+    @property
+    def row(self) -> int:
+        """The row whose probabilities are needed next."""
+        return self._rows[-1] if self._rows else 0
+
+    def rows_ahead(self, count: int) -> list[int]:
+        """The row needed next, and up to so many in all that are needed if first children are taken."""
+        rows = [self.row]
+        while len(rows) < count and rows[-1] in self._children:
+            rows.append(self._children[rows[-1]][0] + 1)
+        return rows
+
+    def step(self) -> Verdict | None:
+        """Decide at the current row; a verdict when the walk ends there."""
+        row, noise = self.row, self._final_noise[len(self._rows)]
+        siblings = self._children.get(row)
+        if siblings is None:
+            return self._verdict(
+                draw_from(self._target_probs, row, noise),
+                FinalKind.BONUS if self._rows else FinalKind.PLAIN,
+            )
+        draws = draws_of(self._tree, siblings[0])
+        candidates = (
+            Candidates(self._target_probs, row, None, DrawRule.TOP)
+            if draws is None
+            else Candidates(self._target_probs, row, distribution_of(draws), draws.rule)
+        )
+        for node in siblings:
+            if draws_of(self._tree, node) is not draws:
+                raise ValueError("siblings of two draws in one tree; select one with DraftTrie.select_first")
+            token = self._tree.tokens[node]
+            if self._accept_noise[node] < candidates.accept_prob(token):
+                self._rows.append(node + 1)
+                self._tokens.append(token)
+                return None
+            candidates.refuse(token)
+        return self._verdict(candidates.draw(noise), FinalKind.RECOVERED)
+
+    def _verdict(self, final: int, kind: FinalKind) -> Verdict:
+        return Verdict(tuple(self._rows), tuple(self._tokens), final, kind)
+
+
 def decide_tree(
     tree: DraftTree,
     target_probs: Tensor | ProbRows,
@@ -116,56 +196,13 @@ def decide_tree(
     3. Where no child is accepted, draw from what is left of the row's distribution: the recovered token; or from all
        of it where the row has no children: the bonus token.
 
-    Args:
-        tree: what was drafted; siblings that were drawn stand in the order of their draws.
-        target_probs: [nodes + 1, vocab] float64, after temperature and filters; row 0 the root's, row i + 1 node i's.
-        accept_noise: a number in (0, 1) for each node.
-        final_noise: a number in (0, 1) for each depth from 0 to the tree's, of which the one where the walk ends is
-            used.
-
-    Raises:
-        ValueError: lengths disagree.
-        DraftError: a token lies outside the vocabulary.
+    Arguments and errors are those of :class:`RejectionWalk`.
     """
-    num_depths = max(tree.depths, default=0) + 1
-    if target_probs.shape[0] != len(tree) + 1 or len(accept_noise) != len(tree):
-        raise ValueError(
-            f"{len(tree)} nodes, {len(accept_noise)} numbers for them, {target_probs.shape[0]} target rows"
-        )
-    if len(final_noise) < num_depths:
-        raise ValueError(f"{num_depths} depths but {len(final_noise)} numbers for them")
-    check_tokens(tree, target_probs.shape[1])
-    children = children_of(tree)
-    rows: list[int] = []
-    tokens: list[int] = []
-    while True:
-        row = rows[-1] if rows else 0
-        siblings = children.get(row)
-        if siblings is None:
-            final = draw_from(target_probs, row, final_noise[len(rows)])
-            return Verdict(tuple(rows), tuple(tokens), final, FinalKind.BONUS if rows else FinalKind.PLAIN)
-        draws = draws_of(tree, siblings[0])
-        candidates = (
-            Candidates(target_probs, row, None, DrawRule.TOP)
-            if draws is None
-            else Candidates(target_probs, row, distribution_of(draws), draws.rule)
-        )
-        for node in siblings:
-            if draws_of(tree, node) is not draws:
-                raise ValueError("siblings of two draws in one tree; select one with DraftTrie.select_first")
-            token = tree.tokens[node]
-            if accept_noise[node] < candidates.accept_prob(token):
-                rows.append(node + 1)
-                tokens.append(token)
-                break
-            candidates.refuse(token)
-        else:
-            final = candidates.draw(final_noise[len(rows)])
-            return Verdict(tuple(rows), tuple(tokens), final, FinalKind.RECOVERED)
+    return _to_its_end(RejectionWalk(tree, target_probs, accept_noise, final_noise))
 
 
-def verify_tree_rejection(tree: DraftTree, target_probs: Tensor | ProbRows, seed: int, start: int) -> Verdict:
-    """`decide_tree` with noise keyed by seed, absolute position and place among siblings.
+def keyed_walk(tree: DraftTree, target_probs: Tensor | ProbRows, seed: int, start: int) -> RejectionWalk:
+    """A walk with noise keyed by seed, absolute position and place among siblings.
 
     A walk decides a position once and for all, so that no later step reads the same number again.
 
@@ -183,4 +220,15 @@ def verify_tree_rejection(tree: DraftTree, target_probs: Tensor | ProbRows, seed
         accept.append(uniform_scalar(seed, start + depth - 1, NoiseRole.ACCEPT, place))
     num_depths = max(tree.depths, default=0) + 1
     final = [uniform_scalar(seed, start + depth, NoiseRole.FINAL) for depth in range(num_depths)]
-    return decide_tree(tree, target_probs, accept, final)
+    return RejectionWalk(tree, target_probs, accept, final)
+
+
+def verify_tree_rejection(tree: DraftTree, target_probs: Tensor | ProbRows, seed: int, start: int) -> Verdict:
+    """`decide_tree` with the noise of :func:`keyed_walk`, whose arguments it takes."""
+    return _to_its_end(keyed_walk(tree, target_probs, seed, start))
+
+
+def _to_its_end(walk: RejectionWalk) -> Verdict:
+    while (verdict := walk.step()) is None:
+        pass
+    return verdict

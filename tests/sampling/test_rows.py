@@ -198,15 +198,27 @@ def test_single_shares_are_those_of_the_whole_row(
 ) -> None:
     logits = some_logits(kind, width, seed).unsqueeze(0).repeat(2, 1)
     whole = _probs_with_torch(logits[1:], [param])[0]
-    shares = rows.Shares(logits, 1, param, only_scalar)
-    assert shares.is_known
-    with_maxima = rows.Shares(logits, 1, param, only_scalar, maxima_of(logits))
+    views = [rows.RowView(logits, 1, param, maxima) for maxima in (None, maxima_of(logits))]
+    shares, with_maxima = rows.measure(views, only_scalar)
+    assert shares is not None
+    assert with_maxima is not None
     assert with_maxima[seed % width] == shares[seed % width]
     asked = {0, width - 1, int(whole.argmax()), int(whole.argmin()), seed % width}
     assert {token: shares[token] for token in asked} == {token: float(whole[token]) for token in asked}
     for token in (-1, width):
         with pytest.raises(IndexError):
             shares[token]
+
+
+@pytest.mark.parametrize("rest", [-9.0201, -9.0199, -11.0, -27.8, -70.0])
+def test_sums_of_many_small_masses_are_exact(rest: float) -> None:
+    """A form may add small masses up in fewer bits: no row, however wide, may overflow them."""
+    logits = torch.full((1, 2**19 + 5), rest)
+    logits[0, 7] = 0.0
+    total = int(_masses(logits).sum())
+    [shares] = rows.measure([rows.RowView(logits, 0, SamplingParams())])
+    assert shares is not None
+    assert shares[7] == float(_masses(logits[:, 7])) * (1.0 / float(total))
 
 
 @given(
@@ -232,10 +244,14 @@ def test_draws_pass_the_running_sum_of_masses(
     masses = _masses(_process_with_torch(logits, [param]))[0].clone()
     without = sorted({token % width for token in left_out} | ({int(masses.argmax())} if seed % 2 else set()))
     masses[without] = 0
-    shares = rows.Shares(logits, 0, param, only_scalar)
+    views = [rows.RowView(logits, 0, param, maxima) for maxima in (None, maxima_of(logits))]
+    shares, with_maxima = rows.measure(views, only_scalar)
+    assert shares is not None
+    assert with_maxima is not None
     running, total = masses.cumsum(0), int(masses.sum())
     for number in noises:
         drawn = shares.draw(number, without)
+        assert with_maxima.draw(number, without) == drawn
         if total == 0:
             assert drawn is None
             continue

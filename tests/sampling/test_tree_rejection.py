@@ -229,3 +229,29 @@ def test_shapes_and_tokens_are_checked() -> None:
     assert decide_tree(DraftTree(), probs[:1], [], [math.nextafter(1, 0)]) == Verdict(
         (), (), 2, FinalKind.PLAIN
     )
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_sequences_of_a_step_are_decided_as_alone(num_threads: int) -> None:
+    """They walk down together, measuring rows ahead of the walks: that may not show."""
+    generator = torch.Generator().manual_seed(5)
+    trees = [
+        DraftTree(),
+        DraftTree((3, 5, 7), (-1, 0, 1), (1, 2, 3), (0.5,) * 3, (None,) * 3),
+        DraftTree((3, 4, 5, 6), (-1, -1, 0, 1), (1, 1, 2, 2), (0.5,) * 4, (None,) * 4),
+    ]
+    params = [SamplingParams(top_p=0.9, mode=VerifyMode.REJECTION, seed=seed) for seed in range(len(trees))]
+    accepted, before = 0, torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        for start in range(100):
+            logits = [torch.randn(len(tree) + 1, 600, generator=generator) for tree in trees]
+            for own in logits:
+                own[:, 3:8] += 6
+            together = verify_step(torch.cat(logits), trees, [start] * len(trees), params)
+            for verdict, own, tree, param in zip(together, logits, trees, params, strict=True):
+                assert verify_step(own, [tree], [start], [param]) == [verdict]
+                accepted += len(verdict.accepted_tokens)
+    finally:
+        torch.set_num_threads(before)
+    assert accepted > 30

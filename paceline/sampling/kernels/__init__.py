@@ -19,7 +19,7 @@ import torch  # noqa: F401  its OpenMP runtime must be in the process before the
 from paceline.native_library import check_build, open_library
 
 LIBRARY_STEM = "_choose"
-KERNELS_VERSION = 4  # of `choose.c`
+KERNELS_VERSION = 5  # of `choose.c`
 
 
 class NoiseKey(ctypes.Structure):
@@ -63,8 +63,8 @@ def load() -> ctypes.CDLL | None:
     library.pl_process.restype = None
     library.pl_share.argtypes = library.pl_process.argtypes
     library.pl_share.restype = None
-    library.pl_measure.argtypes = (POINTER(Row), c_int32, POINTER(Measured))
-    library.pl_measure.restype = c_int64
+    library.pl_measure.argtypes = library.pl_process.argtypes
+    library.pl_measure.restype = None
     library.pl_share_of.argtypes = (POINTER(Row), POINTER(Measured), c_int64)
     library.pl_share_of.restype = c_double
     library.pl_draw.argtypes = (POINTER(Row), POINTER(Measured), c_double, c_int32, POINTER(c_int64), c_int64)

@@ -35,28 +35,103 @@ AVX512_INLINE __m512 scaled(const float *x, int64_t left, struct scaling scaling
     return v;
 }
 
+enum { SIDE = 4 }; /* vectors whose powers are found side by side, so that none waits for its own last step */
+
+/* 2^40 exp(x), not cut yet, of up to SIDE vectors in their places. */
+AVX512_INLINE void powers(__m512 x[], const int vectors) {
+    static const float series[] = {EXP_P4, EXP_P3, EXP_P2, EXP_P1, EXP_P0, 1.0f};
+    /* Adding this rounds to a whole number and leaves it, 40 added, in the lowest bits. */
+    const __m512 to_whole = _mm512_set1_ps(0x1.8p23f + MASS_BITS);
+    __m512 power[SIDE], r[SIDE];
+#pragma GCC unroll 4
+    for (int j = 0; j < vectors; ++j) {
+        __m512 y = _mm512_mul_ps(_mm512_max_ps(x[j], _mm512_set1_ps(EXP_LOWEST)), _mm512_set1_ps(LOG2_E));
+        power[j] = _mm512_add_ps(y, to_whole);
+        r[j] = _mm512_sub_ps(y, _mm512_sub_ps(power[j], to_whole));
+        x[j] = _mm512_set1_ps(EXP_P5);
+    }
+#pragma GCC unroll 6
+    for (int term = 0; term < 6; ++term)
+#pragma GCC unroll 4
+        for (int j = 0; j < vectors; ++j)
+            x[j] = _mm512_add_ps(_mm512_mul_ps(x[j], r[j]), _mm512_set1_ps(series[term]));
+#pragma GCC unroll 4
+    for (int j = 0; j < vectors; ++j) {
+        __m512i exponent = _mm512_slli_epi32(_mm512_castps_si512(power[j]), 23);
+        x[j] = _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(x[j]), exponent));
+    }
+}
+
 /* The masses of the lanes named, 0 elsewhere: the first eight and the last eight. */
 AVX512_INLINE void masses_16(__m512 x, __mmask16 lanes, __m512i mass[2]) {
-    __m512 y = _mm512_mul_ps(_mm512_max_ps(x, _mm512_set1_ps(EXP_LOWEST)), _mm512_set1_ps(LOG2_E));
-    __m512 power = _mm512_roundscale_ps(y, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    __m512 r = _mm512_sub_ps(y, power);
-    __m512 p = _mm512_set1_ps(EXP_P5);
-    p = _mm512_add_ps(_mm512_mul_ps(p, r), _mm512_set1_ps(EXP_P4));
-    p = _mm512_add_ps(_mm512_mul_ps(p, r), _mm512_set1_ps(EXP_P3));
-    p = _mm512_add_ps(_mm512_mul_ps(p, r), _mm512_set1_ps(EXP_P2));
-    p = _mm512_add_ps(_mm512_mul_ps(p, r), _mm512_set1_ps(EXP_P1));
-    p = _mm512_add_ps(_mm512_mul_ps(p, r), _mm512_set1_ps(EXP_P0));
-    p = _mm512_add_ps(_mm512_mul_ps(p, r), _mm512_set1_ps(1.0f));
-    p = _mm512_maskz_scalef_ps(lanes, p, _mm512_add_ps(power, _mm512_set1_ps(MASS_BITS)));
+    powers(&x, 1);
+    __m512 p = _mm512_maskz_mov_ps(lanes, x);
     mass[0] = _mm512_cvttps_epi64(_mm512_castps512_ps256(p));
     mass[1] = _mm512_cvttps_epi64(_mm512_extractf32x8_ps(p, 1));
 }
 
-AVX512 static void keep(const float *x, int64_t n, struct scaling scaling, float floor, const float *sets,
-                        struct kept *kept, int64_t *total) {
-    __m512i mass = _mm512_setzero_si512();
+/* A sum of masses. Nearly all are small: those are added up in 32 bits, at most 32 times before they are widened. */
+struct mass_sum {
+    __m512i wide, narrow;
+    int left;
+};
+enum { NARROW = 28 };
+#define SMALL_MASS_BELOW -9.02f /* 2^27 at most there */
+
+AVX512_INLINE void widen_sum(struct mass_sum *sum) {
+    __m512i low = _mm512_cvtepu32_epi64(_mm512_castsi512_si256(sum->narrow));
+    __m512i high = _mm512_cvtepu32_epi64(_mm512_extracti32x8_epi32(sum->narrow, 1));
+    sum->wide = _mm512_add_epi64(sum->wide, _mm512_add_epi64(low, high));
+    sum->narrow = _mm512_setzero_si512();
+    sum->left = NARROW;
+}
+
+AVX512_INLINE struct mass_sum no_mass(void) {
+    return (struct mass_sum){_mm512_setzero_si512(), _mm512_setzero_si512(), NARROW};
+}
+
+AVX512_INLINE void add_masses(struct mass_sum *sum, __m512 x[], const __mmask16 lanes[], const int vectors) {
+    __mmask16 large = 0;
+#pragma GCC unroll 4
+    for (int j = 0; j < vectors; ++j)
+        large |= _mm512_mask_cmp_ps_mask(lanes[j], x[j], _mm512_set1_ps(SMALL_MASS_BELOW), _CMP_GE_OQ);
+    if (large) {
+        for (int j = 0; j < vectors; ++j) {
+            __m512i mass[2];
+            masses_16(x[j], lanes[j], mass);
+            sum->wide = _mm512_add_epi64(sum->wide, _mm512_add_epi64(mass[0], mass[1]));
+        }
+        return;
+    }
+    powers(x, vectors);
+#pragma GCC unroll 4
+    for (int j = 0; j < vectors; ++j)
+        sum->narrow = _mm512_add_epi32(sum->narrow, _mm512_maskz_cvttps_epi32(lanes[j], x[j]));
+    if ((sum->left -= vectors) <= 0) widen_sum(sum);
+}
+
+AVX512_INLINE int64_t sum_of(struct mass_sum *sum) {
+    widen_sum(sum);
+    return _mm512_reduce_add_epi64(sum->wide);
+}
+
+/* Append the lanes of a vector that reach a floor. */
+AVX512_INLINE void append(struct kept *kept, __m512 v, __mmask16 reach, int64_t first) {
     __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    int64_t count = 0;
+    __m512i places = _mm512_add_epi32(lanes, _mm512_set1_epi32((int32_t)first));
+    /* Compressed in registers and stored whole: a masked store of compressed lanes is slow on some processors. */
+    _mm512_storeu_ps(kept->values + kept->count, _mm512_maskz_compress_ps(reach, v));
+    _mm512_storeu_si512(kept->places + kept->count, _mm512_maskz_compress_epi32(reach, places));
+    kept->count += __builtin_popcount(reach);
+}
+
+AVX512_INLINE __mmask16 reaches(__m512 v, __mmask16 lanes, float floor) {
+    return _mm512_mask_cmp_ps_mask(lanes, v, _mm512_set1_ps(floor), _CMP_GE_OQ);
+}
+
+AVX512 static void keep(const float *x, int64_t n, struct scaling scaling, float floor, const float *sets,
+                        struct kept *kept) {
+    kept->count = 0;
     for (int64_t i = 0; i < n; i += 16) {
         if (sets && !(sets[i / SET] >= floor)) {
             i += SET - 16; /* found at a set's first half */
@@ -64,21 +139,37 @@ AVX512 static void keep(const float *x, int64_t n, struct scaling scaling, float
         }
         __mmask16 reach;
         __m512 v = scaled(x + i, n - i, scaling, &reach);
-        if (total && reach) {
-            __m512i some[2];
-            masses_16(v, reach, some);
-            mass = _mm512_add_epi64(mass, _mm512_add_epi64(some[0], some[1]));
-        }
-        reach = _mm512_mask_cmp_ps_mask(reach, v, _mm512_set1_ps(floor), _CMP_GE_OQ);
-        if (!reach) continue;
-        /* Compressed in registers and stored whole: a masked store of compressed lanes is slow on some processors. */
-        _mm512_storeu_ps(kept->values + count, _mm512_maskz_compress_ps(reach, v));
-        __m512i places = _mm512_add_epi32(lanes, _mm512_set1_epi32((int32_t)i));
-        _mm512_storeu_si512(kept->places + count, _mm512_maskz_compress_epi32(reach, places));
-        count += __builtin_popcount(reach);
+        reach = reaches(v, reach, floor);
+        if (reach) append(kept, v, reach, i);
     }
-    kept->count = count;
-    if (total) *total = _mm512_reduce_add_epi64(mass);
+}
+
+AVX512_INLINE void scale_side(const float *x, int64_t n, int64_t first, struct scaling scaling, __m512 v[SIDE],
+                              __mmask16 reach[SIDE]) {
+#pragma GCC unroll 4
+    for (int j = 0; j < SIDE; ++j) {
+        int64_t left = n - first - 16 * j;
+        v[j] = scaled(x + first + 16 * j, left > 0 ? left : 0, scaling, reach + j);
+    }
+}
+
+AVX512 static int64_t keep_and_total(const float *x, int64_t n, struct scaling scaling, float floor, struct kept *kept) {
+    struct mass_sum sum = no_mass();
+    kept->count = 0;
+    for (int64_t i = 0; i < n; i += 16 * SIDE) {
+        __m512 v[SIDE];
+        __mmask16 reach[SIDE], any = 0;
+        scale_side(x, n, i, scaling, v, reach);
+#pragma GCC unroll 4
+        for (int j = 0; j < SIDE; ++j) any |= reaches(v[j], reach[j], floor);
+        if (any)
+            for (int j = 0; j < SIDE; ++j) {
+                __mmask16 kept_here = reaches(v[j], reach[j], floor);
+                if (kept_here) append(kept, v[j], kept_here, i + 16 * j);
+            }
+        add_masses(&sum, v, reach, SIDE);
+    }
+    return sum_of(&sum);
 }
 
 AVX512 static int64_t weigh(const float *values, int64_t n, int64_t *masses) {
@@ -95,15 +186,14 @@ AVX512 static int64_t weigh(const float *values, int64_t n, int64_t *masses) {
 }
 
 AVX512 static int64_t total(const float *x, int64_t n, struct scaling scaling) {
-    __m512i sum = _mm512_setzero_si512();
-    for (int64_t i = 0; i < n; i += 16) {
-        __mmask16 reach;
-        __m512 v = scaled(x + i, n - i, scaling, &reach);
-        __m512i mass[2];
-        masses_16(v, reach, mass);
-        sum = _mm512_add_epi64(sum, _mm512_add_epi64(mass[0], mass[1]));
+    struct mass_sum sum = no_mass();
+    for (int64_t i = 0; i < n; i += 16 * SIDE) {
+        __m512 v[SIDE];
+        __mmask16 reach[SIDE];
+        scale_side(x, n, i, scaling, v, reach);
+        add_masses(&sum, v, reach, SIDE);
     }
-    return _mm512_reduce_add_epi64(sum);
+    return sum_of(&sum);
 }
 
 AVX512 static void share(const float *x, int64_t n, struct scaling scaling, double *out) {
@@ -276,5 +366,5 @@ AVX512 static int64_t race_kept(const struct kept *kept, const int64_t *ids, con
     return leader.winner;
 }
 
-const struct passes avx512_passes = {row_max, keep, weigh, total, share, race, race_kept};
+const struct passes avx512_passes = {row_max, keep, keep_and_total, weigh, total, share, race, race_kept};
 #endif

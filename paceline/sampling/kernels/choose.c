@@ -1,10 +1,11 @@
 /* The choice of a row: which entries the filters leave, and which of them wins the Gumbel race. Called through ctypes. */
+#include <float.h>
 #include <math.h>
 #include <stdlib.h>
 
 #include "passes.h"
 
-enum { KERNELS_VERSION = 4, LIKELIEST = 1024, NOT_CHOSEN = -1, PADDING = 16, STRIDE = 512 };
+enum { KERNELS_VERSION = 5, NOT_CHOSEN = -1, PADDING = 16, STRIDE = 512 };
 
 /* One row, as Python describes it; `kernels/__init__.py` has the same structure. */
 struct row {
@@ -117,43 +118,49 @@ static float floor_for(const struct row *row, struct scratch *scratch, struct sc
 
 static int limits(const struct row *row) { return 0 < row->top_k && row->top_k < row->width; }
 
-static int has_cut(const struct row *row) { return limits(row) || row->top_p < 1; }
+static int has_cut(const struct row *row) { return limits(row) || row->top_p < 1 || row->floor > -FLT_MAX; }
 
 /* Min-p, top-k and top-p in turn, each on what the one before left; the survivors are in `scratch->kept`: all that reach the
  * floor that is returned. */
 static float filter(const struct passes *passes, const struct row *row, struct scratch *scratch, struct scaling scaling) {
+    static const int64_t likeliest[] = {128, 2048}; /* a nucleus is nearly always among so many, mostly the fewer */
     struct kept *kept = &scratch->kept;
     const float *sets = has_cut(row) && row->maxima ? scratch->maxima : 0;
     float floor = scaling.floor;
-    int64_t total;
+    int64_t total, have;
     if (limits(row)) {
         floor = floor_for(row, scratch, scaling, row->top_k);
-        passes->keep(row->logits, row->width, scaling, floor, sets, kept, 0);
+        passes->keep(row->logits, row->width, scaling, floor, sets, kept);
         if (kept->count > row->top_k) {
             floor = smallest_within(kept->values, 0, kept->count, row->top_k, scratch->members);
             raise_floor(kept, floor);
         }
         if (!(row->top_p < 1)) return floor;
-        total = passes->weigh(kept->values, kept->count, scratch->masses);
+        total = have = passes->weigh(kept->values, kept->count, scratch->masses);
     } else if (row->top_p < 1) {
-        floor = floor_for(row, scratch, scaling, LIKELIEST); /* the nucleus is nearly always among them */
-        if (sets) total = passes->total(row->logits, row->width, scaling);
-        passes->keep(row->logits, row->width, scaling, floor, sets, kept, sets ? 0 : &total);
+        floor = floor_for(row, scratch, scaling, likeliest[0]);
+        total = passes->keep_and_total(row->logits, row->width, scaling, floor, kept);
+        have = passes->weigh(kept->values, kept->count, scratch->masses);
     } else {
-        passes->keep(row->logits, row->width, scaling, floor, sets, kept, 0);
+        passes->keep(row->logits, row->width, scaling, floor, sets, kept);
         return floor;
     }
     int64_t wanted = (int64_t)ceil((double)total * row->top_p);
-    int has_all = passes->weigh(kept->values, kept->count, scratch->masses) >= wanted;
+    if (have < wanted) {
+        floor = floor_for(row, scratch, scaling, likeliest[1]);
+        passes->keep(row->logits, row->width, scaling, floor, sets, kept);
+        have = passes->weigh(kept->values, kept->count, scratch->masses);
+    }
+    int has_all = have >= wanted;
     if (!has_all) {
-        passes->keep(row->logits, row->width, scaling, scaling.floor, sets, kept, 0);
+        passes->keep(row->logits, row->width, scaling, scaling.floor, sets, kept);
         passes->weigh(kept->values, kept->count, scratch->masses);
     }
     floor = smallest_within(kept->values, scratch->masses, kept->count, wanted, scratch->members);
     if (has_all)
         raise_floor(kept, floor);
     else
-        passes->keep(row->logits, row->width, scaling, floor, sets, kept, 0);
+        passes->keep(row->logits, row->width, scaling, floor, sets, kept);
     return floor;
 }
 
@@ -266,9 +273,12 @@ static int64_t mass_at(const struct row *row, struct scaling scaling, int64_t pl
     return value >= scaling.floor ? mass_of(value) : 0;
 }
 
-/* Prepares single probabilities of a row; -1 for one without a finite largest entry. */
-int64_t pl_measure(const struct row *row, int32_t only_scalar, struct measured *out) {
-    return measure(form(only_scalar), row, out);
+/* Prepares single probabilities of rows; `counts` as in `pl_process`. */
+void pl_measure(const struct row *rows, int64_t num_rows, int32_t num_threads, int32_t only_scalar, struct measured *out,
+                int64_t *counts) {
+    const struct passes *passes = form(only_scalar);
+#pragma omp parallel for schedule(dynamic) num_threads(num_threads) if (num_rows > 1)
+    for (int64_t i = 0; i < num_rows; ++i) counts[i] = measure(passes, rows + i, out + i);
 }
 
 /* One of them: what `pl_share` writes at that place. */
@@ -279,6 +289,14 @@ double pl_share_of(const struct row *row, const struct measured *measured, int64
 static int is_among(int64_t place, const int64_t *places, int64_t count) {
     for (int64_t i = 0; i < count; ++i)
         if (places[i] == place) return 1;
+    return 0;
+}
+
+/* Whether any of the entries from `first` on, a whole number of sets, may have a mass, as far as the maxima tell. */
+static int may_weigh(const struct row *row, struct scaling scaling, int64_t first, int64_t end) {
+    if (!row->maxima) return 1;
+    for (int64_t set = first / SET; set < count_of_sets(end); ++set)
+        if ((row->maxima[set] - scaling.top) / scaling.temperature >= scaling.floor) return 1;
     return 0;
 }
 
@@ -295,6 +313,7 @@ int64_t pl_draw(const struct row *row, const struct measured *measured, double n
     if (wanted >= total) wanted = total - 1; /* the product was rounded up */
     for (int64_t first = 0; first < row->width; first += STRIDE) {
         int64_t end = first + STRIDE < row->width ? first + STRIDE : row->width;
+        if (!may_weigh(row, scaling, first, end)) continue;
         int64_t mass = passes->total(row->logits + first, end - first, scaling);
         for (int64_t i = 0; i < num_without; ++i)
             if (first <= without[i] && without[i] < end) mass -= mass_at(row, scaling, without[i]);

@@ -23,11 +23,11 @@ struct passes {
     /* The largest entry, NaN if any entry is one. Where `maxima` is given it gets the largest of each of
      * `count_of_maxima(n)` disjoint sets of entries. */
     float (*row_max)(const float *x, int64_t n, float *maxima);
-    /* Scale a row and keep what reaches `floor`, which is not below the scaling's own. Where `total` is given it gets the
-     * mass of all that reaches the scaling's. Where `sets` is given, the largest scaled entry of every SET, the sets that
-     * do not reach `floor` are not read; then without `total`. */
-    void (*keep)(const float *x, int64_t n, struct scaling scaling, float floor, const float *sets, struct kept *kept,
-                 int64_t *total);
+    /* Scale a row and keep what reaches `floor`, which is not below the scaling's own. Where `sets` is given, the largest
+     * scaled entry of every SET, the sets that do not reach `floor` are not read. */
+    void (*keep)(const float *x, int64_t n, struct scaling scaling, float floor, const float *sets, struct kept *kept);
+    /* The same, and the mass of all that reach the scaling's floor. */
+    int64_t (*keep_and_total)(const float *x, int64_t n, struct scaling scaling, float floor, struct kept *kept);
     /* The masses of n values, and their sum. */
     int64_t (*weigh)(const float *values, int64_t n, int64_t *masses);
     /* The mass of all that reach the floor. */

@@ -19,19 +19,30 @@ static float row_max(const float *x, int64_t n, float *maxima) {
     return has_nan ? NAN : top;
 }
 
+static void append(struct kept *kept, float value, int64_t place) {
+    kept->values[kept->count] = value;
+    kept->places[kept->count++] = (int32_t)place;
+}
+
 static void keep(const float *x, int64_t n, struct scaling scaling, float floor, const float *sets,
-                 struct kept *kept, int64_t *total) {
-    int64_t mass = 0;
+                 struct kept *kept) {
     kept->count = 0;
     for (int64_t i = 0; i < n; ++i) {
         if (sets && !(sets[i / SET] >= floor)) continue;
         float value = (x[i] - scaling.top) / scaling.temperature;
-        if (total && value >= scaling.floor) mass += mass_of(value);
-        if (!(value >= floor)) continue;
-        kept->values[kept->count] = value;
-        kept->places[kept->count++] = (int32_t)i;
+        if (value >= floor) append(kept, value, i);
     }
-    if (total) *total = mass;
+}
+
+static int64_t keep_and_total(const float *x, int64_t n, struct scaling scaling, float floor, struct kept *kept) {
+    int64_t sum = 0;
+    kept->count = 0;
+    for (int64_t i = 0; i < n; ++i) {
+        float value = (x[i] - scaling.top) / scaling.temperature;
+        if (value >= scaling.floor) sum += mass_of(value);
+        if (value >= floor) append(kept, value, i);
+    }
+    return sum;
 }
 
 static int64_t weigh(const float *values, int64_t n, int64_t *masses) {
@@ -98,4 +109,4 @@ static int64_t race_kept(const struct kept *kept, const int64_t *ids, const stru
     return winner;
 }
 
-const struct passes scalar_passes = {row_max, keep, weigh, total, share, race, race_kept};
+const struct passes scalar_passes = {row_max, keep, keep_and_total, weigh, total, share, race, race_kept};
