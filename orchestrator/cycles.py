@@ -12,7 +12,6 @@ tokens reach the verifier. Only the verifier decides and ends text.
 from __future__ import annotations
 
 from collections.abc import Callable
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 import structlog
@@ -216,7 +215,9 @@ class Cycles:
         now = self._clock()
         counters = self._counters
         counters.num_steps += 1
-        advanced: list[tuple[Sequence, Seq[int], sampling_pb2.FinishReason]] = []
+        advanced: list[
+            tuple[Sequence, bool, sampling_pb2.FinishReason]
+        ] = []  # with: whether it has new tokens
         depths: list[tuple[int, int]] = []
         faulty: list[tuple[Sequence, JournalGapError]] = []
         offset = 0
@@ -248,8 +249,8 @@ class Cycles:
                 sequence.last_token_at = now
                 if sequence.first_token_at is None:
                     sequence.first_token_at = now
-            advanced.append((sequence, fresh, step.finish_reasons[i]))
-        self.desk.forward([(sequence, fresh) for sequence, fresh, reason in advanced if fresh and not reason])
+            advanced.append((sequence, bool(fresh), step.finish_reasons[i]))
+        self.desk.forward([sequence for sequence, has_new, reason in advanced if has_new and not reason])
         for sequence, _, reason in advanced:
             if reason:
                 self._finish(sequence, Ending(reason))

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable
-from collections.abc import Sequence as Seq
 
 import structlog
 
@@ -78,9 +77,11 @@ class DraftingDesk:
     # What the cycle does.
 
     def attach(self, sequence: Sequence) -> None:
-        """Opens a running sequence at as many drafters as share its outcomes, as far as they are up."""
+        """Opens a running sequence at as many drafters as share its outcomes, as far as they are up; none while off."""
         drafting = sequence.drafting
         if drafting.is_off or self._verifier.info is None or not sequence.sequence_id:
+            return
+        if not self._policy.draft_length:
             return
         if not drafting.attachments:
             able = sum(is_called(link, drafting.wanted) for link in self.links)
@@ -90,7 +91,8 @@ class DraftingDesk:
             link = choose_drafter(free, drafting.wanted)
             if link is None or link.info is None:
                 return
-            self._open(sequence, Attachment(link, next(self._epochs) & 0xFFFFFFFF, share))
+            epoch = next(self._epochs) & 0xFFFFFFFF
+            self._open(sequence, Attachment(link, epoch, share, len(sequence.entry.tokens)))
 
     def _open(self, sequence: Sequence, attachment: Attachment) -> None:
         link, verifier = attachment.link, self._verifier.info
@@ -127,25 +129,38 @@ class DraftingDesk:
         if drafting.missing_shares and not drafting.is_off and now >= drafting.retry_at:
             self.attach(sequence)
 
-    def forward(self, commits: Iterable[tuple[Sequence, Seq[int]]]) -> None:
-        """Sends one step's new tokens to the drafters; each gets one batch, however many share a sequence."""
+    def forward(self, sequences: Iterable[Sequence]) -> None:
+        """Sends what is new of some sequences to their drafters; each gets one batch, however many share a sequence.
+
+        Nothing while drafting is off: once it is on, a sequence's next commit takes along what was held back.
+        """
+        if not self._policy.draft_length:
+            return
         batches: dict[DrafterLink, peer_pb2.CommitBatch] = {}
-        for sequence, tokens in commits:
+        for sequence in sequences:
             for attachment in sequence.drafting.attachments.values():
+                start, tokens = attachment.length, sequence.entry.tokens[attachment.length :]
                 batch = batches.setdefault(attachment.link, peer_pb2.CommitBatch())
                 batch.sequence_ids.append(sequence.sequence_id)
                 batch.epochs.append(attachment.epoch)
-                batch.starts.append(len(sequence.entry.tokens) - len(tokens))
+                batch.starts.append(start)
                 batch.sizes.append(len(tokens))
                 batch.tokens.extend(tokens)
+                attachment.length += len(tokens)
         for link, batch in batches.items():
             link.commit(batch)
 
     def send_plan(self) -> None:
-        """Tells every drafter the plan in force."""
+        """Tells every drafter the plan in force, and opens what it may draft for."""
         plan = self._policy.draft_plan()
         for link in self.links:
             link.set_plan(plan)
+        self._attach_all()
+
+    def _attach_all(self) -> None:
+        for sequence in self._table:
+            if sequence.state is SequenceState.RUNNING and sequence.drafting.missing_shares:
+                self.attach(sequence)
 
     def verifier_up(self) -> None:
         """Lets go of drafters that do not belong to the target that is served now."""
@@ -172,9 +187,7 @@ class DraftingDesk:
     def drafter_up(self, link: DrafterLink) -> None:
         """Opens running sequences that lack a drafter."""
         link.set_plan(self._policy.draft_plan())
-        for sequence in self._table:
-            if sequence.state is SequenceState.RUNNING:
-                self.attach(sequence)
+        self._attach_all()
 
     def drafter_down(self, link: DrafterLink, reason: str) -> None:
         """Moves its sequences to other drafters, if there are any."""

@@ -84,7 +84,7 @@ def passes_per_position(by_depth: Counter[int]) -> list[int]:
     return counts
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Attachment:
     """One drafter that has a sequence open.
 
@@ -92,11 +92,13 @@ class Attachment:
         link: the drafter.
         epoch: its epoch of the sequence.
         share: of the outcomes that several drafters share, which this one's is; share 0 also makes the drafts.
+        length: tokens of the text that it has been told.
     """
 
     link: DrafterLink
     epoch: int
     share: int
+    length: int
 
 
 @dataclass(slots=True)

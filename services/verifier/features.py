@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -53,9 +54,23 @@ class FeatureLog:
         return self._chunks[0][start:]
 
 
+@dataclass(slots=True)
+class Reader:
+    """A subscriber of one sequence's features.
+
+    Attributes:
+        epoch: of the sequence, which the subscriber is told with its features.
+        num_sent: positions it has been sent, or had before; what comes next starts here.
+    """
+
+    epoch: int
+    num_sent: int
+
+
 class FeatureHub:
     """Logs by sequence, and who reads them.
 
+    While it is paused, features are logged and not pushed: nobody drafts. Readers get what they missed when it goes on.
     The lock orders a subscription on the event loop's thread against the step loop's appends.
     """
 
@@ -63,7 +78,8 @@ class FeatureHub:
         self._lock = threading.Lock()
         self._subscribers: dict[str, Subscriber] = {}
         self._logs: dict[int, FeatureLog] = {}
-        self._readers: dict[int, dict[str, int]] = {}  # sequence -> subscriber -> epoch
+        self._readers: dict[int, dict[str, Reader]] = {}  # sequence -> subscriber
+        self._is_paused = False
 
     def subscribe(self, subscriber: Subscriber) -> None:
         """Register a call and replay the logs attached to it; a newer call replaces an older one.
@@ -73,14 +89,25 @@ class FeatureHub:
         with self._lock:
             self._subscribers[subscriber.subscriber_id] = subscriber
             for sequence_id, readers in self._readers.items():
-                if subscriber.subscriber_id in readers:
-                    self._replay(sequence_id, 0, subscriber.subscriber_id)
+                if (reader := readers.get(subscriber.subscriber_id)) is not None:
+                    reader.num_sent = 0
+                    self._push(sequence_id, subscriber.subscriber_id)
 
     def unsubscribe(self, subscriber: Subscriber) -> None:
         """Forget a call, unless a newer one has taken its place."""
         with self._lock:
             if self._subscribers.get(subscriber.subscriber_id) is subscriber:
                 del self._subscribers[subscriber.subscriber_id]
+
+    def pause(self, is_paused: bool) -> None:
+        """Stop pushing, or go on with all that was held back."""
+        with self._lock:
+            if self._is_paused is is_paused:
+                return
+            self._is_paused = is_paused
+            for sequence_id, readers in self._readers.items():
+                for subscriber_id in readers:
+                    self._push(sequence_id, subscriber_id)
 
     def open(self, sequence_id: int) -> None:
         """Start a log."""
@@ -102,10 +129,10 @@ class FeatureHub:
             if sequence_id in self._logs:
                 readers = self._readers.setdefault(sequence_id, {})
                 readers.pop(subscriber_id, None)
-                readers[subscriber_id] = epoch
+                readers[subscriber_id] = Reader(epoch, start)
                 if len(readers) > MAX_READERS:
                     del readers[next(iter(readers))]
-                self._replay(sequence_id, start, subscriber_id)
+                self._push(sequence_id, subscriber_id)
 
     def length(self, sequence_id: int) -> int:
         """Positions whose features are logged; 0 without a log."""
@@ -143,25 +170,26 @@ class FeatureHub:
                 return
             start = log.length
             log.append(fresh)
-            for subscriber_id in self._readers.get(sequence_id, ()):
-                self._push(sequence_id, start, fresh, subscriber_id, tokens)
-
-    def _replay(self, sequence_id: int, start: int, subscriber_id: str) -> None:
-        rows = self._logs[sequence_id].since(start)
-        if rows is not None:
-            self._push(sequence_id, start, rows, subscriber_id)
+            for subscriber_id, reader in self._readers.get(sequence_id, {}).items():
+                self._push(sequence_id, subscriber_id, fresh if reader.num_sent == start else None, tokens)
 
     def _push(
-        self, sequence_id: int, start: int, rows: Tensor, subscriber_id: str, tokens: Sequence[int] = ()
+        self, sequence_id: int, subscriber_id: str, rows: Tensor | None = None, tokens: Sequence[int] = ()
     ) -> None:
+        """Send a reader what it has not been sent: `rows`, if they are just that, or as much of the log."""
         subscriber = self._subscribers.get(subscriber_id)
-        if subscriber is not None:
+        if subscriber is None or self._is_paused:
+            return
+        reader, log = self._readers[sequence_id][subscriber_id], self._logs[sequence_id]
+        rows = log.since(reader.num_sent) if rows is None else rows
+        if rows is not None:
             subscriber.push(
                 target_pb2.StreamFeaturesResponse(
                     sequence_id=sequence_id,
-                    epoch=self._readers[sequence_id][subscriber_id],
-                    start=start,
+                    epoch=reader.epoch,
+                    start=reader.num_sent,
                     features=tensors.encode(rows),
                     tokens=tokens,
                 )
             )
+            reader.num_sent = log.length

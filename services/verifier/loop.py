@@ -167,6 +167,7 @@ class StepLoop:
             policy = self._table.apply(command)
             if policy is not None:
                 self._policy = policy
+                self._features.pause(not policy.is_drafting)
 
     def _hold(self) -> None:
         """Wait, at most the policy's hold, for sequences whose draft is due."""

@@ -31,6 +31,11 @@ class StepPolicy:
     max_prefill_tokens: int = 512
     colocated_draft_length: int = 4
 
+    @property
+    def is_drafting(self) -> bool:
+        """Whether drafts are verified at all."""
+        return self.max_nodes_per_sequence > 0
+
     @classmethod
     def from_proto(cls, policy: target_pb2.VerifyPolicy) -> StepPolicy:
         """Check a policy from the wire.

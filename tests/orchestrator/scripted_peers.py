@@ -121,6 +121,7 @@ class ScriptedVerifier(Server, target_pb2_grpc.TargetServiceServicer):
         self.policies: list[target_pb2.VerifyPolicy] = []
         self.hellos: list[peer_pb2.StreamHello] = []
         self.num_frames = 0
+        self.num_steps = 0
         self.num_drafts = 0
         self.refusal: peer_pb2.SequenceFailure | None = None
         self.is_paused = False
@@ -161,6 +162,7 @@ class ScriptedVerifier(Server, target_pb2_grpc.TargetServiceServicer):
             for index in itertools.count(1):
                 await asyncio.sleep(STEP_PAUSE_S)
                 if self.running and not self.is_paused:
+                    self.num_steps += 1
                     out.put_nowait(target_pb2.VerifyResponse(step=self._step(index)))
 
         tasks = [asyncio.create_task(read()), asyncio.create_task(step())]

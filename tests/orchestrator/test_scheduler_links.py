@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any
@@ -106,3 +107,32 @@ async def test_text_does_not_need_the_scheduler_and_the_last_policy_stays(
     await eventually(lambda: drafter.plans[-1].version == 7)
     assert drafter.plans[-1].draft_length == 0
     assert (await bench.run(run_request(PROMPT, 30))).tokens == continuation(PROMPT, 30)
+
+
+async def test_drafters_are_left_alone_while_drafting_is_off_and_catch_up(
+    bench: Bench, scheduler: ScriptedScheduler
+) -> None:
+    verifier, drafter = ScriptedVerifier(), ScriptedDrafter()
+    await bench.start(verifier, drafter, scheduler=scheduler.endpoint)
+    await eventually(lambda: drafter.plans and drafter.plans[-1].version == 1)
+
+    async def set_policy(version: int, draft_length: int) -> None:
+        scheduler.policy = scheduler_pb2.SpeculationPolicy(
+            version=version, draft_length=draft_length, max_nodes_per_sequence=draft_length
+        )
+        await eventually(lambda: drafter.plans[-1].version == version)
+
+    running = asyncio.create_task(bench.run(run_request(PROMPT, 4000), timeout_s=60.0))
+    await eventually(lambda: drafter.num_commits > 3)
+    await set_policy(2, 0)
+    num_steps, num_commits = verifier.num_steps, drafter.num_commits
+    late = asyncio.create_task(bench.run(run_request([9, 8], 4000, request_id="late"), timeout_s=60.0))
+    await eventually(lambda: verifier.num_steps > num_steps + 20)
+    assert drafter.num_commits == num_commits
+    assert len(drafter.opens) == 1  # what came while it is off is not opened there
+    await set_policy(3, 2)
+    await eventually(lambda: len(drafter.opens) == 2 and drafter.num_commits > num_commits + 3)
+    assert drafter.num_gaps == 0
+    assert (await running).tokens == continuation(PROMPT, 4000)
+    assert (await late).tokens == continuation([9, 8], 4000)
+    assert drafter.num_gaps == 0

@@ -159,6 +159,33 @@ async def test_features_go_to_every_reader_of_a_sequence() -> None:
         assert await reader.pop() is None
 
 
+async def test_what_is_held_back_comes_when_drafting_goes_on() -> None:
+    hub, loop = FeatureHub(), asyncio.get_running_loop()
+    rows = torch.arange(20, dtype=torch.float32).view(10, 2)
+    hub.open(7)
+    readers = [Subscriber(loop, name) for name in ("a", "b", "late")]
+    for reader in readers[:2]:
+        hub.subscribe(reader)
+    hub.attach(7, 1, "a", 0)
+    hub.append(7, 0, rows[:2])
+    hub.pause(True)
+    hub.append(7, 2, rows[2:3], tokens=[9])
+    hub.attach(7, 1, "b", 1)
+    hub.attach(7, 1, "late", 0)
+    hub.append(7, 3, rows[3:6], tokens=[8])
+    hub.subscribe(readers[2])
+    hub.pause(False)
+    hub.append(7, 6, rows[6:], tokens=[5])
+    for reader, starts in zip(readers, ([0, 2, 6], [1, 6], [0, 6]), strict=True):
+        chunks = [await reader.pop() for _ in starts]
+        assert [c.start for c in chunks] == starts
+        assert [list(c.tokens) for c in chunks] == [[]] * (len(starts) - 1) + [[5]]
+        received = torch.cat([tensors.decode(c.features, 1 << 20) for c in chunks])
+        assert torch.equal(received, rows[starts[0] :])
+        reader.end()
+        assert await reader.pop() is None
+
+
 async def test_a_subscriber_that_does_not_read_is_cut_off() -> None:
     subscriber = Subscriber(asyncio.get_running_loop(), "d")
     for _ in range(8200):
