@@ -238,8 +238,12 @@ class TargetEngine:
             entry.num_pending = 0
             del self._unsettled[slot]
 
-    def step(self, batch: Sequence[SequenceRows]) -> StepOutput:
+    def step(self, batch: Sequence[SequenceRows], *, projects_features: bool = True) -> StepOutput:
         """Run one forward pass over several sequences with different row counts.
+
+        Args:
+            batch: rows of each sequence.
+            projects_features: False leaves features as captured, `[n_i, num_sources * hidden]`, for `project`.
 
         Raises:
             StepError: rows are malformed; nothing was changed.
@@ -269,11 +273,16 @@ class TargetEngine:
             if result.maxima is not None:
                 output.maxima = step.in_batch_order(result.maxima.split(step.logit_counts))
             for tap in self._taps:
-                output.tap_features.append(self._split_features(tap, batch, step, result))
+                output.tap_features.append(self._split_features(tap, batch, step, result, projects_features))
         for index, segment in step.segments:
             segment.slot.num_pending = segment.num_rows
             self._unsettled[batch[index].slot] = segment.parents
         return output
+
+    def project(self, captured: Tensor, tap: int = 0) -> Tensor:
+        """Features `[n, width]` of rows that a step captured without projecting them."""
+        with torch.inference_mode():
+            return self._taps[tap].project(captured)
 
     def _capture(self, batch: Sequence[SequenceRows]) -> frozenset[int]:
         """Residual streams that the taps want from this step."""
@@ -283,13 +292,21 @@ class TargetEngine:
         return frozenset(layers | {FINAL_NORM for tap in self._taps if tap.spec.norm_final})
 
     def _split_features(
-        self, tap: Tap, batch: Sequence[SequenceRows], step: PlannedStep, result: ExecutorOutput
+        self,
+        tap: Tap,
+        batch: Sequence[SequenceRows],
+        step: PlannedStep,
+        result: ExecutorOutput,
+        is_projected: bool,
     ) -> list[Tensor]:
-        width = tap.spec.width(self.shape.hidden_size)
-        empty = torch.empty((0, width), dtype=self.dtype, device=self.device.torch_device)
         if not any(rows.wants_features for rows in batch):
+            width = tap.spec.width(self.shape.hidden_size)
+            empty = torch.empty((0, width), dtype=self.dtype, device=self.device.torch_device)
             return [empty for _ in batch]
-        features = tap.features(result.streams, result.final)
+        features = tap.join(result.streams, result.final)
+        if is_projected:
+            features = tap.project(features)
+        empty = features[:0]
         parts = [
             features[segment.first_row : segment.first_row + segment.num_rows]
             if batch[index].wants_features

@@ -67,19 +67,22 @@ class Tap:
             None if spec.projection is None else device.pack(spec.projection.to(dtype))
         )
 
-    def features(self, streams: Mapping[int, Tensor], final: Tensor | None) -> Tensor:
-        """Fuse captured streams.
+    def join(self, streams: Mapping[int, Tensor], final: Tensor | None) -> Tensor:
+        """Captured streams side by side, not projected yet.
 
         Args:
             streams: layer -> `[n, hidden]`.
             final: output of the final norm `[n, hidden]`, None where no tap asked for it.
 
         Returns:
-            `[n, width]` in the compute dtype.
+            `[n, num_sources * hidden]` in the compute dtype.
         """
         parts = [streams[layer] for layer in self.spec.layers]
         if self.spec.norm_final:
             assert final is not None  # the engine captures what its taps name
             parts.append(final)
-        fused = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
-        return fused if self._projection is None else self._projection(fused)
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+
+    def project(self, joined: Tensor) -> Tensor:
+        """What :meth:`join` gave as features `[n, width]`."""
+        return joined if self._projection is None else self._projection(joined)

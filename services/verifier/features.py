@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -32,26 +32,40 @@ class Subscriber(Outbox[target_pb2.StreamFeaturesResponse]):
 
 
 class FeatureLog:
-    """Features of one sequence's committed positions, 0 up to `length`."""
+    """Features of one sequence's committed positions, 0 up to `length`.
 
-    def __init__(self) -> None:
+    Args:
+        project: turns rows as the target captured them, `[n, sources]`, into features `[n, width]`.
+    """
+
+    def __init__(self, project: Callable[[Tensor], Tensor]) -> None:
+        self._project = project
         self._chunks: list[Tensor] = []  # each [n, width], in order
+        self._captured: list[Tensor] = []  # each [n, sources]: what follows them and nobody has asked for yet
         self.length = 0
 
-    def append(self, rows: Tensor) -> None:
-        """Add the next positions' features `[n, width]`."""
+    def append(self, rows: Tensor, *, is_projected: bool = True) -> None:
+        """Add the next positions' features `[n, width]`, or what is to become them once somebody asks."""
         if rows.untyped_storage().nbytes() > 2 * rows.nbytes:
             rows = rows.clone()  # a view would keep all rows of its step
-        self._chunks.append(rows)
+        if is_projected:
+            self._project_captured()
+        (self._chunks if is_projected else self._captured).append(rows)
         self.length += int(rows.shape[0])
 
     def since(self, start: int) -> Tensor | None:
         """Features of positions `start` to the end, `[length - start, width]`; None if there are none."""
         if start >= self.length:
             return None
+        self._project_captured()
         if len(self._chunks) > 1:
             self._chunks = [torch.cat(self._chunks)]
         return self._chunks[0][start:]
+
+    def _project_captured(self) -> None:
+        if self._captured:
+            self._chunks.append(self._project(torch.cat(self._captured)).cpu())
+            self._captured = []
 
 
 @dataclass(slots=True)
@@ -72,9 +86,13 @@ class FeatureHub:
 
     While it is paused, features are logged and not pushed: nobody drafts. Readers get what they missed when it goes on.
     The lock orders a subscription on the event loop's thread against the step loop's appends.
+
+    Args:
+        project: as in :class:`FeatureLog`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, project: Callable[[Tensor], Tensor]) -> None:
+        self._project = project
         self._lock = threading.Lock()
         self._subscribers: dict[str, Subscriber] = {}
         self._logs: dict[int, FeatureLog] = {}
@@ -112,7 +130,7 @@ class FeatureHub:
     def open(self, sequence_id: int) -> None:
         """Start a log."""
         with self._lock:
-            self._logs[sequence_id] = FeatureLog()
+            self._logs[sequence_id] = FeatureLog(self._project)
 
     def close(self, sequence_id: int) -> None:
         """Drop a log and its readers."""
@@ -149,7 +167,15 @@ class FeatureHub:
             rows = log.since(0)
             return None if rows is None else rows[:num_positions]
 
-    def append(self, sequence_id: int, start: int, rows: Tensor, tokens: Sequence[int] = ()) -> None:
+    def append(
+        self,
+        sequence_id: int,
+        start: int,
+        rows: Tensor,
+        tokens: Sequence[int] = (),
+        *,
+        is_projected: bool = True,
+    ) -> None:
         """Log the features of a sequence's positions and push them to its readers.
 
         What is logged already is neither logged nor pushed again: a sequence that lost its slot runs its text twice.
@@ -159,6 +185,7 @@ class FeatureHub:
             start: position of the first row, at most the log's length.
             rows: `[n, width]` of the positions that the step settled.
             tokens: what the step committed, up to the position behind the last row; they are not logged.
+            is_projected: False where the rows are as the target captured them.
         """
         with self._lock:
             log = self._logs.get(sequence_id)
@@ -169,9 +196,10 @@ class FeatureHub:
             if not len(fresh):
                 return
             start = log.length
-            log.append(fresh)
+            log.append(fresh, is_projected=is_projected)
             for subscriber_id, reader in self._readers.get(sequence_id, {}).items():
-                self._push(sequence_id, subscriber_id, fresh if reader.num_sent == start else None, tokens)
+                is_all = is_projected and reader.num_sent == start
+                self._push(sequence_id, subscriber_id, fresh if is_all else None, tokens)
 
     def _push(
         self, sequence_id: int, subscriber_id: str, rows: Tensor | None = None, tokens: Sequence[int] = ()

@@ -46,7 +46,7 @@ class Host:
         profile: list[TimedStep],
     ):
         self._profile = profile
-        self._features = FeatureHub()
+        self._features = FeatureHub(engine.project)
         self._inbox = Inbox()
         self._table = SequenceTable(
             engine,

@@ -266,7 +266,12 @@ class StepLoop:
                     wants_features=sequence.may_draft,
                 )
             )
-        return self._engine.step(rows)
+        return self._engine.step(rows, projects_features=self._projects_features)
+
+    @property
+    def _projects_features(self) -> bool:
+        """Whether anybody reads features now; those that are only logged are projected if somebody ever does."""
+        return self._policy.is_drafting or self._drafter is not None
 
     def _commit(self, turns: list[Turn], output: StepOutput) -> tuple[list[SequenceCommit], list[Share]]:
         """Verify, keep the accepted rows, and move every sequence on; also whose log-probabilities are wanted."""
@@ -337,9 +342,9 @@ class StepLoop:
         """Features `[n, width]` of positions from `start` on, and the tokens committed with them, to the drafter."""
         if self._drafter is not None:
             self._drafter.feed(sequence.sequence_id, start, rows)
-        self._features.append(
-            sequence.sequence_id, start, rows if self._drafter is not None else rows.cpu(), tokens
-        )
+        elif self._projects_features:
+            rows = rows.cpu()
+        self._features.append(sequence.sequence_id, start, rows, tokens, is_projected=self._projects_features)
 
     def _settle(self, turn: Turn, verdict: Verdict) -> SequenceCommit:
         sequence = turn.sequence

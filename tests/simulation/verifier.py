@@ -76,7 +76,7 @@ class SteppedVerifier:
     ) -> None:
         self.engine = engine
         self.inbox = Inbox()
-        self.features = FeatureHub()
+        self.features = FeatureHub(engine.project)
         self.table = SequenceTable(
             engine, self.features, drafter, max_sequences, max_waiting, prefix_cache_bytes
         )

@@ -116,7 +116,7 @@ def test_policy_from_the_wire_is_checked() -> None:
 
 
 async def test_features_are_replayed_to_a_subscriber_that_comes_late() -> None:
-    hub = FeatureHub()
+    hub = FeatureHub(lambda rows: rows)
     rows = torch.arange(12, dtype=torch.float32).view(6, 2)
     hub.open(7)
     hub.append(7, 0, rows[:2])
@@ -138,7 +138,7 @@ async def test_features_are_replayed_to_a_subscriber_that_comes_late() -> None:
 
 
 async def test_features_go_to_every_reader_of_a_sequence() -> None:
-    hub, loop = FeatureHub(), asyncio.get_running_loop()
+    hub, loop = FeatureHub(lambda rows: rows), asyncio.get_running_loop()
     rows = torch.arange(8, dtype=torch.float32).view(4, 2)
     hub.open(7)
     readers = [Subscriber(loop, name) for name in ("a", "b")]
@@ -160,8 +160,9 @@ async def test_features_go_to_every_reader_of_a_sequence() -> None:
 
 
 async def test_what_is_held_back_comes_when_drafting_goes_on() -> None:
-    hub, loop = FeatureHub(), asyncio.get_running_loop()
+    hub, loop = FeatureHub(lambda captured: captured[:, :2] + captured[:, 2:]), asyncio.get_running_loop()
     rows = torch.arange(20, dtype=torch.float32).view(10, 2)
+    captured = torch.cat([rows - 1, torch.ones(10, 2)], dim=-1)
     hub.open(7)
     readers = [Subscriber(loop, name) for name in ("a", "b", "late")]
     for reader in readers[:2]:
@@ -169,10 +170,10 @@ async def test_what_is_held_back_comes_when_drafting_goes_on() -> None:
     hub.attach(7, 1, "a", 0)
     hub.append(7, 0, rows[:2])
     hub.pause(True)
-    hub.append(7, 2, rows[2:3], tokens=[9])
+    hub.append(7, 2, captured[2:3], tokens=[9], is_projected=False)
     hub.attach(7, 1, "b", 1)
     hub.attach(7, 1, "late", 0)
-    hub.append(7, 3, rows[3:6], tokens=[8])
+    hub.append(7, 3, captured[3:6], tokens=[8], is_projected=False)
     hub.subscribe(readers[2])
     hub.pause(False)
     hub.append(7, 6, rows[6:], tokens=[5])
