@@ -82,8 +82,8 @@ def test_drafts_that_land_during_a_pass_count_for_what_it_commits(
         world.turn(0)
     run = kit.engines[0].step
 
-    def step(batch: Any) -> Any:
-        output = run(batch)
+    def step(batch: Any, **options: Any) -> Any:
+        output = run(batch, **options)
         world.draft_by_script(request, 0, 6, [], 0, 0)  # five tokens and the one that this pass commits
         world.deliver(0)
         return output
