@@ -54,15 +54,16 @@ class Block:
         self.capacity = capacity
         self.free = list(range(layout.slots_per_block - 1, -1, -1))  # lowest index on top
         self.num_dirty_rows: list[int] = []  # of each slot that was ever opened
+        # A slot's memory is in one piece: it begins in a few large pages of its own, not in some of every layer.
         shape = (
-            layout.num_layers,
             layout.slots_per_block,
+            layout.num_layers,
             2 * layout.num_kv_heads,  # keys first
             capacity,
             layout.head_dim,
         )
         self.storage = _zeros(shape, layout)
-        self.layers = self.storage.unbind(0)
+        self.layers = self.storage.unbind(1)
 
     @property
     def num_touched(self) -> int:
@@ -104,9 +105,7 @@ class Slot:
     def _occupy(self, block: Block) -> None:
         self.block = block
         self.index = block.free.pop()
-        self.storage = block.storage.select(
-            1, self.index
-        )  # [num_layers, 2 * num_kv_heads, capacity, head_dim]
+        self.storage = block.storage[self.index]  # [num_layers, 2 * num_kv_heads, capacity, head_dim]
         self.rows = self.storage.unbind(0)
         if self.index == block.num_touched:
             block.num_dirty_rows.append(0)
