@@ -261,7 +261,14 @@ class Cycles:
             self.verifier.close(sequence.sequence_id)
             self._set_back(sequence, UnavailableError(str(gap)), not_before=now)
             self._reopen_due(sequence, now)
-        self._reports.step(step, depths, len(self.table), self._policy.draft_length)
+        self._reports.step(
+            step,
+            depths,
+            len(self.table),
+            self._policy.draft_length,
+            num_tokens=len(tokens),
+            may_draft=all(not sequence.drafting.is_off for sequence, _, _ in advanced),
+        )
 
     def _drafter_of(self, sequence: Sequence) -> str:
         """Who drafts for a sequence; empty where nobody does any more."""

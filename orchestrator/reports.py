@@ -62,12 +62,25 @@ class Reports:
         depths: Iterable[tuple[int, int]],
         num_running: int,
         draft_length: int,
+        *,
+        num_tokens: int = 0,
+        may_draft: bool = False,
     ) -> None:
-        """Notes one step; `depths` are (depth of the verified tree, accepted tokens) of its sequences."""
+        """Notes one step.
+
+        Args:
+            step: the verifier's report.
+            depths: (depth of the verified tree, accepted tokens) of its sequences.
+            num_running: running sequences now.
+            draft_length: tokens a draft in force.
+            num_tokens: tokens it committed.
+            may_draft: whether drafts may be made for every one of its sequences.
+        """
         self._num_running = num_running
         for depth, accepted in depths:
             self._depths[depth] += 1
             self._accepted[accepted] += 1
+        is_decoding = not step.num_prefill_rows and len(step.commits.sequence_ids) == step.num_sequences
         if step.num_rows:
             self._push(
                 self._steps,
@@ -76,6 +89,13 @@ class Reports:
                     num_sequences=step.num_sequences,
                     num_context_tokens=step.num_context_tokens,
                     step_us=step.step_us,
+                    policy_version=step.policy_version,
+                    num_tokens=num_tokens if is_decoding else 0,
+                    num_hits=sum(step.draft_hits),
+                    may_draft=may_draft,
+                    wait_us=min(step.held_us + step.colocated_draft_us, MAX_US),
+                    # Verification and commit are part of the step here and of the overhead there.
+                    other_us=max(0, step.overhead_us + step.forward_us - step.step_us),
                 ),
             )
         if step.colocated_draft_us and draft_length:

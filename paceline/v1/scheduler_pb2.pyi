@@ -93,16 +93,28 @@ class DraftOutcomes(_message.Message):
     def __init__(self, drafter: _Optional[str] = ..., cells: _Optional[_Iterable[int]] = ..., trials: _Optional[_Iterable[int]] = ..., accepted: _Optional[_Iterable[int]] = ..., calibrated: _Optional[_Iterable[int]] = ..., calibrated_trials: _Optional[_Iterable[int]] = ..., calibrated_accepted: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class StepSample(_message.Message):
-    __slots__ = ("num_rows", "num_sequences", "num_context_tokens", "step_us")
+    __slots__ = ("num_rows", "num_sequences", "num_context_tokens", "step_us", "policy_version", "num_tokens", "num_hits", "may_draft", "wait_us", "other_us")
     NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
     NUM_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     NUM_CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     STEP_US_FIELD_NUMBER: _ClassVar[int]
+    POLICY_VERSION_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_HITS_FIELD_NUMBER: _ClassVar[int]
+    MAY_DRAFT_FIELD_NUMBER: _ClassVar[int]
+    WAIT_US_FIELD_NUMBER: _ClassVar[int]
+    OTHER_US_FIELD_NUMBER: _ClassVar[int]
     num_rows: int
     num_sequences: int
     num_context_tokens: int
     step_us: int
-    def __init__(self, num_rows: _Optional[int] = ..., num_sequences: _Optional[int] = ..., num_context_tokens: _Optional[int] = ..., step_us: _Optional[int] = ...) -> None: ...
+    policy_version: int
+    num_tokens: int
+    num_hits: int
+    may_draft: bool
+    wait_us: int
+    other_us: int
+    def __init__(self, num_rows: _Optional[int] = ..., num_sequences: _Optional[int] = ..., num_context_tokens: _Optional[int] = ..., step_us: _Optional[int] = ..., policy_version: _Optional[int] = ..., num_tokens: _Optional[int] = ..., num_hits: _Optional[int] = ..., may_draft: _Optional[bool] = ..., wait_us: _Optional[int] = ..., other_us: _Optional[int] = ...) -> None: ...
 
 class DraftSample(_message.Message):
     __slots__ = ("num_draft_steps", "num_sequences", "draft_us")

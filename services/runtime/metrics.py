@@ -186,6 +186,9 @@ POLICY_DRAFT_LENGTH = _gauge(
 POLICY_SPEEDUP = _gauge(
     "paceline_policy_expected_speedup", "Speed-up the policy expects", "method", "placement"
 )
+POLICY_MEASURED_SPEEDUP = _gauge(
+    "paceline_policy_measured_speedup", "Speed-up the policy in force brings", "method", "placement"
+)
 TENANT_REQUESTS = _counter("paceline_tenant_requests", "Requests that ended, by tenant", "tenant")
 TENANT_TOKENS = _counter("paceline_tenant_generation_tokens", "Tokens generated for a tenant", "tenant")
 TENANT_DRAFT_TOKENS = _counter("paceline_tenant_draft_tokens", "Draft tokens verified for a tenant", "tenant")

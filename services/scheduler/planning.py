@@ -12,7 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
-from paceline.scheduling import Placement, PlanInputs, Policy, PolicyState, evaluate_policy
+from paceline.scheduling import MeasuredHits, Placement, PlanInputs, Policy, PolicyState, evaluate_policy
+from paceline.scheduling.speed import MeasuredSpeed
 from services.scheduler.measurements import Measurements
 from services.scheduler.subject import Subject
 
@@ -71,22 +72,33 @@ class Planner:
             probe_length=max(1, min(limits.cold_draft_length or 1, limits.max_draft_length)),
         )
 
-    def decide(self, measurements: Measurements, num_sequences: int) -> Decision:
+    def decide(
+        self, measurements: Measurements, num_sequences: int, speed: MeasuredSpeed | None = None
+    ) -> Decision:
         """The policy for now.
 
         Args:
             measurements: all that is known.
             num_sequences: running sequences; at least 1 is assumed.
+            speed: what the policy in force was measured to bring; None while that cannot be said.
         """
         if not self._subject.is_speculative:
             return self._decision(Policy.off(0, "off: there is no drafter"), num_sequences, 1.0)
         missing = self._missing(measurements)
         if missing:
             return self._decision(self._cold_policy(missing), num_sequences, 1.0)
-        inputs = self._inputs(measurements, max(1, num_sequences))
-        policy = self._state.decide(inputs)
+        inputs = self._inputs(measurements, max(1, num_sequences), self._hits(speed))
+        # The model is overruled only by what is surely below it.
+        policy = self._state.decide(inputs, None if speed is None else speed.at_best)
         expected = evaluate_policy(inputs, policy).speedup
         return self._decision(policy, num_sequences, expected)
+
+    def _hits(self, speed: MeasuredSpeed | None) -> MeasuredHits | None:
+        """How often outcomes had been drafted past, where the policy in force asks for it."""
+        policy = self._state.current
+        if speed is None or not policy.outcomes or not policy.draft_length:
+            return None
+        return MeasuredHits(speed.hit_rate, policy.draft_length, policy.outcomes)
 
     def _missing(self, measurements: Measurements) -> str:
         """What has to be measured before the planner can say anything."""
@@ -114,7 +126,9 @@ class Planner:
         ahead = length if is_separate and not self._limits.concurrent_slowdown else 0
         return Policy(0, length, budget, hold_us, ahead, reason)
 
-    def _inputs(self, measurements: Measurements, num_sequences: int) -> PlanInputs:
+    def _inputs(
+        self, measurements: Measurements, num_sequences: int, hits: MeasuredHits | None
+    ) -> PlanInputs:
         limits = self._limits
         curve = measurements.curve.estimator()
         draft_model = measurements.draft_time.estimator()
@@ -149,7 +163,7 @@ class Planner:
             margin=limits.margin,
             max_outcomes=limits.max_outcomes,
             enumeration_time=enumeration_time,
-            measured_hits=None,  # nobody measures them yet: acceptance per position has to do
+            measured_hits=hits,
         )
 
     def _decision(self, policy: Policy, num_sequences: int, expected_speedup: float) -> Decision:

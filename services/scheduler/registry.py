@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
@@ -21,6 +21,7 @@ from typing import Any
 import structlog
 
 from paceline.errors import CapacityError
+from paceline.scheduling.speed import MeasuredSpeed, SpeedMeter, TimedPass
 from services.runtime import metrics
 from services.runtime.redis_store import StoreUnavailableError
 from services.scheduler.measurements import Measurements
@@ -47,6 +48,7 @@ class SubjectState:
         self.subject = subject
         self.planner = planner
         self.measurements = Measurements()
+        self.speed = SpeedMeter()
         self.pending = Measurements()  # measured here and not yet merged into Redis
         self.synced = Synced()
         self.policy: PublishedPolicy | None = None
@@ -65,11 +67,21 @@ class SubjectState:
         """Over all report streams."""
         return sum(self.load.values())
 
-    def take(self, delta: Measurements) -> None:
-        """Add fresh measurements."""
+    def take(self, delta: Measurements, passes: Sequence[TimedPass] = ()) -> None:
+        """Add fresh measurements, and the passes that say what the policy in force brings."""
         self.measurements = self.measurements.merged(delta)
         self.pending = self.pending.merged(delta)
         self.has_news = True
+        if passes and self.measurements.curve.count:
+            plain_step = self.measurements.curve.estimator().seconds
+            for one in passes:
+                self.speed.add(one, plain_step)
+
+    @property
+    def measured_speed(self) -> MeasuredSpeed | None:
+        """What the policy in force brought; None while that cannot be said, or while it asks for no drafts."""
+        policy = self.policy
+        return None if policy is None or not policy.draft_length else self.speed.measured(policy.version)
 
     def to_dict(self) -> dict[str, Any]:
         """For people and tests: the layout kept in Redis, by part."""
@@ -77,6 +89,7 @@ class SubjectState:
             "key": asdict(self.subject),
             "num_running_sequences": self.num_running_sequences,
             **{part.name: part_to_dict(part) for part in self.measurements.parts()},
+            "measured_speed": None if (speed := self.measured_speed) is None else asdict(speed),
             "policy_history": list(self.history),
         }
 
@@ -230,7 +243,12 @@ class Registry:
         state.synced_at = now
 
     async def _plan(self, state: SubjectState) -> None:
-        decision = state.planner.decide(state.measurements, state.num_running_sequences)
+        speed = state.measured_speed
+        decision = state.planner.decide(state.measurements, state.num_running_sequences, speed)
+        if speed is not None:
+            metrics.POLICY_MEASURED_SPEEDUP.labels(
+                state.subject.model_label, state.subject.method or "none", state.subject.placement
+            ).set(speed.speedup)
         candidate = PublishedPolicy.of(
             decision.policy,
             version=0,

@@ -10,6 +10,7 @@ from itertools import pairwise
 
 from paceline.errors import InvalidRequestError
 from paceline.scheduling.reliability import Reliability
+from paceline.scheduling.speed import TimedPass
 from paceline.v1 import scheduler_pb2
 from services.runtime.tenants import MAX_TENANTS, check_tenant
 from services.scheduler.measurements import (
@@ -83,6 +84,36 @@ def measurements_of(request: scheduler_pb2.ReportRequest, at_ms: int = 0) -> Mea
         _outcomes_of(request),
         _tenants_of(request),
     )
+
+
+def passes_of(request: scheduler_pb2.ReportRequest) -> list[TimedPass]:
+    """The steps of a frame in which every sequence decoded; to be called once the frame was checked.
+
+    Raises:
+        InvalidRequestError: names the field.
+    """
+    passes = []
+    for step in request.steps:
+        if not (step.num_tokens and step.step_us):
+            continue
+        _check("steps.num_tokens", step.num_tokens, 0, _MAX_ROWS)
+        _check("steps.num_hits", step.num_hits, 0, step.num_sequences)
+        _check("steps.wait_us", step.wait_us, 0, _MAX_US)
+        _check("steps.other_us", step.other_us, 0, _MAX_US)
+        passes.append(
+            TimedPass(
+                policy_version=step.policy_version,
+                num_rows=step.num_rows,
+                num_sequences=step.num_sequences,
+                num_tokens=step.num_tokens,
+                num_hits=step.num_hits,
+                may_draft=step.may_draft,
+                step_s=step.step_us * 1e-6,
+                wait_s=step.wait_us * 1e-6,
+                other_s=step.other_us * 1e-6,
+            )
+        )
+    return passes
 
 
 def _network_of(request: scheduler_pb2.ReportRequest) -> NetworkPart:

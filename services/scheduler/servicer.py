@@ -20,7 +20,7 @@ from services.runtime import metrics
 from services.runtime.tenants import TenantLabels
 from services.scheduler.measurements import Measurements
 from services.scheduler.registry import Registry, SubjectState
-from services.scheduler.reports import measurements_of
+from services.scheduler.reports import measurements_of, passes_of
 from services.scheduler.subject import Subject
 
 SERVICE_NAME = "paceline.v1.SchedulerService"
@@ -60,13 +60,14 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
                     raise StreamProtocolError("the first frame has no key")
                 try:
                     delta = measurements_of(request, int(time.time() * 1000))
+                    passes = passes_of(request)
                 except InvalidRequestError:
                     metrics.REPORT_FRAMES.labels(subject.model_label, "refused").inc()
                     raise
                 if state is None:
                     state = await self._registry.open(subject)
                     use.enter_context(self._registry.using(state, token))
-                state.take(delta)
+                state.take(delta, passes)
                 state.load[token] = request.num_running_sequences
                 metrics.REPORT_FRAMES.labels(subject.model_label, "taken").inc()
                 self._count_tenants(subject, delta)

@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 
+from paceline.scheduling.speed import MeasuredSpeed
 from services.scheduler.measurements import (
     AcceptancePart,
     CurvePart,
@@ -243,3 +244,32 @@ def test_versions_rise_whatever_the_clock_does() -> None:
     assert next_version(1_000, 0) == 1_000
     assert next_version(1_000, 1_000) == 1_001
     assert next_version(500, 1_001) == 1_002
+
+
+def test_what_is_surely_slower_than_the_model_says_is_turned_off_until_a_trial_proves_it() -> None:
+    clock, good = Clock(), measured()
+    planner = Planner(subject(), LIMITS, clock)
+    assert planner.decide(good, 1).policy.draft_length > 0
+    unsure = MeasuredSpeed(speedup=0.98, error=0.2, hit_rate=0.0, num_passes=40)
+    assert planner.decide(good, 1, unsure).policy.draft_length > 0
+    sure = dataclasses.replace(unsure, error=0.01)
+    off = planner.decide(good, 1, sure).policy
+    assert off.draft_length == 0
+    assert "measured" in off.reason
+    clock.now += 5
+    assert planner.decide(good, 1).policy.draft_length == 0  # the model alone does not turn it on again
+    clock.now += 6
+    assert planner.decide(good, 1).policy.draft_length > 0
+    clock.now += 1.1
+    fast = dataclasses.replace(sure, speedup=1.4)
+    assert planner.decide(good, 1, fast).policy.draft_length > 0
+
+
+def test_measured_hits_change_what_is_enumerated() -> None:
+    may = dataclasses.replace(LIMITS, max_outcomes=8, outcome_cost=0.0)
+    planner = Planner(subject(), may, Clock())
+    slow_target = measured(step_us=60_000, rtt_us=30_000)
+    believed = planner.decide(slow_target, 1)
+    assert believed.policy.outcomes > 0
+    never = MeasuredSpeed(speedup=2.0, error=0.1, hit_rate=0.0, num_passes=400)
+    assert planner.decide(slow_target, 1, never).expected_speedup < believed.expected_speedup

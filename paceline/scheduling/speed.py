@@ -1,0 +1,134 @@
+"""What speculation really brought, beside what plain decoding would have.
+
+Responsible for: sums over timed passes that forget old ones, one set for each policy, and how sure they are.
+
+Deliberately does not know: policies' content, real time, transports.
+
+Called by: the scheduler service, which asks whether the model that chose a policy was right.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+MIN_PASSES = 32
+"""Fewer say nothing yet."""
+
+_DECAY = 0.998  # of a pass's weight with each later one: about the last five hundred count
+_LEARNING = 0.05  # share of a new plain pass in what one costs besides its step
+
+
+@dataclass(frozen=True, slots=True)
+class TimedPass:
+    """One target pass in which every sequence decoded.
+
+    Attributes:
+        policy_version: of the policy it was made under.
+        num_rows: rows in it; as many as sequences where no draft was verified.
+        num_sequences: sequences in it.
+        num_tokens: tokens that it committed, over all of them.
+        num_hits: sequences whose next tokens had been proposed already when it ended.
+        may_draft: whether drafts may be made for every one of its sequences.
+        step_s: the step itself, verification included.
+        wait_s: time it was held for drafts, and time that a drafter in its process took before it.
+        other_s: what else passed since the pass before it.
+    """
+
+    policy_version: int
+    num_rows: int
+    num_sequences: int
+    num_tokens: int
+    num_hits: int
+    may_draft: bool
+    step_s: float
+    wait_s: float
+    other_s: float
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.num_sequences <= self.num_rows or min(self.num_tokens, self.num_hits) < 0:
+            raise ValueError(f"a pass that cannot be: {self}")
+        if min(self.step_s, self.wait_s, self.other_s) < 0:
+            raise ValueError(f"times must not be negative: {self}")
+
+    @property
+    def period_s(self) -> float:
+        """From the end of the pass before it to its own."""
+        return self.step_s + self.wait_s + self.other_s
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredSpeed:
+    """Tokens a second under one policy.
+
+    Attributes:
+        speedup: over plain decoding at the same load.
+        error: its standard error.
+        hit_rate: share of the sequences' passes that ended with the next tokens proposed already.
+        num_passes: passes that it rests on; old ones count for less than one.
+    """
+
+    speedup: float
+    error: float
+    hit_rate: float
+    num_passes: float
+
+    @property
+    def at_best(self) -> float:
+        """What it may be at most, in nineteen of twenty cases."""
+        return self.speedup + 1.64 * self.error
+
+
+class SpeedMeter:
+    """Sums over the passes of the newest policy; passes of older ones that come late do not count."""
+
+    def __init__(self) -> None:
+        self._version = 0
+        self._plain_other_s: float | None = None
+        self._clear()
+
+    def _clear(self) -> None:
+        self._weight = self._hits = self._sequences = 0.0
+        self._plain = self._real = 0.0  # seconds
+        self._plain_2 = self._real_2 = self._both = 0.0  # of squares and products, for the error
+
+    def add(self, one: TimedPass, plain_step: Callable[[int], float]) -> None:
+        """Take in a pass.
+
+        Args:
+            one: the pass.
+            plain_step: seconds of a step over that many sequences, without drafts, as measured.
+        """
+        if one.num_rows == one.num_sequences and not one.num_hits:
+            known = self._plain_other_s
+            self._plain_other_s = one.other_s if known is None else known + _LEARNING * (one.other_s - known)
+        if not one.may_draft or one.policy_version < self._version:
+            return
+        if one.policy_version > self._version:
+            self._version = one.policy_version
+            self._clear()
+        other_s = one.other_s if self._plain_other_s is None else min(self._plain_other_s, one.other_s)
+        plain = (plain_step(one.num_sequences) + other_s) * one.num_tokens / one.num_sequences
+        real = one.period_s
+        for name, value in (
+            ("_weight", 1.0),
+            ("_hits", one.num_hits),
+            ("_sequences", one.num_sequences),
+            ("_plain", plain),
+            ("_real", real),
+            ("_plain_2", plain * plain),
+            ("_real_2", real * real),
+            ("_both", plain * real),
+        ):
+            setattr(self, name, _DECAY * getattr(self, name) + value)
+
+    def measured(self, policy_version: int) -> MeasuredSpeed | None:
+        """What a policy brought; None where too few passes were made under it."""
+        if policy_version != self._version or self._weight < MIN_PASSES or self._real <= 0:
+            return None
+        speedup = self._plain / self._real
+        # Of a ratio of sums: the squares of what each pass gave beyond its share.
+        squares = self._plain_2 - 2 * speedup * self._both + speedup * speedup * self._real_2
+        error = math.sqrt(max(squares, 0.0)) / self._real
+        return MeasuredSpeed(speedup, error, self._hits / self._sequences, self._weight)
