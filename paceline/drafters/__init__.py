@@ -18,16 +18,17 @@ from paceline.drafters.base import (
 from paceline.drafters.checkpoint import CheckpointError, DrafterConfig
 from paceline.drafters.eagle3 import Eagle3Drafter
 from paceline.drafters.independent import IndependentDrafter
+from paceline.drafters.method import DrafterClass
 from paceline.models import model_fingerprint
 from paceline.target import Device, TapSpec
 
-METHODS: dict[str, type[Eagle3Drafter] | type[IndependentDrafter]] = {
+METHODS: dict[str, DrafterClass] = {
     Eagle3Drafter.method: Eagle3Drafter,
     IndependentDrafter.method: IndependentDrafter,
 }
 
 
-def _method(config: DrafterConfig) -> type[Eagle3Drafter] | type[IndependentDrafter]:
+def _method(config: DrafterConfig) -> DrafterClass:
     try:
         return METHODS[config.method]
     except KeyError:
@@ -94,6 +95,7 @@ __all__ = [
     "CheckpointError",
     "DraftRequest",
     "Drafter",
+    "DrafterClass",
     "DrafterConfig",
     "DrafterError",
     "OutcomeRequest",
