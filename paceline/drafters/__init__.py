@@ -15,7 +15,7 @@ from paceline.drafters.base import (
     UnknownDraftSequenceError,
     may_rank,
 )
-from paceline.drafters.checkpoint import CheckpointError, DrafterConfig
+from paceline.drafters.checkpoint import ANY_TARGET, CheckpointError, DrafterConfig
 from paceline.drafters.eagle3 import Eagle3Drafter
 from paceline.drafters.independent import IndependentDrafter
 from paceline.drafters.method import DrafterClass
@@ -67,7 +67,7 @@ def load_drafter(
     path, target = Path(directory), Path(target_dir)
     config = DrafterConfig.read(path)
     found = model_fingerprint(target)
-    if config.target_fingerprint != found:
+    if config.target_fingerprint not in (found, ANY_TARGET):
         raise CheckpointError(
             f"drafter {path.name!r} was made for target {config.target_name or config.target_fingerprint[:12]!r}, "
             f"not for {target.name!r} ({found[:12]}): train one for it with `paceline train {config.method}`"
