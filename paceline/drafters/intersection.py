@@ -87,11 +87,12 @@ def intersect(
         raise CheckpointError(f"tokens of another tokenizer cannot be compared: {error}") from None
     of_target = _by_bytes(target_tokenizer, target_pieces, target_vocab)
     of_own = _by_bytes(own_tokenizer, own_pieces, own_vocab)
+    names = target_tokenizer.get_added_tokens_decoder()
     special = {
         target_id: own_id
         for target_id in target_pieces.special_ids
         if target_id < target_vocab
-        and (own_id := own_tokenizer.token_to_id(target_tokenizer.id_to_token(target_id))) is not None
+        and (own_id := own_tokenizer.token_to_id(names[target_id].content)) is not None
         and own_id in own_pieces.special_ids
         and own_id < own_vocab
     }
