@@ -14,8 +14,10 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from transformers import LlamaForCausalLM
 
-from experiments.modes.arm import ARMS, GREEDY_ARMS, Arm
-from experiments.modes.generation import Tally, generate
+from experiments.decoding.arm import Arm
+from experiments.decoding.generation import generate
+from experiments.decoding.tally import Tally
+from experiments.modes.arm import ARMS, GREEDY_ARMS
 from paceline.drafters import (
     CheckpointError,
     Drafter,
@@ -284,7 +286,6 @@ def generated(target_dir: Path, drafter_dir: Path | None, arm: Arm) -> list[int]
         max_nodes=6 if drafter_dir else 0,
         max_tokens=24,
         stop_token_ids=frozenset(),
-        tally=Tally(),
     )
 
 
@@ -492,7 +493,7 @@ def test_a_real_model_of_another_family_drafts_for_the_default_target() -> None:
                     max_nodes=max_nodes,
                     max_tokens=24,
                     stop_token_ids=frozenset(),
-                    tally=tallies[-1],
+                    watch=tallies[-1].add,
                 )
             )
         assert texts[0] == texts[1]
