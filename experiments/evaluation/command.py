@@ -15,7 +15,8 @@ from paceline.sampling.params import VerifyMode
 
 def evaluate(
     drafters: Annotated[
-        list[Path] | None, typer.Argument(help="Drafter checkpoints; the shipped one by default.")
+        list[str] | None,
+        typer.Argument(help="Drafter checkpoints, or fetched models; the shipped drafter by default."),
     ] = None,
     model: Annotated[str, typer.Option(help="Name of a fetched model or a directory.")] = "smollm2-135m",
     json_path: Annotated[
@@ -63,7 +64,7 @@ def evaluate(
     configure_threads(threads)
     plan = Plan(
         model_dir=resolve(model),
-        drafter_dirs=tuple(drafters or [default_drafter(model)]),
+        drafter_dirs=tuple(_directory(drafter) for drafter in drafters or [str(default_drafter(model))]),
         temperatures=_temperatures(temperatures),
         mode=mode,
         prompts_per_kind=prompts,
@@ -108,6 +109,12 @@ def evaluate(
     if differing:
         console.print(f"[bold]drafts changed the text:[/] {'; '.join(differing)}", highlight=False)
         raise typer.Exit(1)
+
+
+def _directory(drafter: str) -> Path:
+    from paceline.models import MODELS, resolve
+
+    return resolve(drafter) if drafter in MODELS else Path(drafter)
 
 
 def _temperatures(given: str) -> tuple[float, ...]:
