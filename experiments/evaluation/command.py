@@ -30,7 +30,7 @@ def evaluate(
     ] = False,
     latency_repeats: Annotated[int, typer.Option(min=1, help="Blocks of each length that are timed.")] = 20,
     prompts: Annotated[
-        int, typer.Option(min=1, help="Held-out prompts of each kind: chat, code, summary.")
+        int, typer.Option(min=1, max=8, help="Held-out prompts of each kind: chat, code, summary.")
     ] = 8,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds over the prompts, with seeds of their own.")] = 1,
     max_tokens: Annotated[int, typer.Option(min=2, help="Tokens per generation.")] = 128,
@@ -51,7 +51,7 @@ def evaluate(
     from experiments.evaluation import latency as blocks
     from experiments.evaluation.measure import Stage, measure
     from experiments.evaluation.plan import Plan
-    from experiments.evaluation.report import latency_table, make_report, markdown, tables
+    from experiments.evaluation.report import caption, latency_table, make_report, markdown, tables
     from paceline.drafters import default_drafter
     from paceline.errors import InvalidRequestError
     from paceline.models import resolve
@@ -96,6 +96,7 @@ def evaluate(
         typer.echo(markdown(report), nl=False)
     elif json_path != "-":
         shown = Console()
+        shown.print(caption(report), highlight=False, markup=False)
         for table in tables(report):
             shown.print(table)
         if latency:

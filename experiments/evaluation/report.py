@@ -34,17 +34,6 @@ HEADS = (
     "trained on",
 )
 
-HEADS_OF_WORTH = ("drafter", "drafts", "T", "tokens/pass", "draft ms", "speed", "same text", "trained on")
-HEADS_OF_ACCEPTANCE = (
-    "drafter",
-    "drafts",
-    "T",
-    "accepted at depth 1, 2, ...",
-    "given the one before",
-    "B/cycle to drafter",
-    "B/cycle to target",
-)
-
 
 def make_report(
     plan: Plan,
@@ -116,7 +105,7 @@ def rows_of(report: dict[str, Any]) -> list[list[str]]:
                     _number(sizes["to_drafter_per_cycle"], ",.0f"),
                     _number(sizes["to_target_per_cycle"], ",.0f"),
                     _spread(result["speed"], ".2f"),
-                    f"{result['identical']} of {result['compared']}" if result["compared"] else NOTHING,
+                    _same(result),
                     _training(drafter["training"]),
                 ]
             )
@@ -124,28 +113,50 @@ def rows_of(report: dict[str, Any]) -> list[list[str]]:
 
 
 def tables(report: dict[str, Any]) -> list[Table]:
-    """For people: what it comes to, then acceptance and bytes; narrow enough for a terminal."""
+    """For people: of each drafter what it comes to, and its acceptance by depth; medians alone."""
     shown = []
-    for title, heads in ((_caption(report), HEADS_OF_WORTH), ("", HEADS_OF_ACCEPTANCE)):
-        places = [HEADS.index(head) for head in heads]
-        part = Table(title=title)
-        for head in heads:
-            part.add_column(head)
-        for row in rows_of(report):
-            part.add_row(*(row[place] for place in places))
-        shown.append(part)
+    for drafter in report["drafters"]:
+        worth = Table(
+            title=f"{drafter['name']} ({drafter['method']}; trained on: {_training(drafter['training'])})"
+        )
+        depth = max(len(result["acceptance"]) for result in drafter["results"])
+        accepted = Table(title="accepted at depth, and given the one before")
+        ways = ("drafts", "T")
+        for head in (*ways, "tokens/pass", "draft ms", "speed", "B to drafter", "B to target", "same text"):
+            worth.add_column(head, justify="left" if head == "drafts" else "right")
+        for head in (*ways, *(str(place + 1) for place in range(depth))):
+            accepted.add_column(head, justify="left" if head == "drafts" else "right")
+        for result in drafter["results"]:
+            way, sizes = (result["drafts"], f"{result['temperature']:g}"), result["bytes"]
+            worth.add_row(
+                *way,
+                f"{result['tokens_per_pass']:.2f} ± {result['standard_error']:.2f}",
+                _median(result["draft_ms"]),
+                _median(result["speed"]),
+                _number(sizes["to_drafter_per_cycle"], ",.0f"),
+                _number(sizes["to_target_per_cycle"], ",.0f"),
+                _same(result),
+            )
+            accepted.add_row(
+                *way,
+                *(
+                    f"{row['unconditional']:.2f} {_number(row['conditional'], '.2f')}"
+                    for row in result["acceptance"]
+                ),
+            )
+        shown += [worth, accepted]
     return shown
 
 
 def latency_table(report: dict[str, Any]) -> Table:
     """Milliseconds of a block by its length."""
     columns = _blocks(report)
-    shown = Table(title="ms a block, by length: median (quartiles)")
+    shown = Table(title="ms a block, by its length")
     shown.add_column("length", justify="right")
     for head, _ in columns:
-        shown.add_column(head)
+        shown.add_column(head, justify="right")
     for length in sorted({length for _, by_length in columns for length in by_length}):
-        shown.add_row(str(length), *(_spread(by_length.get(length), ".2f") for _, by_length in columns))
+        shown.add_row(str(length), *(_median(by_length.get(length)) for _, by_length in columns))
     return shown
 
 
@@ -154,7 +165,7 @@ def markdown(report: dict[str, Any]) -> str:
     lines = [
         f"`{report['command']}`",
         "",
-        _caption(report),
+        caption(report),
         "",
         "| " + " | ".join(HEADS) + " |",
         "|---|---|---|---:|---:|---|---|---:|---:|---:|---:|---:|---|",
@@ -183,7 +194,8 @@ def _blocks(report: dict[str, Any]) -> list[tuple[str, dict[int, dict[str, float
     ]
 
 
-def _caption(report: dict[str, Any]) -> str:
+def caption(report: dict[str, Any]) -> str:
+    """What was measured, in a line."""
     prompts = ", ".join(f"{count} {kind}" for kind, count in report["prompts"].items())
     return "; ".join(
         (
@@ -193,6 +205,14 @@ def _caption(report: dict[str, Any]) -> str:
             f"{report['mode']} above T = 0, seed {report['seed']}",
         )
     )
+
+
+def _same(result: dict[str, Any]) -> str:
+    return f"{result['identical']} of {result['compared']}" if result["compared"] else NOTHING
+
+
+def _median(found: dict[str, float] | None) -> str:
+    return NOTHING if found is None else f"{found['median']:.2f}"
 
 
 def _number(value: float | None, form: str) -> str:

@@ -17,7 +17,7 @@ from experiments.evaluation.figures import acceptance, figures_of, num_bytes, sp
 from experiments.evaluation.latency import LENGTHS, latency
 from experiments.evaluation.measure import Contestant, Stage, Way, measure
 from experiments.evaluation.plan import CHAIN, TREE, Plan
-from experiments.evaluation.report import HEADS, make_report, markdown, rows_of, tables
+from experiments.evaluation.report import HEADS, latency_table, make_report, markdown, rows_of, tables
 from paceline.models import DEFAULT_MODEL, cached
 from paceline.sampling import VerifyMode
 from paceline.target import TargetEngine
@@ -197,7 +197,8 @@ def test_the_report_has_a_row_for_each_way(plan: Plan, stage: Stage) -> None:
     assert lines[0] == "`it`"
     assert [line.count("|") for line in lines[4:12]] == [len(HEADS) + 1] * 8
     assert sum(line.startswith("| ") for line in lines[13:]) == 1 + 3
-    assert [table.row_count for table in tables(report)] == [6, 6]
+    assert [table.row_count for table in tables(report)] == [4, 4, 2, 2]
+    assert latency_table(report).row_count == 16
 
 
 def test_two_checkpoints_of_one_name_are_told_apart(plan: Plan, stage: Stage, tmp_path: Path) -> None:
