@@ -15,12 +15,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+import structlog
 import torch
 from torch import Tensor
 
 from paceline.drafters.checkpoint import CheckpointError, DrafterConfig, load_tensors
 from paceline.drafters.intersection import Intersection, TokenizerFile, intersect
 from paceline.drafters.own_text import OwnText, SameText, TranslatedText, Translation
+
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +92,12 @@ class DraftVocabulary:
                     f"target {target_dir.name!r} has no tokenizer.json to compare the drafter's with"
                 )
             shared, translation = _translation(target, own, target_vocab, own_vocab)
+            log.info(
+                "the drafter has a tokenizer of its own",
+                num_common=len(shared.own_ids),
+                num_own=own_vocab,
+                num_target=target_vocab,
+            )
             return cls(
                 torch.tensor(shared.own_ids),
                 torch.tensor(shared.target_ids),
