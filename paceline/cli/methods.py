@@ -24,7 +24,7 @@ def methods(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")]
         typer.echo(json.dumps(rows, indent=2))
         return
     table = Table(box=None, pad_edge=False)
-    for heading in ("name", "trainable", "placements", "formats", "reads of the target"):
+    for heading in ("name", "trainable", "placements", "formats", "reads"):
         table.add_column(heading)
     for one in rows:
         lists = (", ".join(one[key]) for key in ("placements", "formats"))
