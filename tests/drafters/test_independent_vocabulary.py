@@ -238,11 +238,28 @@ class TestAnotherTokenizer:
         drafted = draft(drafter, 1, 3)
         (entry,) = drafter.draft_outcomes([OutcomeRequest(1, 2, 4, 40)])
         assert entry is not None
-        trie = DraftTrie(list(PROMPT), vocab_size=NUM_TARGET + 12)
-        trie.add(entry)
-        assert set(entry.tokens) <= set(pairs_of(drafter).values())
-        again = draft(drafter, 1, 3)
-        assert again.tokens == drafted.tokens
+        pairs = pairs_of(drafter)
+        own_of = {target: own for own, target in pairs.items()}
+        own_prompt = list(drafter._sequences[1].own.ids)
+        model = LlamaForCausalLM.from_pretrained(foreign_dir, dtype=torch.float32)
+        mask = torch.full((NUM_OWN,), -torch.inf)
+        mask[list(pairs)] = 0
+        paths: list[tuple[int, ...]] = []
+        followers: set[tuple[int, ...]] = set()
+        for token, parent, log_prob in zip(entry.tokens, entry.parents, entry.log_probs, strict=True):
+            path = (*(paths[parent] if parent >= 0 else ()), token)
+            paths.append(path)
+            own_path = [*own_prompt, *(own_of[one] for one in path)]
+            with torch.inference_mode():
+                log_probs = (model(torch.tensor([own_path])).logits[0, -2] + mask).log_softmax(-1)
+            assert log_prob == pytest.approx(float(log_probs[own_path[-1]]), abs=1e-4)
+            outcome = next(
+                (i for i in range(len(path)) if path[: i + 1] != drafted.tokens[: i + 1]), len(path)
+            )
+            if len(path) > outcome + 1:
+                followers.add(path[: outcome + 1])
+        assert len(followers) == 4  # outcomes with something behind them
+        assert draft(drafter, 1, 3).tokens == drafted.tokens
 
     def test_a_cut_head_drafts_the_same(self, target_dir: Path, foreign_dir: Path, tmp_path: Path) -> None:
         drafts = []
