@@ -38,6 +38,13 @@ class IncompatiblePeerError(PacelineError):
     reason = "INCOMPATIBLE_PEER"
 
 
+class TokenizerError(PacelineError):
+    """The model directory's tokenizer or chat template cannot be used."""
+
+    status = "FAILED_PRECONDITION"
+    reason = "UNUSABLE_TOKENIZER"
+
+
 class CapacityError(PacelineError):
     """No room for another sequence now; trying again later may work."""
 

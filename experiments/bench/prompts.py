@@ -1,4 +1,4 @@
-"""The fixed prompts of the benchmark: those embedded in the package."""
+"""The fixed prompts that come with the package: the benchmark's, and others for evaluating drafters."""
 
 from __future__ import annotations
 
@@ -18,15 +18,29 @@ class Prompt:
 
 def embedded_prompts(count: int | None = None) -> list[Prompt]:
     """The embedded prompts, the kinds in turn, so that any head of the list is mixed."""
-    raw = json.loads(files("paceline").joinpath("assets/prompts.json").read_text())
-    prompts = [Prompt(entry["id"], entry["kind"], entry["text"]) for entry in raw]
+    return _mixed(_read("prompts.json"))[:count]
+
+
+def held_out_prompts(per_kind: int | None = None) -> list[Prompt]:
+    """Prompts that no drafter was trained or tuned on, so many of each kind, the kinds in turn."""
+    by_kind: dict[str, list[Prompt]] = {}
+    for prompt in _read("heldout_prompts.json"):
+        by_kind.setdefault(prompt.kind, []).append(prompt)
+    return _mixed([prompt for group in by_kind.values() for prompt in group[:per_kind]])
+
+
+def _read(name: str) -> list[Prompt]:
+    raw = json.loads(files("paceline").joinpath("assets", name).read_text(encoding="utf-8"))
+    return [Prompt(entry["id"], entry["kind"], entry["text"]) for entry in raw]
+
+
+def _mixed(prompts: list[Prompt]) -> list[Prompt]:
     by_kind: dict[str, list[Prompt]] = {}
     for prompt in prompts:
         by_kind.setdefault(prompt.kind, []).append(prompt)
-    mixed = [
+    return [
         prompt
         for place in range(len(prompts))
         for group in by_kind.values()
         for prompt in group[place : place + 1]
     ]
-    return mixed[:count]

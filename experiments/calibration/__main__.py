@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.calibration.outcomes import Recording, held_out_errors
-from experiments.modes.arm import Arm
+from experiments.decoding.arm import Arm
 
 
 def calibration(
@@ -78,7 +78,7 @@ def _record(
     from transformers import AutoTokenizer
 
     from experiments.bench.prompts import embedded_prompts
-    from experiments.modes.generation import Tally, generate
+    from experiments.decoding.generation import generate
     from paceline.drafters import default_drafter, drafter_tap, load_drafter
     from paceline.models import resolve
     from paceline.sampling import SamplingParams, VerifyMode
@@ -113,7 +113,6 @@ def _record(
                         max_nodes=max_nodes,
                         max_tokens=max_tokens if heat else 2 * max_tokens,
                         stop_token_ids=frozenset({tokenizer.eos_token_id}),
-                        tally=Tally(),
                         watch=recording.watch,
                     )
     return recorded

@@ -11,9 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from paceline.sampling import Verdict
+from experiments.decoding.generation import Pass
 from paceline.scheduling.calibration import CalibrationError, Calibrator, Node
-from paceline.trie import DraftTree
 
 
 class VerifiedTree(NamedTuple):
@@ -31,8 +30,9 @@ class Recording:
 
     trees: list[VerifiedTree] = field(default_factory=list)
 
-    def watch(self, tree: DraftTree, verdict: Verdict) -> None:
-        """Note a tree, unless its drafter said nothing of some node."""
+    def watch(self, one: Pass) -> None:
+        """Note a pass's tree, unless its drafter said nothing of some node."""
+        tree, verdict = one.tree, one.verdict
         claims = [claim for claim in tree.claims if claim is not None]
         if not claims or len(claims) != len(tree):
             return

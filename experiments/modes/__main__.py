@@ -11,7 +11,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from experiments.modes.arm import ARMS, GREEDY_ARMS, SUPPORT_ARMS, Arm
+from experiments.decoding.arm import Arm
+from experiments.modes.arm import ARMS, GREEDY_ARMS, SUPPORT_ARMS
 
 
 def modes(
@@ -42,7 +43,8 @@ def modes(
     from transformers import AutoTokenizer
 
     from experiments.bench.prompts import embedded_prompts
-    from experiments.modes.generation import Tally, generate
+    from experiments.decoding.generation import generate
+    from experiments.decoding.tally import Tally
     from experiments.modes.table import markdown
     from paceline.drafters import default_drafter, drafter_tap, load_drafter
     from paceline.models import resolve
@@ -99,7 +101,7 @@ def modes(
                     max_nodes=max_nodes,
                     max_tokens=max_tokens,
                     stop_token_ids=frozenset({tokenizer.eos_token_id}),
-                    tally=tally,
+                    watch=tally.add,
                 )
             results.append(
                 {

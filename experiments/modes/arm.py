@@ -1,31 +1,10 @@
-"""The arms of the comparison: a mode, and how its drafts are chosen."""
+"""The arms of the comparison."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from paceline.sampling import SUPPORT_SIZE, VerifyMode
+from experiments.decoding.arm import Arm
+from paceline.sampling import VerifyMode
 from paceline.trie import DrawRule
-
-
-@dataclass(frozen=True, slots=True)
-class Arm:
-    """One row of the table.
-
-    Attributes:
-        name: of the row.
-        mode: verification mode.
-        rule: how drafted tokens are chosen, in modes that verify draws.
-        branches: drafts have more nodes than their depth.
-        support_size: most tokens that a token is drawn from.
-    """
-
-    name: str
-    mode: VerifyMode
-    rule: DrawRule | None = None
-    branches: bool = False
-    support_size: int = SUPPORT_SIZE
-
 
 _WITH, _WITHOUT, _TOP = DrawRule.WITH_REPLACEMENT, DrawRule.WITHOUT_REPLACEMENT, DrawRule.TOP
 

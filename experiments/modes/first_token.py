@@ -81,7 +81,7 @@ def first_token(
     from transformers import AutoTokenizer
 
     from experiments.bench.prompts import embedded_prompts
-    from experiments.modes.generation import Tally, generate
+    from experiments.decoding.generation import generate
     from paceline.drafters import default_drafter, drafter_tap, load_drafter
     from paceline.models import resolve
     from paceline.target import TargetEngine, configure_threads
@@ -110,7 +110,6 @@ def first_token(
             max_nodes=5,
             max_tokens=max_tokens,
             stop_token_ids=frozenset({tokenizer.eos_token_id}),
-            tally=Tally(),
         )
         with torch.inference_mode():
             slot = engine.open(len(ids) + len(text))

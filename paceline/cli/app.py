@@ -22,6 +22,7 @@ class PacelineGroup(LazyGroup):
         "generate": LazyCommand(
             "paceline.cli.generate", "generate", "Generate text and say how fast it was."
         ),
+        "methods": LazyCommand("paceline.cli.methods", "methods", "List the drafting methods."),
         "models": LazyCommand("paceline.cli.models", "app", "Fetch, list and find models."),
         "modes": LazyCommand("paceline.cli.modes", "modes", "List the verification modes."),
         "train": LazyCommand("paceline.cli.train", "train", "Train a drafter for a target."),

@@ -15,19 +15,20 @@ from paceline.drafters.base import (
     UnknownDraftSequenceError,
     may_rank,
 )
-from paceline.drafters.checkpoint import CheckpointError, DrafterConfig
+from paceline.drafters.checkpoint import ANY_TARGET, CheckpointError, DrafterConfig
 from paceline.drafters.eagle3 import Eagle3Drafter
 from paceline.drafters.independent import IndependentDrafter
+from paceline.drafters.method import DrafterClass
 from paceline.models import model_fingerprint
 from paceline.target import Device, TapSpec
 
-METHODS: dict[str, type[Eagle3Drafter] | type[IndependentDrafter]] = {
+METHODS: dict[str, DrafterClass] = {
     Eagle3Drafter.method: Eagle3Drafter,
     IndependentDrafter.method: IndependentDrafter,
 }
 
 
-def _method(config: DrafterConfig) -> type[Eagle3Drafter] | type[IndependentDrafter]:
+def _method(config: DrafterConfig) -> DrafterClass:
     try:
         return METHODS[config.method]
     except KeyError:
@@ -66,7 +67,7 @@ def load_drafter(
     path, target = Path(directory), Path(target_dir)
     config = DrafterConfig.read(path)
     found = model_fingerprint(target)
-    if config.target_fingerprint != found:
+    if config.target_fingerprint not in (found, ANY_TARGET):
         raise CheckpointError(
             f"drafter {path.name!r} was made for target {config.target_name or config.target_fingerprint[:12]!r}, "
             f"not for {target.name!r} ({found[:12]}): train one for it with `paceline train {config.method}`"
@@ -94,6 +95,7 @@ __all__ = [
     "CheckpointError",
     "DraftRequest",
     "Drafter",
+    "DrafterClass",
     "DrafterConfig",
     "DrafterError",
     "OutcomeRequest",

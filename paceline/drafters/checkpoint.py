@@ -20,6 +20,9 @@ from paceline.errors import IncompatiblePeerError
 
 FORMAT_VERSION = 1
 
+ANY_TARGET = "*"
+"""Stands for the target's fingerprint where a drafter was made for none in particular: its tokenizer decides."""
+
 
 class CheckpointError(IncompatiblePeerError):
     """A drafter checkpoint that cannot be used; says what is wrong with it."""
@@ -33,7 +36,7 @@ class DrafterConfig:
 
     Attributes:
         method: drafting method; names the file in `paceline.drafters`.
-        target_fingerprint: `paceline.models.model_fingerprint` of the target it was made for.
+        target_fingerprint: `paceline.models.model_fingerprint` of the target it was made for, or `ANY_TARGET`.
         target_name: the target's name for people.
         shape: the method's own sizes.
         training: how it was made, for people: command, seed, figures.
@@ -50,6 +53,8 @@ class DrafterConfig:
     def read(cls, directory: Path) -> DrafterConfig:
         """Read a checkpoint's configuration.
 
+        A causal language model as transformers saves it is an independent drafter for any target.
+
         Raises:
             CheckpointError: there is none, or it is not one of ours.
         """
@@ -62,6 +67,8 @@ class DrafterConfig:
             ) from None
         except ValueError as error:
             raise CheckpointError(f"{directory.name!r}: config.json is not JSON: {error}") from None
+        if isinstance(content, dict) and "model_type" in content and "method" not in content:
+            return cls._of_transformers(directory.name, content)
         if not isinstance(content, dict) or content.get("format_version") != FORMAT_VERSION:
             raise CheckpointError(f"{directory.name!r}: format_version must be {FORMAT_VERSION}")
         known = cls.__dataclass_fields__
@@ -71,6 +78,15 @@ class DrafterConfig:
             return cls(**content)
         except TypeError as error:
             raise CheckpointError(f"{directory.name!r}: {error}") from None
+
+    @classmethod
+    def _of_transformers(cls, name: str, content: Mapping[str, Any]) -> DrafterConfig:
+        architectures = content.get("architectures") or []
+        if not any(str(architecture).endswith("ForCausalLM") for architecture in architectures):
+            raise CheckpointError(
+                f"{name!r} holds {architectures or content['model_type']!r}, which is no causal language model"
+            )
+        return cls("independent", ANY_TARGET)
 
     def size(self, name: str) -> int:
         """A size of the method's shape, checked to be a positive whole number."""

@@ -153,6 +153,8 @@ class Eagle3Drafter:
     """Drafts with an EAGLE-3 layer; see `paceline.drafters.base.Drafter`."""
 
     method: ClassVar[str] = "eagle3"
+    formats: ClassVar[tuple[str, ...]] = ("paceline",)
+    reads: ClassVar[str] = "three layers, fused"
 
     def __init__(
         self, layer: DraftLayer, draft_ids: Tensor, tap: TapSpec, max_positions: int, device: Device

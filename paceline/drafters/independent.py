@@ -2,7 +2,8 @@
 
 Speculative sampling in its first form (Leviathan et al., 2211.17192; Chen et al., 2302.01318). It reads tokens alone
 and runs through the target engine, so that whatever model the engine runs can draft. In its checkpoint directory
-`config.json` names the drafter and `model/` holds the small model.
+`config.json` names the drafter and `model/` holds the small model; or the directory is the model itself. Where its
+vocabulary is not the target's, `vocabulary.py` says which tokens it may propose and what it reads.
 """
 
 from __future__ import annotations
@@ -18,9 +19,19 @@ from paceline.drafters.base import DrafterError, DraftRequest, OutcomeRequest, U
 from paceline.drafters.checkpoint import CheckpointError, DrafterConfig
 from paceline.drafters.choice import choose_chain_tokens, draw_chain_tokens, rank_children
 from paceline.drafters.comb import comb_entry, num_draws
+from paceline.drafters.draft_model import DraftModel
+from paceline.drafters.own_text import OwnText
 from paceline.drafters.tree import ROOT, GrowingTree
+from paceline.drafters.vocabulary import DraftVocabulary
 from paceline.sampling import SamplingParams
-from paceline.target import Device, SequenceRows, TapSpec, TargetEngine
+from paceline.target import (
+    Device,
+    SequenceRows,
+    TapSpec,
+    TargetEngine,
+    UnsupportedModelError,
+    common_prefix,
+)
 from paceline.trie import DraftEntry, DrawRule, SiblingDraws
 
 MODEL_DIR = "model"
@@ -33,14 +44,20 @@ class SequenceState:
     """A sequence's committed tokens, and the chain drafted behind them.
 
     Attributes:
-        num_cached: leading tokens of `tokens + chain` whose keys and values are in the slot.
+        tokens: committed, the target's ids.
+        own: the same text in the ids of the drafter's model.
+        num_cached: leading ids of `text` whose keys and values are in the slot.
+        chain: drafted, the target's ids.
+        own_chain: the same tokens in the drafter's ids.
         draws: of each token of the chain, where tokens are drawn; log_probs then stays empty.
     """
 
     slot: int
     tokens: list[int]
+    own: OwnText
     num_cached: int = 0
     chain: list[int] = field(default_factory=list)
+    own_chain: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     draws: list[SiblingDraws] = field(default_factory=list)
 
@@ -52,8 +69,34 @@ class SequenceState:
 
     @property
     def text(self) -> list[int]:
-        """Committed tokens and the chain."""
-        return self.tokens + self.chain
+        """What the drafter's model reads: the committed text and the chain."""
+        return self.own.ids + self.own_chain
+
+    @property
+    def next_position(self) -> int:
+        """The target's position of the token that the chain goes on with."""
+        return len(self.tokens) + len(self.chain)
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        """Take in committed tokens; what the chain foretold keeps its place in the cache.
+
+        With another tokenizer a token may also change how the text before it is read: what is cached is then good up to
+        the first id that is another one.
+        """
+        agreed = common_prefix(tokens, self.chain)
+        known = len(self.own.ids)
+        self.tokens.extend(tokens)
+        kept = self.own.extend(tokens)
+        foretold = 0
+        if kept == known:
+            foretold = common_prefix(self.own.ids[known:], self.own_chain)
+        if agreed == len(tokens) and kept == known and len(self.own.ids) == known + foretold:
+            self.chain, self.own_chain = self.chain[agreed:], self.own_chain[foretold:]
+            self.log_probs, self.draws = self.log_probs[agreed:], self.draws[agreed:]
+            return
+        self.chain, self.own_chain, self.log_probs, self.draws = [], [], [], []
+        # The first id that differs, and all behind it, leave the cache.
+        self.num_cached = min(self.num_cached, kept + foretold)
 
 
 class OutcomeTree:
@@ -80,8 +123,13 @@ class OutcomeTree:
         self.parents += from_rows
         self._fresh = list(nodes)
 
-    def propose(self, logits: torch.Tensor, length: int, sampling: SamplingParams) -> None:
-        """Take in `[1 + rows, vocab]` float32 logits, the root's first, of a text of `length` committed tokens."""
+    def propose(
+        self, logits: torch.Tensor, draft_ids: torch.Tensor | None, length: int, sampling: SamplingParams
+    ) -> None:
+        """Take in `[1 + rows, draft_vocab]` float32 logits, the root's first, of a text of `length` committed tokens.
+
+        `draft_ids` are the target's ids of their columns, as in `choose_chain_tokens`.
+        """
         if self._rows:
             rows = logits[1 + len(self._rows) :]
             depths = self.nodes.depths(self._fresh)
@@ -90,7 +138,9 @@ class OutcomeTree:
         if len(rows) == 0:
             return
         positions = [length + depth for depth in depths]
-        log_probs, ids = rank_children(rows, None, positions, [sampling] * len(positions), BRANCH)
+        log_probs, ids = rank_children(rows, draft_ids, positions, [sampling] * len(positions), BRANCH)
+        if draft_ids is not None:
+            ids = [draft_ids[row].tolist() for row in ids]
         if self._rows:
             self.nodes.propose(self._fresh, log_probs, ids)
             self._rows += self._fresh
@@ -113,10 +163,17 @@ class IndependentDrafter:
     """Drafts with a model of its own; see `paceline.drafters.base.Drafter`."""
 
     method: ClassVar[str] = "independent"
+    formats: ClassVar[tuple[str, ...]] = ("paceline", "transformers")
+    reads: ClassVar[str] = "nothing"
     tap: TapSpec | None = None
 
-    def __init__(self, engine: TargetEngine) -> None:
-        self._engine = engine
+    def __init__(self, model: DraftModel, vocabulary: DraftVocabulary) -> None:
+        self._model = model
+        self._engine = model.engine
+        self._open_text = vocabulary.open_text
+        ids = vocabulary.target_ids
+        self._draft_ids = None if ids is None else ids.to(self._engine.device.torch_device)
+        self._own_of = vocabulary.own_of()
         self._sequences: dict[int, SequenceState] = {}
 
     @property
@@ -133,21 +190,36 @@ class IndependentDrafter:
     def load(
         cls, directory: Path, config: DrafterConfig, target_dir: Path, device: Device, dtype: torch.dtype
     ) -> IndependentDrafter:
-        """Load a checkpoint; its vocabulary must be the target's."""
+        """Load a checkpoint.
+
+        Its vocabulary is the target's, a part of it, or another tokenizer's; see `DraftVocabulary.read`. Where not all
+        of it can be drafted, `shape.prune_head` says whether the head is cut to what can.
+        """
         where = device.kind if device.kind == "cpu" else f"{device.kind}:{device.index}"
-        engine = TargetEngine.load(directory / MODEL_DIR, where, dtype)
-        if engine.shape.vocab_size != config.size("target_vocab"):
+        model_dir = directory / MODEL_DIR if (directory / MODEL_DIR).is_dir() else directory
+        if not any(model_dir.glob("*.safetensors")):
             raise CheckpointError(
-                f"the drafter's vocabulary has {engine.shape.vocab_size} tokens, not {config.size('target_vocab')}"
+                f"{model_dir.name!r} has no safetensors weights; pickled ones are never read: convert them with "
+                "`save_pretrained` of transformers"
             )
-        return cls(engine)
+        try:
+            engine = TargetEngine.load(model_dir, where, dtype)
+        except UnsupportedModelError as error:
+            raise CheckpointError(f"{directory.name!r}: {error}") from None
+        vocabulary = DraftVocabulary.read(directory, model_dir, config, target_dir, engine.shape.vocab_size)
+        prune = config.shape.get("prune_head")
+        if prune is not None and not isinstance(prune, bool):
+            raise CheckpointError(f"shape.prune_head must be true or false, not {prune!r}")
+        return cls(DraftModel.load(model_dir, engine, vocabulary.own_ids, prune), vocabulary)
 
     def open(self, sequence_id: int, tokens: Sequence[int]) -> None:
         """Start following a sequence."""
         self.close(sequence_id)
         with torch.inference_mode():  # a slot that grew in that mode can only be taken in it
             slot = self._engine.open(len(tokens) + 64)
-        self._sequences[sequence_id] = SequenceState(slot, list(tokens))
+        state = SequenceState(slot, [], self._open_text())
+        state.commit(tokens)
+        self._sequences[sequence_id] = state
 
     def close(self, sequence_id: int) -> None:
         """Forget a sequence."""
@@ -161,25 +233,14 @@ class IndependentDrafter:
         known = len(state.tokens)
         if start > known:
             raise DrafterError(f"sequence {sequence_id}: tokens {known} to {start - 1} are missing")
-        fresh = list(tokens[known - start :])
-        agreed = 0
-        while agreed < min(len(fresh), len(state.chain)) and fresh[agreed] == state.chain[agreed]:
-            agreed += 1
-        state.tokens.extend(fresh)
-        if agreed == len(fresh):
-            state.chain, state.log_probs = state.chain[agreed:], state.log_probs[agreed:]
-            state.draws = state.draws[agreed:]
-        else:
-            state.chain, state.log_probs, state.draws = [], [], []
-            # The first token that differs, and all behind it, leave the cache.
-            state.num_cached = min(state.num_cached, known + agreed)
+        state.commit(tokens[known - start :])
 
     def feed(self, sequence_id: int, start: int, features: torch.Tensor) -> None:
         """Features are not read."""
         self._get(sequence_id)
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[DraftEntry | None]:
-        """Draft chains, one token of all sequences at a time."""
+        """Draft chains, one token of all sequences at a time; none where the text ends within a character."""
         able = [r for r in requests if self._can_draft(r)]
         growing = [r for r in able if len(self._get(r.sequence_id).chain) < r.num_tokens]
         while growing:
@@ -227,41 +288,47 @@ class IndependentDrafter:
         """One step over all trees, root included; proposes what follows the rows that are new."""
         rows = []
         for _, state, tree in growing:
-            root = len(state.tokens) - 1
+            committed = state.own.ids
+            root = len(committed) - 1
             self._engine.truncate(state.slot, min(root, state.num_cached, self._engine.length(state.slot)))
-            behind = state.tokens[self._engine.length(state.slot) :]
+            behind = committed[self._engine.length(state.slot) :]
             first = len(behind)
             parents = [
                 *range(-1, first - 1),
                 *(first - 1 if row < 0 else first + row for row in tree.parents),
             ]
             wanted = [first - 1, *range(first, first + len(tree.tokens))]
-            rows.append(SequenceRows(state.slot, [*behind, *tree.tokens], parents=parents, num_logits=wanted))
-            state.num_cached = len(state.tokens)
-        outputs = self._engine.step(rows).logits
+            tokens = [*behind, *(self._own_id(token) for token in tree.tokens)]
+            rows.append(SequenceRows(state.slot, tokens, parents=parents, num_logits=wanted))
+            state.num_cached = len(committed)
+        outputs = self._model.step(rows)
         for (request, state, tree), part, logits in zip(growing, rows, outputs, strict=True):
             self._engine.keep(state.slot, range(len(part.tokens) - len(tree.tokens)))
-            tree.propose(logits, len(state.tokens), request.sampling)
+            tree.propose(logits, self._draft_ids, len(state.tokens), request.sampling)
 
     def _grow(self, growing: Sequence[DraftRequest]) -> None:
         states = [self._get(request.sequence_id) for request in growing]
         rows = []
         for state in states:
-            self._engine.truncate(state.slot, min(state.num_cached, self._engine.length(state.slot)))
-            rows.append(SequenceRows(state.slot, state.text[state.num_cached :], num_logits="last"))
-        logits = torch.cat(self._engine.step(rows).logits)
+            text = state.text
+            # The last id is run again where the target's tokens since have added none.
+            first = min(state.num_cached, self._engine.length(state.slot), len(text) - 1)
+            self._engine.truncate(state.slot, first)
+            rows.append(SequenceRows(state.slot, text[first:], num_logits="last"))
+        logits = torch.cat(self._model.step(rows))
         for state in states:
             state.num_cached = len(state.text)
         drawn = [i for i, request in enumerate(growing) if request.draw_rule is not DrawRule.TOP]
         ranked = [i for i in range(len(growing)) if i not in drawn] if drawn else range(len(growing))
         if ranked:
-            positions = [len(states[i].text) for i in ranked]
+            positions = [states[i].next_position for i in ranked]
             params = [growing[i].sampling for i in ranked]
             chosen, log_probs = choose_chain_tokens(
-                logits[ranked] if drawn else logits, None, positions, params
+                logits[ranked] if drawn else logits, self._draft_ids, positions, params
             )
             for i, token, log_prob in zip(ranked, chosen.tolist(), log_probs.tolist(), strict=True):
                 states[i].chain.append(token)
+                states[i].own_chain.append(self._own_id(token))
                 states[i].log_probs.append(log_prob)
         if drawn:
             self._draw(logits[drawn], [(growing[i], states[i]) for i in drawn])
@@ -270,9 +337,9 @@ class IndependentDrafter:
         """Draw the next position of chains in modes that verify draws: `logits` `[chains, vocab]`."""
         draws = draw_chain_tokens(
             logits,
-            None,
+            self._draft_ids,
             starts=[len(state.tokens) for _, state in growing],
-            positions=[len(state.text) for _, state in growing],
+            positions=[state.next_position for _, state in growing],
             params=[request.sampling for request, _ in growing],
             rules=[request.draw_rule for request, _ in growing],
             support_sizes=[request.support_size for request, _ in growing],
@@ -280,11 +347,20 @@ class IndependentDrafter:
         )
         for (_, state), siblings in zip(growing, draws, strict=True):
             state.chain.append(siblings.tokens[0])
+            state.own_chain.append(self._own_id(siblings.tokens[0]))
             state.draws.append(siblings)
 
     def _can_draft(self, request: DraftRequest) -> bool:
         state = self._get(request.sequence_id)
-        return request.num_tokens > 0 and len(state.tokens) + request.num_tokens <= self.max_positions
+        return (
+            request.num_tokens > 0
+            and state.own.is_whole
+            and len(state.own.ids) + request.num_tokens <= self.max_positions
+        )
+
+    def _own_id(self, token: int) -> int:
+        """The model's id of a drafted token."""
+        return token if self._own_of is None else self._own_of[token]
 
     def _get(self, sequence_id: int) -> SequenceState:
         try:

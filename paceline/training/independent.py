@@ -1,9 +1,9 @@
 """An independent drafter cut from its target and distilled on the target's own text.
 
-The first and last layers of the target with its embedding, final norm and head, trained by full-vocabulary
-cross entropy against the target's distribution (the KL of distillation up to a constant; see 2310.08461 for why the
-text should be the target's own). Embedding and head stay the target's. Called by :mod:`paceline.training.trainer`;
-serving runs the exported model through :mod:`paceline.drafters.independent`.
+The first and last layers of the target with its embedding, final norm and head, trained by cross entropy against the
+target's distribution (the KL of distillation up to a constant; see 2310.08461 for why the text should be the target's
+own), over the whole vocabulary or over a part of it. Embedding and head stay the target's. Called by
+:mod:`paceline.training.trainer`; serving runs the exported model through :mod:`paceline.drafters.independent`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from paceline.drafters.checkpoint import DrafterConfig
+from paceline.drafters.checkpoint import DrafterConfig, save_drafter
 from paceline.drafters.independent import MODEL_DIR
 from paceline.training.acceptance import AcceptanceCounts
 from paceline.training.data import Batch
@@ -51,12 +51,18 @@ class IndependentObjective:
         weights: its tensors by transformers names, embedding included.
         target: what the exported checkpoint says of its target.
         dtype: compute type; parameters stay float32.
+        draft_ids: the tokens it will propose, ascending, int64 ``[draft_vocab]``; None for all.
     """
 
     method = "independent"
 
     def __init__(
-        self, config: dict[str, Any], weights: dict[str, Tensor], target: TargetFacts, dtype: torch.dtype
+        self,
+        config: dict[str, Any],
+        weights: dict[str, Tensor],
+        target: TargetFacts,
+        dtype: torch.dtype,
+        draft_ids: Tensor | None = None,
     ) -> None:
         self.config = config
         self.shape = TeacherShape.from_config(config)
@@ -69,11 +75,17 @@ class IndependentObjective:
             k: nn.Parameter(v.float().clone()) for k, v in weights.items() if k not in self._frozen
         }
         self._embedding = weights["model.embed_tokens.weight"].to(dtype)
-        self._head = weights.get("lm_head.weight", weights["model.embed_tokens.weight"]).to(dtype)
+        self._whole_head = weights.get("lm_head.weight", weights["model.embed_tokens.weight"])
+        self.set_constants({} if draft_ids is None else {"draft_ids": draft_ids})
 
     @classmethod
     def cut_from_target(
-        cls, model_dir: Path, num_layers: int, target: TargetFacts, dtype: torch.dtype
+        cls,
+        model_dir: Path,
+        num_layers: int,
+        target: TargetFacts,
+        dtype: torch.dtype,
+        draft_ids: Tensor | None = None,
     ) -> IndependentObjective:
         """Starts from layers of the target itself."""
         config = json.loads((model_dir / "config.json").read_text())
@@ -87,28 +99,38 @@ class IndependentObjective:
                 for k, v in source.items()
                 if k.startswith(prefix)
             }
-        return cls({**config, "num_hidden_layers": num_layers}, weights, target, dtype)
+        return cls({**config, "num_hidden_layers": num_layers}, weights, target, dtype, draft_ids)
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
         """Layers and final norm, by transformers name."""
         return self._parameters
 
     def constants(self) -> dict[str, Tensor]:
-        """Nothing depends on the data."""
-        return {}
+        """The draft vocabulary, measured on the text; nothing where it is whole."""
+        return {} if self.draft_ids is None else {"draft_ids": self.draft_ids}
 
     def set_constants(self, constants: dict[str, Tensor]) -> None:
-        """Nothing to put back."""
+        """Fixes the draft vocabulary."""
+        self.draft_ids = constants.get("draft_ids")
+        ids = torch.arange(self.shape.vocab) if self.draft_ids is None else self.draft_ids
+        self._head = self._whole_head.to(self.dtype)[ids]  # [draft_vocab, hidden]
+        self._can_draft = torch.zeros(self.shape.vocab, dtype=torch.bool).index_fill(0, ids, True)
 
     def set_progress(self, fraction: float) -> None:
         """No curriculum."""
 
     def loss(self, batch: Batch) -> tuple[Tensor, dict[str, float]]:
-        """Mean cross entropy against the target's distribution, over positions that lead to an answer token."""
+        """Mean cross entropy against the target's distribution, over positions that lead to an answer token.
+
+        With a part of the vocabulary the distribution is the target's over that part, and positions count whose best
+        token is in it (as in EAGLE-3, 2503.01840, section 3).
+        """
         if batch.hidden is None:
             raise TrainingDataError("the shards hold no hidden states; write them with features")
         keep = torch.zeros_like(batch.is_answer)
         keep[:, :-1] = batch.is_answer[:, 1:]
+        if self.draft_ids is not None:
+            keep &= (batch.top_tokens >= 0) & self._can_draft[batch.top_tokens.clamp_min(0)]
         out = self._forward(batch.tokens)
         if not keep.any():
             return out.sum() * 0.0, {}
@@ -120,10 +142,10 @@ class IndependentObjective:
     def evaluate(self, batch: Batch) -> AcceptanceCounts:
         """Greedy acceptance of chains: given acceptance so far the drafter reads the text itself, so one pass tells."""
         rows, length = batch.tokens.shape
-        best = head_argmax(self._forward(batch.tokens).reshape(rows * length, -1), self._head).view(
-            rows, length
-        )
-        right = best == batch.top_tokens
+        best = head_argmax(self._forward(batch.tokens).reshape(rows * length, -1), self._head)
+        if self.draft_ids is not None:
+            best = self.draft_ids[best]
+        right = best.view(rows, length) == batch.top_tokens
         wanted = torch.zeros_like(right)
         wanted[:, :-1] = batch.is_answer[:, 1:] & batch.is_greedy[:, None]
         if length < _EVAL_CHAIN:
@@ -132,14 +154,22 @@ class IndependentObjective:
         return AcceptanceCounts.from_chains(right.unfold(1, _EVAL_CHAIN, 1)[usable])
 
     def export(self, folder: Path, facts: dict[str, Any]) -> None:
-        """Writes the drafter's ``config.json`` and the small model as a transformers directory below it."""
+        """Writes the drafter's ``config.json`` and the small model as a transformers directory below it.
+
+        The model is whole; which rows of its head are meant stands beside it, as ``d2t``.
+        """
         model = folder / MODEL_DIR
         model.mkdir(parents=True, exist_ok=True)
         tensors = {**self._frozen, **{k: p.detach() for k, p in self._parameters.items()}}
         save_file({k: v.bfloat16().contiguous() for k, v in tensors.items()}, model / "model.safetensors")
         (model / "config.json").write_text(json.dumps({**self.config, "dtype": "bfloat16"}, indent=2) + "\n")
         shape = {"target_vocab": self.shape.vocab, "num_layers": self.shape.num_layers}
+        if self.draft_ids is not None:
+            shape["draft_vocab"] = len(self.draft_ids)
         config = DrafterConfig(self.method, self.target.fingerprint, self.target.name, shape, facts)
+        if self.draft_ids is not None:
+            save_drafter(folder, config, {"d2t": self.draft_ids - torch.arange(len(self.draft_ids))})
+            return
         (folder / "config.json").write_text(json.dumps(asdict(config), indent=2) + "\n")
 
     def _forward(self, tokens: Tensor) -> Tensor:

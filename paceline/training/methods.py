@@ -72,11 +72,19 @@ def _build_eagle3(options: TrainOptions, corpus: Corpus, fingerprint: str) -> Ob
 
 
 def _build_independent(options: TrainOptions, corpus: Corpus, fingerprint: str) -> Objective:
+    draft_ids = None
+    if options.draft_vocab:
+        vocab = int(json.loads((options.model_dir / "config.json").read_text())["vocab_size"])
+        counts = corpus.count_answer_tokens(vocab)
+        draft_ids = choose_draft_vocab(counts, options.draft_vocab)
+        coverage = round(float(counts[draft_ids].sum() / counts.sum()), 4)
+        log.info("draft_vocab", size=options.draft_vocab, coverage=coverage)
     return IndependentObjective.cut_from_target(
         options.model_dir,
         options.num_layers,
         TargetFacts(fingerprint, options.model_dir.name, (), 0),
         getattr(torch, options.dtype),
+        draft_ids,
     )
 
 

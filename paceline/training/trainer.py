@@ -55,7 +55,7 @@ class TrainOptions:
         clip_norm: global gradient norm.
         optimizer: ``adamw``, or ``muon`` (matrices by Muon, the rest by AdamW).
         seed: data order and starting weights.
-        draft_vocab: size of a reduced draft vocabulary, where the method has one.
+        draft_vocab: size of a reduced draft vocabulary, where the method has one; 0 = whole (``independent``).
         test_steps: unrolled steps of training-time test, where the method has it.
         step_decay: loss ratio of one such step to the one before.
         num_layers: layers cut from the target, where the method does that (half from either end).
@@ -104,6 +104,8 @@ class TrainOptions:
         for name in ("learning_rate", "head_learning_rate", "clip_norm", "step_decay"):
             if not getattr(self, name) > 0:
                 raise TrainingDataError(f"{name} must be positive")
+        if self.draft_vocab < 0:
+            raise TrainingDataError("draft_vocab must not be negative")
         if self.dtype not in ("bfloat16", "float32"):
             raise TrainingDataError("dtype must be bfloat16 or float32")
         if self.optimizer not in ("adamw", "muon"):
@@ -146,6 +148,8 @@ class _Run:
         self._optimizers = make_optimizers(options, self._parameters)
         self._step = 0
         self._tokens = 0
+        self._seconds = 0.0  # of earlier processes of this run
+        self._started_s = time.monotonic()
         self._position = DataPosition()
         self._best_step = 0
         self._best = AcceptanceCounts()
@@ -156,7 +160,8 @@ class _Run:
     def train(self, stop_after: int | None) -> TrainResult:
         options = self._options
         last = options.num_steps if stop_after is None else min(options.num_steps, self._step + stop_after)
-        started, tokens_before = time.monotonic(), self._tokens
+        self._started_s = started = time.monotonic()
+        tokens_before = self._tokens
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         with ExitStack() as stack:
             progress = stack.enter_context(Progress(*columns))
@@ -219,6 +224,7 @@ class _Run:
         return {
             "steps": self._step,
             "tokens": self._tokens,
+            "seconds": round(self._elapsed_s()),
             "epochs": self._position.epoch,
             "data": {k: manifest.get(k) for k in ("command", "counts", "model_fingerprint")},
             "heldout_greedy_acceptance_per_depth": [round(x, 4) for x in self._best.per_depth],
@@ -226,10 +232,15 @@ class _Run:
             "seed": self._options.seed,
         }
 
+    def _elapsed_s(self) -> float:
+        """Seconds of training, evaluation included, in all processes of this run."""
+        return self._seconds + time.monotonic() - self._started_s
+
     def _save(self) -> None:
         meta = {
             "method": self._options.method,
             "tokens": self._tokens,
+            "seconds": self._elapsed_s(),
             "position": self._position.to_json(),
             "best_step": self._best_step,
             "best": {"reached": self._best.reached, "accepted": self._best.accepted},
@@ -252,6 +263,7 @@ class _Run:
         restore_optimizer(self._optimizers, self._parameters, state.optimizer)
         self._step = int(meta["step"])
         self._tokens = int(meta["tokens"])
+        self._seconds = float(meta.get("seconds", 0.0))  # runs that began before it was kept
         self._position = DataPosition.from_json(meta["position"])
         self._best_step = int(meta["best_step"])
         self._best = AcceptanceCounts(tuple(meta["best"]["reached"]), tuple(meta["best"]["accepted"]))

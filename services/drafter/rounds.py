@@ -110,10 +110,12 @@ class DraftRounds:
         entries, draft_s = self.run(wanted, may_branch=True)
         answers = {sequence.session: drafter_pb2.DraftResponse() for sequence in due}
         for (sequence, num_tokens), entry in zip(wanted, entries, strict=True):
-            if (
-                entry is None
-            ):  # its features are missing; it has had its answer, and is drafted for when they come
-                if sequence.want is not None:
+            if entry is None:
+                # It has had its answer. Where its features are missing it is drafted for when they come; a drafter that
+                # reads none has nothing to say of this text, and asking again would change nothing.
+                if self._drafter.tap is None:
+                    sequence.want = None
+                elif sequence.want is not None:
                     sequence.want.frame_id = 0
                 continue
             sequence.want = None

@@ -9,13 +9,6 @@ from __future__ import annotations
 from paceline.errors import PacelineError
 
 
-class TokenizerError(PacelineError):
-    """The model directory's tokenizer or chat template cannot be used."""
-
-    status = "FAILED_PRECONDITION"
-    reason = "UNUSABLE_TOKENIZER"
-
-
 class DeadlineError(PacelineError):
     """The caller's deadline leaves no time to do the work."""
 

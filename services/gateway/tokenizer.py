@@ -13,10 +13,10 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from paceline.errors import InvalidRequestError
+from paceline.errors import InvalidRequestError, TokenizerError
+from paceline.token_pieces import TokenPieces
 from services.gateway.chat_template import ChatTemplate
-from services.gateway.detokenizer import Detokenizer, TokenPieces
-from services.gateway.errors import TokenizerError
+from services.gateway.detokenizer import Detokenizer
 
 
 class ModelTokenizer:

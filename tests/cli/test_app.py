@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -48,11 +50,13 @@ def test_help_lists_every_command_and_imports_nothing_heavy() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "loaded []" in done.stdout
-    for command in ("up", "generate", "doctor", "models", "modes", "train", "data", "version"):
+    for command in ("up", "generate", "doctor", "methods", "models", "modes", "train", "data", "version"):
         assert f"\n  {command} " in done.stdout
 
 
-@pytest.mark.parametrize("command", ["up", "generate", "doctor", "version", "models", "modes", "data"])
+@pytest.mark.parametrize(
+    "command", ["up", "generate", "doctor", "version", "methods", "models", "modes", "data"]
+)
 def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_code(command, "--help") == 0
     assert "Usage: paceline" in capsys.readouterr().out
@@ -82,6 +86,15 @@ def test_a_plug_in_is_listed_without_being_imported_and_runs(tmp_path: Path) -> 
     assert "brakes Slow the bunch down." in " ".join(listed.stdout.split())
     assert "imported" not in listed.stderr
     assert run("brakes", "--hard", env=env).stdout == "braking True\n"
+
+
+def test_commands_of_other_packages_are_where_the_project_says() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    commands = project["entry-points"]["paceline.commands"]
+    assert {"bench", "evaluate", "curves"} <= set(commands)
+    for place in commands.values():
+        module, _, attribute = place.partition(":")
+        assert callable(getattr(importlib.import_module(module), attribute))
 
 
 def test_doctor_tells_what_is_missing_and_how_to_get_it(tmp_path: Path) -> None:
@@ -132,3 +145,28 @@ def test_modes_are_listed_for_people_and_for_programs(capsys: pytest.CaptureFixt
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines if line[:1].isalpha()][:1] == ["name"]
     assert any(line.startswith("typical") and " no " in line for line in lines)
+
+
+def test_methods_are_listed_for_people_and_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    from paceline.drafters import METHODS
+    from paceline.training.methods import METHODS as OBJECTIVES
+
+    assert exit_code("methods", "--json") == 0
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    assert set(rows) == set(METHODS) >= {"eagle3", "independent"}
+    for name, row in rows.items():
+        assert set(row) == {"name", "trainable", "placements", "formats", "tap"}
+        assert row["trainable"] == (name in OBJECTIVES)
+        assert row["placements"] == ["colocated", "separate"]
+        assert "paceline" in row["formats"]
+    assert rows["eagle3"]["tap"] == "three layers, fused"
+    assert rows["independent"]["tap"] == "nothing"
+    assert exit_code("methods") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines if line[:1].isalpha()] == ["name", *METHODS]
+
+
+def test_the_table_of_methods_needs_no_model(tmp_path: Path) -> None:
+    done = run("methods", "--json", env={"PACELINE_CACHE": str(tmp_path), "COLUMNS": "200"})
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads(done.stdout)) >= 2

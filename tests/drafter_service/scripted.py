@@ -52,6 +52,7 @@ class ScriptedDrafter:
         self.num_fed: dict[int, int] = {}
         self.batches: list[list[DraftRequest]] = []
         self.broken_prompts: set[int] = set()  # first tokens of sequences on which drafting raises
+        self.silent_after: set[int] = set()  # last tokens of texts that it has nothing to say of
         self.outcome_batches: list[list[OutcomeRequest]] = []
         self.broken_outcomes: set[int] = set()
         self.may_draft = threading.Event()
@@ -79,6 +80,9 @@ class ScriptedDrafter:
             text = self.texts[request.sequence_id]
             if text[0] in self.broken_prompts:
                 raise ValueError("scripted failure")
+            if text[-1] in self.silent_after:
+                entries.append(None)
+                continue
             if self.tap is not None and self.num_fed[request.sequence_id] < len(text) - 1:
                 entries.append(None)
                 continue

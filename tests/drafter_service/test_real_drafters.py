@@ -30,6 +30,7 @@ from services.runtime.channel import open_channel
 from services.runtime.lifecycle import hosted
 from tests.drafter_service.conftest import Bench, Conductor, commits, eventually, opening
 from tests.drafter_service.scripted import ScriptedFeatures
+from tests.drafters.foreign import byte_fallback_tokenizer, byte_level_tokenizer, save_model
 
 ROOT = Path(__file__).parents[2]
 VOCAB_SIZE = 64
@@ -178,6 +179,47 @@ async def test_process_drafts_the_targets_text_and_ends_on_sigterm(
         answer = await conductor.read_drafts()
         assert list(answer.drafts.starts) == [8]
         assert list(answer.drafts.tokens)[:4] == text[3:7]
+        process.send_signal(signal.SIGTERM)
+        assert await asyncio.to_thread(process.wait, 10) == 0
+        await channel.close()
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait(10)
+
+
+@pytest.mark.integration
+async def test_a_bare_model_with_another_tokenizer_serves_as_a_process(tmp_path: Path) -> None:
+    target, own = byte_level_tokenizer(), byte_fallback_tokenizer()
+    target_dir = save_model(tmp_path / "target", target, target.get_vocab_size(), seed=0)
+    own_dir = save_model(tmp_path / "own", own, own.get_vocab_size(), seed=1)
+    prompt = target.encode("The wind of the ri").ids
+    alone = load_drafter(own_dir, target_dir, dtype=torch.float32)
+
+    def wanted(tokens: list[int], num_tokens: int) -> list[int]:
+        alone.open(1, tokens)
+        (entry,) = alone.draft([DraftRequest(1, num_tokens)])
+        assert entry is not None
+        return list(entry.tokens)
+
+    process = start_process(tmp_path, own_dir, target_dir)
+    try:
+        ready_file = tmp_path / "ready.json"
+        await eventually(lambda: ready_file.exists() or process.poll() is not None, timeout_s=60)
+        assert process.poll() is None, (tmp_path / "log").read_text()
+        channel = open_channel(f"127.0.0.1:{json.loads(ready_file.read_text())['port']}")
+        stub = drafter_pb2_grpc.DrafterServiceStub(channel)
+        described = await stub.Describe(drafter_pb2.DrafterServiceDescribeRequest(), timeout=5)
+        assert described.info.vocab_size == target.get_vocab_size()
+        assert described.info.model_fingerprint == model_fingerprint(target_dir)
+        conductor = await Conductor(stub).begin()
+        await conductor.send(opens=[opening(1, prompt)], plan=drafter_pb2.DraftPlan(draft_length=4))
+        assert list((await conductor.read_drafts()).drafts.tokens) == wanted(prompt, 4)
+        correction = target.encode("de").ids  # "ri" becomes "ride", one token of the drafter's
+        await conductor.send(commits=commits((1, len(prompt), correction)))
+        answer = await conductor.read_drafts()
+        assert list(answer.drafts.starts) == [len(prompt) + len(correction)]
+        assert list(answer.drafts.tokens) == wanted([*prompt, *correction], 4)
         process.send_signal(signal.SIGTERM)
         assert await asyncio.to_thread(process.wait, 10) == 0
         await channel.close()

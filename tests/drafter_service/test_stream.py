@@ -44,6 +44,26 @@ async def test_sequences_are_drafted_for_together(bench: Bench) -> None:
     assert [len(batch) for batch in drafter.batches] == [3]
 
 
+async def test_a_text_without_a_draft_is_asked_for_once(bench: Bench) -> None:
+    drafter = ScriptedDrafter()
+    drafter.silent_after = {40}
+    conductor = await bench.serve(drafter)
+    await conductor.send(opens=[opening(1, PROMPT)], plan=drafter_pb2.DraftPlan(draft_length=2))
+    await conductor.read_drafts()
+    frame_id = await conductor.send(commits=commits((1, 3, [40])))
+    answer = await conductor.read()
+    assert (answer.frame_id, list(answer.drafts.sequence_ids)) == (frame_id, [])
+    num_asked = len(drafter.batches)
+    for _ in range(3):  # turns of the loop, each of which would ask again
+        frame_id = await conductor.send()
+        assert (await conductor.read()).frame_id == frame_id
+    assert len(drafter.batches) == num_asked
+    await conductor.send(commits=commits((1, 4, [41])))
+    answer = await conductor.read()
+    assert list(answer.drafts.starts) == [5]
+    assert list(answer.drafts.tokens) == continuation([*PROMPT, 40, 41], 2)
+
+
 async def test_every_frame_is_answered(bench: Bench) -> None:
     conductor = await bench.serve(ScriptedDrafter())
     frame_id = await conductor.send()

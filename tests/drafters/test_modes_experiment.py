@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from experiments.modes.arm import ARMS, GREEDY_ARMS, Arm
-from experiments.modes.generation import Tally, generate
+from experiments.decoding.arm import Arm
+from experiments.decoding.generation import generate
+from experiments.decoding.tally import Tally
+from experiments.modes.arm import ARMS, GREEDY_ARMS
 from experiments.modes.table import markdown
 from paceline.drafters import drafter_tap, load_drafter
 from paceline.sampling import SamplingParams, VerifyMode
@@ -36,7 +38,7 @@ def run(
         max_nodes=2 * draft_length,
         max_tokens=24,
         stop_token_ids=frozenset(),
-        tally=tally,
+        watch=tally.add,
     )
     return tokens, tally
 

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.errors import InvalidRequestError
+from paceline.errors import InvalidRequestError, TokenizerError
 from services.gateway.chat_template import ChatTemplate
-from services.gateway.errors import TokenizerError
 from services.gateway.tokenizer import ModelTokenizer
 
 MESSAGES = [{"role": "user", "content": "hi"}]

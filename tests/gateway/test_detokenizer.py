@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
-from services.gateway.detokenizer import Detokenizer, TokenPieces
-from services.gateway.errors import TokenizerError
+from paceline.errors import TokenizerError
+from paceline.token_pieces import TokenPieces
+from services.gateway.detokenizer import Detokenizer
 from tests.gateway.tiny_model import byte_fallback_tokenizer, byte_level_tokenizer
 
 BYTE_LEVEL = byte_level_tokenizer()

@@ -17,7 +17,7 @@ from fractions import Fraction
 import torch
 
 from paceline.drafts import DraftEntry, DraftTree, DrawRule, SiblingDraws
-from paceline.sampling import DraftDistribution, Verdict
+from paceline.sampling import Verdict
 from paceline.trie import DraftTrie
 from tests.sampling.toy import Prefix, ToyModel
 
@@ -50,13 +50,6 @@ def cumulative(weights: Sequence[Fraction]) -> list[Fraction]:
     """Running sums, as shares of the whole."""
     total = sum(weights)
     return [value / total for value in itertools.accumulate(weights)]
-
-
-def distribution(model: ToyModel, prefix: Prefix) -> DraftDistribution:
-    """A toy model's next-token distribution in whole numbers, as a drafter sends it."""
-    weights = [int(value * 64) for value in model.fractions(prefix)]
-    support = [token for token, weight in enumerate(weights) if weight]
-    return DraftDistribution.of_weights(torch.tensor(support), torch.tensor([weights[t] for t in support]))
 
 
 def draw_sequences(
@@ -93,9 +86,7 @@ def drawn_entries(drafter: ToyModel, shape: Shape, rule: DrawRule) -> Iterator[t
         else:
             sequences = list(draw_sequences(drafter.fractions(prefix), rule, len(part)))
         for tokens, prob in sequences:
-            draws = (
-                None if rule is DrawRule.TOP else SiblingDraws(tokens, rule, distribution(drafter, prefix))
-            )
+            draws = None if rule is DrawRule.TOP else SiblingDraws(tokens, rule, drafter.distribution(prefix))
             subtrees = []
             for place, token in enumerate(tokens):
                 is_repeat = token in tokens[:place]

@@ -28,7 +28,6 @@ from tests.sampling.enumeration import (
     Shape,
     cells,
     cumulative,
-    distribution,
     draw_sequences,
     drawn_entries,
     largest_gap,
@@ -137,7 +136,7 @@ def test_acceptance_at_a_node(seed: int) -> None:
 def test_siblings_are_drawn_by_their_rule(seed: int, rule: DrawRule) -> None:
     """The exact law of three draws, by running the code in every cell of its numbers."""
     drafter = ToyModel(seed, 4, 0.4)
-    dist = distribution(drafter, ())
+    dist = drafter.distribution(())
     ids = dist.token_ids.tolist()
     for tokens, prob in draw_sequences(drafter.fractions(()), rule, 3):
         left = [drafter.fractions(())[token] for token in ids]
@@ -171,9 +170,9 @@ def test_keyed_rounds_have_the_targets_law(rule: DrawRule) -> None:
         text: Prefix = ()
         while len(text) < 4:
             start = ROOT + len(text)
-            first = draw_children(distribution(drafter, text), rule, 2, params, start, start)
+            first = draw_children(drafter.distribution(text), rule, 2, params, start, start)
             below = (*text, first.tokens[0])
-            second = draw_children(distribution(drafter, below), rule, 2, params, start, start + 1)
+            second = draw_children(drafter.distribution(below), rule, 2, params, start, start + 1)
             draws = (first,) * 2 + (second,) * 2
             tree = DraftTree((*first.tokens, *second.tokens), (-1, -1, 0, 0), (1, 1, 2, 2), (1.0,) * 4, draws)
             paths = [text, *((*text, t) for t in first.tokens), *((*below, t) for t in second.tokens)]

@@ -7,6 +7,8 @@ from fractions import Fraction
 
 import torch
 
+from paceline.sampling import DraftDistribution
+
 Prefix = tuple[int, ...]
 
 
@@ -38,6 +40,14 @@ class ToyModel:
         for _ in range(64 - sum(weights)):
             weights[rng.choice([token for token, weight in enumerate(weights) if weight])] += 1
         return [Fraction(weight, 64) for weight in weights]
+
+    def distribution(self, prefix: Prefix) -> DraftDistribution:
+        """The same in whole numbers, as a drafter sends it."""
+        weights = [int(value * 64) for value in self.fractions(prefix)]
+        support = [token for token, weight in enumerate(weights) if weight]
+        return DraftDistribution.of_weights(
+            torch.tensor(support), torch.tensor([weights[token] for token in support])
+        )
 
     def probs(self, prefix: Prefix) -> torch.Tensor:
         """[vocab] float64"""

@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from paceline.drafters import DraftRequest, load_drafter
 from paceline.training.acceptance import AcceptanceCounts
 from paceline.training.data import Corpus, DataPosition
 from paceline.training.errors import TrainingDataError
@@ -67,9 +68,11 @@ def _acceptance(options: TrainOptions, weights: dict[str, torch.Tensor] | None) 
     return counts.mean_accepted
 
 
-@pytest.mark.parametrize("method", ["eagle3", "independent"])
+@pytest.mark.parametrize(
+    ("method", "draft_vocab"), [("eagle3", 128), ("independent", 0), ("independent", 128)]
+)
 def test_training_raises_heldout_acceptance(
-    method: str, target_dir: Path, text_dir: Path, heldout_dir: Path, tmp_path: Path
+    method: str, draft_vocab: int, target_dir: Path, text_dir: Path, heldout_dir: Path, tmp_path: Path
 ) -> None:
     options = _options(
         target_dir,
@@ -77,6 +80,7 @@ def test_training_raises_heldout_acceptance(
         heldout_dir,
         tmp_path,
         method=method,
+        draft_vocab=draft_vocab,
         num_steps=60,
         eval_every=30,
         checkpoint_every=60,
@@ -90,6 +94,8 @@ def test_training_raises_heldout_acceptance(
     config = json.loads((options.export_dir / "config.json").read_text())
     assert config["method"] == method
     assert config["training"]["heldout_mean_accepted_of_5"] == round(result.best_mean_accepted, 4)
+    assert config["training"]["seconds"] >= 0
+    assert config["shape"].get("draft_vocab", 0) == draft_vocab
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
@@ -133,6 +139,57 @@ def test_stopped_and_resumed_equals_uninterrupted(
     assert run(parts).step == 12
     first, second = _newest(whole.run_dir), _newest(parts.run_dir)
     assert all(torch.equal(first[k], second[k]) for k in first)
+
+
+def test_time_adds_up_over_the_processes_of_a_run(
+    target_dir: Path, text_dir: Path, heldout_dir: Path, tmp_path: Path
+) -> None:
+    options = _options(target_dir, text_dir, heldout_dir, tmp_path)
+    run(options, stop_after=5)
+
+    def seconds() -> float:
+        newest = sorted(options.run_dir.glob("step-*"))[-1]
+        return float(json.loads((newest / "state.json").read_text())["seconds"])
+
+    first = seconds()
+    assert first > 0
+    started = time.monotonic()
+    run(options)
+    assert first < seconds() <= first + time.monotonic() - started
+
+
+def test_a_reduced_vocabulary_is_the_most_frequent_tokens_and_survives_a_stop(
+    target_dir: Path, text_dir: Path, heldout_dir: Path, tmp_path: Path
+) -> None:
+    whole = _options(
+        target_dir, text_dir, heldout_dir, tmp_path / "whole", method="independent", draft_vocab=90
+    )
+    parts = _options(
+        target_dir, text_dir, heldout_dir, tmp_path / "parts", method="independent", draft_vocab=90
+    )
+    run(whole)
+    run(parts, stop_after=5)
+    run(parts)
+    first, second = _newest(whole.run_dir), _newest(parts.run_dir)
+    assert all(torch.equal(first[k], second[k]) for k in first)
+    d2t = load_file(parts.export_dir / "model.safetensors")["d2t"]
+    ids = d2t + torch.arange(90)
+    counts = Corpus(text_dir, 288, 1).count_answer_tokens(259)
+    others = torch.ones(259, dtype=torch.bool).index_fill(0, ids, False)
+    assert int(counts[ids].min()) >= int(counts[others].max())
+    drafter = load_drafter(parts.export_dir, target_dir, dtype=torch.float32)
+    prompt = ids[:12].tolist()
+    drafter.open(1, prompt)
+    (entry,) = drafter.draft([DraftRequest(1, 6)])
+    assert entry is not None
+    assert set(entry.tokens) <= set(ids.tolist())
+
+
+def test_a_vocabulary_larger_than_the_targets_is_refused(
+    target_dir: Path, text_dir: Path, heldout_dir: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(TrainingDataError, match="draft vocabulary 300 exceeds"):
+        run(_options(target_dir, text_dir, heldout_dir, tmp_path, method="independent", draft_vocab=300))
 
 
 def test_killed_run_resumes_exactly(
@@ -184,7 +241,9 @@ def test_text_of_another_target_is_refused(
         run(_options(other, text_dir, heldout_dir, tmp_path))
 
 
-@pytest.mark.parametrize(("field", "value"), [("num_steps", 0), ("optimizer", "sgd"), ("learning_rate", 0.0)])
+@pytest.mark.parametrize(
+    ("field", "value"), [("num_steps", 0), ("optimizer", "sgd"), ("learning_rate", 0.0), ("draft_vocab", -1)]
+)
 def test_bad_options_are_named(
     field: str, value: object, target_dir: Path, text_dir: Path, heldout_dir: Path, tmp_path: Path
 ) -> None:

@@ -1,0 +1,27 @@
+"""How one generation is drafted for and verified."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from paceline.sampling import SUPPORT_SIZE, VerifyMode
+from paceline.trie import DrawRule
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """A mode, and how drafts for it are chosen.
+
+    Attributes:
+        name: for people.
+        mode: verification mode.
+        rule: how drafted tokens are chosen, in modes that verify draws.
+        branches: drafts have more nodes than their depth.
+        support_size: most tokens that a token is drawn from.
+    """
+
+    name: str
+    mode: VerifyMode
+    rule: DrawRule | None = None
+    branches: bool = False
+    support_size: int = SUPPORT_SIZE

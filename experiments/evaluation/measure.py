@@ -1,0 +1,194 @@
+"""Decoding with every drafter, and without, in turn.
+
+Responsible for: engines that share one model, each with the features of its drafter and no others; the order of
+generations, so that all ways meet the same machine; and whether drafts left the text alone. Deliberately does not know:
+what is made of the passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from experiments.bench.prompts import Prompt
+from experiments.decoding.arm import Arm
+from experiments.decoding.generation import Pass, generate
+from experiments.evaluation.plan import CHAIN, TREE, Plan
+from paceline.drafters import Drafter, DrafterConfig, drafter_tap, load_drafter
+from paceline.sampling import SamplingParams, VerifyMode
+from paceline.target import TargetEngine
+
+WARM_UP_TOKENS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One generation: what kind of prompt it followed, its passes and its tokens."""
+
+    kind: str
+    passes: tuple[Pass, ...]
+    tokens: tuple[int, ...]
+
+    @property
+    def decode_s(self) -> float:
+        """Seconds from the prompt's own pass to the end."""
+        return sum(one.verify_s for one in self.passes[1:]) + sum(one.draft_s for one in self.passes)
+
+    @property
+    def num_decoded(self) -> int:
+        """Tokens that the passes behind the prompt's committed."""
+        return sum(len(one.tokens) for one in self.passes[1:])
+
+
+@dataclass(slots=True)
+class Way:
+    """A drafter's generations at one temperature, as chains or as trees, and the plain ones beside them."""
+
+    temperature: float
+    arm: Arm
+    generations: list[Generation] = field(default_factory=list)
+    plain: list[Generation] = field(default_factory=list)
+
+    @property
+    def is_comparable(self) -> bool:
+        """Whether the text may not depend on drafts; in other modes only its law does not."""
+        return self.arm.mode in (VerifyMode.GREEDY, VerifyMode.COUPLED)
+
+    @property
+    def num_identical(self) -> int:
+        """Generations whose text is the plain one's."""
+        return sum(a.tokens == b.tokens for a, b in zip(self.generations, self.plain, strict=True))
+
+
+@dataclass(slots=True)
+class Contestant:
+    """A drafter, with an engine that reads its features.
+
+    Attributes:
+        name: of its directory, with the one above it where several have the same.
+    """
+
+    name: str
+    directory: Path
+    config: DrafterConfig
+    drafter: Drafter
+    engine: TargetEngine
+    ways: list[Way] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """The target and what was read beside it.
+
+    Attributes:
+        engine: without features.
+        prompts: token ids and kind of each prompt.
+        stop_token_ids: end a text.
+    """
+
+    engine: TargetEngine
+    prompts: tuple[tuple[str, tuple[int, ...]], ...]
+    stop_token_ids: frozenset[int]
+
+    @classmethod
+    def load(cls, plan: Plan, prompts: Sequence[Prompt]) -> Stage:
+        """Load the target and put the prompts into its chat template."""
+        from transformers import AutoTokenizer
+
+        engine = TargetEngine.load(plan.model_dir, plan.device, getattr(torch, plan.dtype))
+        tokenizer: Any = AutoTokenizer.from_pretrained(plan.model_dir, local_files_only=True)
+
+        def encode(text: str) -> tuple[int, ...]:
+            if tokenizer.chat_template is None:
+                return tuple(tokenizer.encode(text))
+            turn = [{"role": "user", "content": text}]
+            encoded = tokenizer.apply_chat_template(turn, add_generation_prompt=True, return_dict=True)
+            return tuple(encoded["input_ids"])
+
+        stops = frozenset() if tokenizer.eos_token_id is None else frozenset({int(tokenizer.eos_token_id)})
+        return cls(engine, tuple((prompt.kind, encode(prompt.text)) for prompt in prompts), stops)
+
+    def enter(self, plan: Plan, directory: Path) -> Contestant:
+        """Load a drafter, and give it an engine of its own over the same weights."""
+        config, tap = DrafterConfig.read(directory), drafter_tap(directory)
+        drafter = load_drafter(directory, plan.model_dir, device=plan.device, dtype=self.engine.dtype)
+        taps = [] if tap is None else [tap]
+        engine = TargetEngine(self.engine.executor, self.engine.device, self.engine.weight_dtype, taps=taps)
+        same = [other for other in plan.drafter_dirs if other.name == directory.name]
+        name = directory.name if len(same) == 1 else f"{directory.absolute().parent.name}/{directory.name}"
+        return Contestant(name, directory, config, drafter, engine)
+
+
+def measure(
+    plan: Plan, stage: Stage, progress: Callable[[str], None] = lambda text: None
+) -> list[Contestant]:
+    """Decode every prompt in every way, plain decoding among them; the order turns with each prompt."""
+    contestants = [stage.enter(plan, directory) for directory in plan.drafter_dirs]
+    for contestant in contestants:
+        for temperature in plan.temperatures:
+            for name, arm in plan.arms(temperature).items():
+                progress(f"{contestant.name}: warm-up")
+                first = _generate(
+                    plan, stage, contestant, arm, plan.sampling(temperature, 0), 0, WARM_UP_TOKENS
+                )
+                if name == CHAIN or any(_branches(one) for one in first.passes):
+                    contestant.ways.append(Way(temperature, arm))
+    num_prompts = len(stage.prompts)
+    for index in range(plan.rounds * num_prompts):
+        for temperature in plan.temperatures:
+            sampling = plan.sampling(temperature, index)
+            ways: list[tuple[Contestant | None, Way]] = [
+                (contestant, way)
+                for contestant in contestants
+                for way in contestant.ways
+                if way.temperature == temperature
+            ]
+            turns = [(None, Way(temperature, plan.arms(temperature)[CHAIN])), *ways]
+            plain = turns[0][1]
+            shift = index % len(turns)
+            for contestant_, way in [*turns[shift:], *turns[:shift]]:
+                name = "plain" if contestant_ is None else contestant_.name
+                progress(f"T = {temperature:g}, generation {index + 1}: {name}, {way.arm.name}")
+                way.generations.append(
+                    _generate(
+                        plan, stage, contestant_, way.arm, sampling, index % num_prompts, plan.max_tokens
+                    )
+                )
+            for _, way in ways:
+                way.plain += plain.generations
+    return contestants
+
+
+def _generate(
+    plan: Plan,
+    stage: Stage,
+    contestant: Contestant | None,
+    arm: Arm,
+    sampling: SamplingParams,
+    which: int,
+    max_tokens: int,
+) -> Generation:
+    kind, prompt = stage.prompts[which]
+    passes: list[Pass] = []
+    tokens = generate(
+        stage.engine if contestant is None else contestant.engine,
+        None if contestant is None else contestant.drafter,
+        prompt,
+        arm,
+        sampling,
+        draft_length=plan.draft_length,
+        max_nodes=plan.max_nodes if arm.name == TREE else plan.draft_length,
+        max_tokens=max_tokens,
+        stop_token_ids=stage.stop_token_ids,
+        watch=passes.append,
+    )
+    return Generation(kind, tuple(passes), tuple(tokens))
+
+
+def _branches(one: Pass) -> bool:
+    """Whether a draft has two tokens at one place."""
+    return one.draft is not None and len(set(one.draft.parents)) < len(one.draft.parents)

@@ -1,0 +1,44 @@
+"""``paceline methods``: the drafting methods.
+
+Responsible for: the list. Deliberately does not know: how any of them drafts. Called by :mod:`paceline.cli.app`.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from paceline.drafters import METHODS
+from paceline.drafters.method import PLACEMENTS
+from paceline.training.methods import METHODS as OBJECTIVES
+
+
+def methods(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """List the drafting methods: what each reads, where it runs, its checkpoints, whether it can be trained."""
+    rows = [row(name) for name in METHODS]
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2))
+        return
+    table = Table(box=None, pad_edge=False)
+    for heading in ("name", "trainable", "placements", "formats", "reads"):
+        table.add_column(heading)
+    for one in rows:
+        lists = (", ".join(one[key]) for key in ("placements", "formats"))
+        table.add_row(one["name"], "yes" if one["trainable"] else "no", *lists, one["tap"])
+    Console().print(table)
+
+
+def row(name: str) -> dict[str, Any]:
+    """What is known of a method without a checkpoint."""
+    method = METHODS[name]
+    return {
+        "name": name,
+        "trainable": name in OBJECTIVES,
+        "placements": list(PLACEMENTS),
+        "formats": list(method.formats),
+        "tap": method.reads,
+    }

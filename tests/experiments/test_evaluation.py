@@ -1,0 +1,261 @@
+"""`paceline evaluate`: its counts against a recount from the texts alone, its bytes, its tables, and a real run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import typer
+from typer.testing import CliRunner
+
+from experiments.bench.prompts import embedded_prompts, held_out_prompts
+from experiments.decoding.generation import Pass
+from experiments.evaluation.command import evaluate
+from experiments.evaluation.figures import acceptance, figures_of, num_bytes, spread
+from experiments.evaluation.latency import LENGTHS, latency
+from experiments.evaluation.measure import Contestant, Stage, Way, measure
+from experiments.evaluation.plan import CHAIN, TREE, Plan
+from experiments.evaluation.report import HEADS, latency_table, make_report, markdown, rows_of, tables
+from paceline.models import DEFAULT_MODEL, cached
+from paceline.sampling import VerifyMode
+from paceline.target import TargetEngine
+from paceline.training import asks
+from tests.drafters.conftest import (  # noqa: F401  fixtures
+    eagle3_dir,
+    eagle3_tensors,
+    independent_dir,
+    target_dir,
+    text,
+)
+
+STOP = 41
+
+
+@pytest.fixture
+def plan(target_dir: Path, eagle3_dir: Path, independent_dir: Path) -> Plan:  # noqa: F811
+    return Plan(
+        target_dir,
+        (eagle3_dir, independent_dir),
+        max_tokens=30,
+        draft_length=3,
+        max_nodes=7,
+        seed=5,
+        dtype="float32",
+    )
+
+
+@pytest.fixture
+def stage(plan: Plan) -> Stage:
+    engine = TargetEngine.load(plan.model_dir, "cpu", torch.float32)
+    prompts = tuple(
+        (kind, tuple(text(length, length))) for kind, length in (("chat", 9), ("code", 14), ("chat", 5))
+    )
+    return Stage(engine, prompts, frozenset({STOP}))
+
+
+def recount(generated: list[int], passes: list[Pass]) -> dict[str, list[int]]:
+    """Acceptance from the final text and the verified trees alone: how far the text follows each tree."""
+    place = len(passes[0].tokens)
+    found: dict[str, list[int]] = {name: [0] * 8 for name in ("drafted", "reached", "accepted")}
+    for one in passes[1:]:
+        paths: list[tuple[int, ...]] = []
+        for token, parent in zip(one.tree.tokens, one.tree.parents, strict=True):
+            paths.append((*(paths[parent] if parent >= 0 else ()), token))
+        follows = tuple(generated[place:])
+        accepted = max((len(path) for path in paths if follows[: len(path)] == path), default=0)
+        for depth in range(1, 8):
+            found["drafted"][depth] += any(len(path) == depth for path in paths)
+            found["accepted"][depth] += accepted >= depth
+            # The text went on, and something was drafted behind what it had accepted.
+            found["reached"][depth] += accepted >= depth or (
+                accepted == depth - 1
+                and len(follows) > accepted
+                and any(len(path) == depth and path[:-1] == follows[: depth - 1] for path in paths)
+            )
+        place += accepted + 1
+    return found
+
+
+def ways(contestants: list[Contestant]) -> list[Way]:
+    return [way for contestant in contestants for way in contestant.ways]
+
+
+def test_counts_are_those_of_a_recount(plan: Plan, stage: Stage) -> None:
+    contestants = measure(plan, stage)
+    assert [[(w.temperature, w.arm.name) for w in c.ways] for c in contestants] == [
+        [(0.0, CHAIN), (0.0, TREE), (0.8, CHAIN), (0.8, TREE)],
+        [(0.0, CHAIN), (0.8, CHAIN)],  # an independent model drafts no trees of likeliest tokens
+    ]
+    num_accepted = 0
+    for way in ways(contestants):
+        assert [one.kind for one in way.generations] == ["chat", "code", "chat"]
+        totals = {name: [0] * 8 for name in ("drafted", "reached", "accepted")}
+        for generation in way.generations:
+            for name, counts in recount(list(generation.tokens), list(generation.passes)).items():
+                totals[name] = [a + b for a, b in zip(totals[name], counts, strict=True)]
+        figures = figures_of(way)
+        rows = figures["acceptance"]
+        for name, counts in totals.items():
+            assert [row[name] for row in rows] == counts[1 : len(rows) + 1]
+        assert not any(totals["drafted"][len(rows) + 1 :])
+        num_passes = sum(len(one.passes) - 1 for one in way.generations)
+        num_tokens = sum(len(one.tokens) - 1 for one in way.generations)
+        assert figures["tokens_per_pass"] == round(num_tokens / num_passes, 4)
+        num_accepted += sum(totals["accepted"])
+        num_drafts = sum(len(p.tree) > 0 for one in way.generations for p in one.passes)
+        for row in rows:
+            assert row["unconditional"] == round(row["accepted"] / num_drafts, 4)
+            assert row["conditional"] == (
+                round(row["accepted"] / row["reached"], 4) if row["reached"] else None
+            )
+    assert num_accepted > 20
+
+
+def test_texts_are_the_plain_ones_and_end_where_they_end(plan: Plan, stage: Stage) -> None:
+    found = ways(measure(plan, stage))
+    for way in found:
+        assert (way.num_identical, way.is_comparable) == (3, True)
+    lengths = [len(one.tokens) for one in found[0].plain]
+    assert all(one.tokens[-1] == STOP or len(one.tokens) == 30 for way in found for one in way.plain)
+    assert max(lengths) == 30
+
+
+def test_modes_whose_text_may_differ_are_not_compared(plan: Plan, stage: Stage) -> None:
+    from dataclasses import replace
+
+    changed = replace(
+        plan, mode=VerifyMode.REJECTION, temperatures=(0.8,), drafter_dirs=plan.drafter_dirs[1:]
+    )
+    contestants = measure(changed, stage)
+    assert [way.arm.name for way in ways(contestants)] == [CHAIN, TREE]  # siblings are drawn beside its chain
+    for way in ways(contestants):
+        figures = figures_of(way)
+        assert (figures["identical"], figures["compared"], figures["exact"]) == (None, 0, True)
+
+
+def test_everything_but_times_depends_on_the_seed_alone(plan: Plan, stage: Stage) -> None:
+    def counted(one: Plan) -> list[dict]:
+        found = [figures_of(way) for way in ways(measure(one, stage))]
+        times = ("draft_ms", "verify_ms", "speed", "tokens_per_s")
+        return [{name: value for name, value in figures.items() if name not in times} for figures in found]
+
+    from dataclasses import replace
+
+    assert counted(plan) == counted(plan)
+    assert counted(plan) != counted(replace(plan, seed=6))
+
+
+def test_bytes_are_those_of_the_frames(plan: Plan, stage: Stage) -> None:
+    eagle3, independent = measure(plan, stage)
+    for way in eagle3.ways:
+        sizes = num_bytes(way.generations)
+        assert sizes["features_per_token"] == 64 * 4  # fused to the drafter's width, float32 here
+        assert sizes["to_drafter_per_cycle"] is not None
+        assert sizes["to_drafter_per_cycle"] > 64 * 4
+    for way in independent.ways:
+        sizes = num_bytes(way.generations)
+        assert sizes["features_per_token"] == 0
+        assert sizes["to_drafter_per_cycle"] is not None
+        assert sizes["to_drafter_per_cycle"] < 40
+        assert sizes["to_target_per_cycle"] is not None
+        assert 10 < sizes["to_target_per_cycle"] < 60
+
+
+def test_a_speed_is_that_of_pairs() -> None:
+    assert spread([]) is None
+    assert spread([2.0]) == {"median": 2.0, "p25": 2.0, "p75": 2.0, "min": 2.0, "max": 2.0, "count": 1}
+    found = spread([1.0, 2.0, 3.0, 4.0, 5.0])
+    assert found is not None
+    assert (found["median"], found["p25"], found["p75"]) == (3.0, 2.0, 4.0)
+    assert acceptance([]) == []
+
+
+def test_blocks_are_timed_at_every_length_for_every_way(plan: Plan, stage: Stage) -> None:
+    for contestant, names in zip(measure(plan, stage), ([CHAIN, TREE], [CHAIN]), strict=True):
+        rows = latency(plan, stage, contestant, 2)
+        assert [(row["drafts"], row["length"]) for row in rows] == [(n, k) for n in names for k in LENGTHS]
+        fits = [row for row in rows if row["ms"] is not None]
+        assert all(row["ms"]["count"] <= 2 and row["ms"]["min"] > 0 for row in fits)
+        assert len(fits) >= 16
+
+
+def test_the_report_has_a_row_for_each_way(plan: Plan, stage: Stage) -> None:
+    contestants = measure(plan, stage)
+    blocks = [latency(plan, stage, contestant, 1) for contestant in contestants]
+    report = make_report(plan, stage, contestants, blocks, 1, "it")
+    assert json.loads(json.dumps(report)) == report
+    assert report["prompts"] == {"chat": 2, "code": 1}
+    assert [drafter["reads"] for drafter in report["drafters"]] == ["three layers, fused", "nothing"]
+    assert report["drafters"][0]["training"] == {"tokens": None, "steps": None, "seconds": None}
+    rows = rows_of(report)
+    assert len(rows) == 6
+    assert all(len(row) == len(HEADS) for row in rows)
+    assert [row[HEADS.index("same text")] for row in rows] == ["3 of 3"] * 6
+    lines = markdown(report).splitlines()
+    assert lines[0] == "`it`"
+    assert [line.count("|") for line in lines[4:12]] == [len(HEADS) + 1] * 8
+    assert sum(line.startswith("| ") for line in lines[13:]) == 1 + 3
+    assert [table.row_count for table in tables(report)] == [4, 4, 2, 2]
+    assert latency_table(report).row_count == 16
+
+
+def test_two_checkpoints_of_one_name_are_told_apart(plan: Plan, stage: Stage, tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    for parent in ("first", "second"):
+        (tmp_path / parent).mkdir()
+        (tmp_path / parent / "export").symlink_to(plan.drafter_dirs[1])
+    dirs = tuple(tmp_path / parent / "export" for parent in ("first", "second"))
+    contestants = measure(replace(plan, drafter_dirs=dirs, temperatures=(0.0,)), stage)
+    assert [contestant.name for contestant in contestants] == ["first/export", "second/export"]
+
+
+def test_held_out_prompts_are_held_out() -> None:
+    prompts = held_out_prompts()
+    assert [prompt.kind for prompt in held_out_prompts(2)] == ["chat", "code", "summary"] * 2
+    kinds = [prompt.kind for prompt in prompts]
+    assert {kind: kinds.count(kind) for kind in kinds} == {"chat": 8, "code": 8, "summary": 8}
+    assert len({prompt.prompt_id for prompt in prompts}) == len({prompt.text for prompt in prompts}) == 24
+    assert not {prompt.text for prompt in prompts} & {prompt.text for prompt in embedded_prompts()}
+    asked = {task.format(topic) for task in asks.TOPIC_TASKS for topic in asks.TOPICS}
+    assert not {prompt.text for prompt in prompts} & asked
+
+
+APP = typer.Typer()
+APP.command()(evaluate)
+
+
+@pytest.mark.skipif(cached(DEFAULT_MODEL) is None, reason="needs the default model")
+def test_a_short_run_on_the_real_model(tmp_path: Path) -> None:
+    options = ["--prompts", "1", "--max-tokens", "12", "--draft-length", "3", "--nodes", "6"]
+    done = CliRunner().invoke(APP, [*options, "--json", str(tmp_path / "found.json"), "--markdown"])
+    assert done.exit_code == 0, done.output
+    report = json.loads((tmp_path / "found.json").read_text())
+    (drafter,) = report["drafters"]
+    assert (drafter["method"], drafter["training"]["tokens"]) == ("eagle3", 8126671)
+    assert [(r["temperature"], r["drafts"]) for r in drafter["results"]] == [
+        (t, drafts) for t in (0.0, 0.8) for drafts in (CHAIN, TREE)
+    ]
+    for result in drafter["results"]:
+        assert (result["identical"], result["compared"]) == (3, 3)
+        assert set(result["by_kind"]) == {"chat", "code", "summary"}
+        assert result["tokens_per_pass"] > 1
+        assert result["bytes"]["features_per_token"] == 576 * 2
+        assert result["speed"]["count"] == 3
+    assert "smollm2-135m-eagle3 (eagle3) | three layers, fused | tree | 0.8 |" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        (["--mode", "greedy"], "mode"),
+        (["--dtype", "int8"], "dtype"),
+        (["--temperatures", "warm"], "temperatures"),
+    ],
+)
+def test_wrong_options_are_named(options: list[str], field: str) -> None:
+    done = CliRunner().invoke(APP, options)
+    assert done.exit_code != 0
+    assert field in str(done.exception)
