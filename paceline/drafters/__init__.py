@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from paceline.assets import shipped_drafter
+from paceline.drafters.autoregressive import AutoregressiveDrafter
 from paceline.drafters.base import (
     Drafter,
     DrafterError,
@@ -21,13 +22,13 @@ from paceline.drafters.independent import IndependentDrafter
 from paceline.models import model_fingerprint
 from paceline.target import Device, TapSpec
 
-METHODS: dict[str, type[Eagle3Drafter] | type[IndependentDrafter]] = {
+METHODS: dict[str, type[AutoregressiveDrafter] | type[IndependentDrafter]] = {
     Eagle3Drafter.method: Eagle3Drafter,
     IndependentDrafter.method: IndependentDrafter,
 }
 
 
-def _method(config: DrafterConfig) -> type[Eagle3Drafter] | type[IndependentDrafter]:
+def _method(config: DrafterConfig) -> type[AutoregressiveDrafter] | type[IndependentDrafter]:
     try:
         return METHODS[config.method]
     except KeyError:

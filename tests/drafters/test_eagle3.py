@@ -13,8 +13,8 @@ from torch import Tensor
 
 from paceline.drafters import CheckpointError, Drafter, DrafterError, DraftRequest, load_drafter
 from paceline.drafters.checkpoint import DrafterConfig, save_drafter
+from paceline.drafters.draft_layer import LayerOutput
 from paceline.drafters.eagle3 import Eagle3Drafter
-from paceline.drafters.eagle3_layer import LayerOutput
 from paceline.sampling import SamplingParams
 from paceline.training.data import Batch
 from paceline.training.eagle3 import Eagle3Objective, TargetFacts
