@@ -1,7 +1,7 @@
 """EAGLE-1 (Li et al., 2401.15077): one decoder layer that predicts the target's next feature, for the target's head.
 
 Responsible for turning a checkpoint into a layer, a tap and a rule for trees; `autoregressive.py` does the drafting.
-The feature is what the target's final norm gives, and travels as it is. Trees have a static shape (`static_tree.py`).
+The feature is what the target's final norm gives, and travels as it is. Trees have a static shape (`static_rule.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from paceline.drafters.checkpoint import CheckpointError, DrafterConfig, load_te
 from paceline.drafters.draft_layer import MAX_BEST, DraftLayer
 from paceline.drafters.eagle1_layer import Eagle1Layer, LayerWeights, parameter_shapes
 from paceline.drafters.eagle1_native import NativeEagle1Layer, runs_natively
-from paceline.drafters.static_tree import StaticRule
+from paceline.drafters.static_rule import StaticRule
 from paceline.drafters.target_vocabulary import read_vocabulary
 from paceline.drafters.tree_rule import TreeRule
 from paceline.target import Device, TapSpec

@@ -1,6 +1,6 @@
 """How a drafter's trees grow: which nodes are run at each depth, and which of all that were proposed are sent.
 
-Pure. Called by `paceline.drafters.autoregressive`; the static tree of EAGLE-1 is in `static_tree.py`.
+Pure. Called by `paceline.drafters.autoregressive`; the static tree of EAGLE-1 is in `static_rule.py`.
 """
 
 from __future__ import annotations

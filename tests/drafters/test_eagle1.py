@@ -18,7 +18,7 @@ from paceline.drafters import CheckpointError, Drafter, DraftRequest, drafter_ta
 from paceline.drafters.checkpoint import save_drafter
 from paceline.drafters.eagle1 import Eagle1Drafter
 from paceline.drafters.eagle2 import Eagle2Drafter
-from paceline.drafters.static_tree import StaticRule, reference_tree, search_tree
+from paceline.drafters.static_rule import StaticRule, expected_tokens, reference_paths
 from paceline.drafters.tree_rule import DynamicRule
 from paceline.sampling import SamplingParams
 from paceline.training.data import Batch
@@ -178,12 +178,10 @@ def test_the_static_tree_has_its_shape_whatever_the_text(
         tokens, drafter = text(11, seed=seed), load(eagle1_dir)
         _start(drafter, target, 1, tokens)
         entry = _draft(drafter, 5, 40)
-        assert set(_rank_paths(reference, target_dir, tokens, entry)) == set(reference_tree().paths)
+        assert set(_rank_paths(reference, target_dir, tokens, entry)) == set(reference_paths())
         assert len(entry.tokens) == 25
         smaller = _draft(drafter, 3, 9)
-        assert set(_rank_paths(reference, target_dir, tokens, smaller)) == set(
-            reference_tree().cut(3, 9).paths
-        )
+        assert set(_rank_paths(reference, target_dir, tokens, smaller)) == set(reference_paths(3, 9))
 
 
 def test_measured_accuracies_shape_the_tree(
@@ -194,44 +192,49 @@ def test_measured_accuracies_shape_the_tree(
     drafter, tokens = load_drafter(tmp_path, target_dir, dtype=torch.float32), text(11, seed=5)
     _start(drafter, target, 1, tokens)
     entry = _draft(drafter, 3, 8)
-    assert set(_rank_paths(reference, target_dir, tokens, entry)) == set(search_tree(table, 3, 8).paths)
+    assert set(_rank_paths(reference, target_dir, tokens, entry)) == set(StaticRule(table).paths(3, 8))
+
+
+def per_depth(paths: Sequence[tuple[int, ...]]) -> list[int]:
+    depths = [len(path) for path in paths]
+    return [depths.count(depth) for depth in range(1, max(depths) + 1)]
+
+
+def is_whole(paths: Sequence[tuple[int, ...]]) -> bool:
+    return all(len(path) == 1 or path[:-1] in paths[:place] for place, path in enumerate(paths))
 
 
 def test_the_reference_tree_is_the_published_one() -> None:
-    tree = reference_tree()
-    assert tree.per_depth == [4, 8, 8, 3, 2]
-    assert len(set(tree.paths)) == 25
+    assert per_depth(reference_paths()) == [4, 8, 8, 3, 2]
+    assert len(set(reference_paths())) == 25
     for size in range(1, 26):
-        cut = set(tree.cut(5, size).paths)
+        cut = reference_paths(5, size)
         assert len(cut) == size
-        assert all(len(path) == 1 or path[:-1] in cut for path in cut)
-    assert tree.cut(2, 99).per_depth == [4, 8]
+        assert is_whole(cut)
+    assert per_depth(reference_paths(2, 99)) == [4, 8]
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_the_search_finds_the_best_of_all_trees(seed: int) -> None:
+def test_the_shape_is_the_best_of_all_for_its_accuracies(seed: int) -> None:
     random = torch.Generator().manual_seed(seed)
     table = (torch.rand(3, 2, generator=random) * 0.5).tolist()
     every = [path for n in (1, 2, 3) for path in itertools.product(range(2), repeat=n)]
     for size in (1, 3, 5):
         best = max(
-            sum(math.prod(table[d][rank] for d, rank in enumerate(path)) for path in nodes)
-            for nodes in itertools.combinations(every, size)
-            if all(len(path) == 1 or path[:-1] in nodes for path in nodes)
+            expected_tokens(nodes, table) for nodes in itertools.combinations(every, size) if is_whole(nodes)
         )
-        found = search_tree(table, 3, size)
-        assert found.expected_tokens(table) == pytest.approx(1.0 + best)
-        assert len(found.paths) == size
-        assert all(
-            len(path) == 1 or path[:-1] in found.paths[:place] for place, path in enumerate(found.paths)
-        )
+        found = StaticRule(table).paths(3, size)
+        assert expected_tokens(found, table) == pytest.approx(best)
+        assert len(found) == size
+        assert is_whole(found)
 
 
 def test_a_rule_with_accuracies_never_expects_less_than_the_reference_tree() -> None:
     table = [[0.6, 0.15, 0.08, 0.05, 0.03], [0.55, 0.15, 0.1, 0.05, 0.02]] * 3
     for depth, size in ((5, 25), (3, 10), (6, 40)):
-        searched = StaticRule(table).tree(depth, size).expected_tokens(table)
-        assert searched >= StaticRule().tree(depth, size).expected_tokens(table)
+        searched = expected_tokens(StaticRule(table).paths(depth, size), table)
+        assert searched >= expected_tokens(StaticRule().paths(depth, size), table)
+    assert expected_tokens([(0,), (0, 1)], table) == pytest.approx(1.0 + 0.6 + 0.6 * 0.15)
 
 
 def test_the_same_weights_serve_as_eagle2(
