@@ -141,15 +141,11 @@ class AutoregressiveDrafter:
             self._run_stable_rows([self._sequences[r.sequence_id] for r in able])
             chains = [r for r in able if r.max_nodes <= r.num_tokens or not r.may_rank]
             self._grow_chains(chains)
-            entries: dict[int, DraftEntry] = {}
-            for request in able:
-                state = self._sequences[request.sequence_id]
-                if request in chains:
-                    chain = state.chain
-                    assert chain is not None
-                    entries[request.sequence_id] = chain.entry()
-                else:
-                    entries[request.sequence_id] = self._grow_tree(state, request)
+            entries = self._grow_trees([request for request in able if request not in chains])
+            for request in chains:
+                chain = self._sequences[request.sequence_id].chain
+                assert chain is not None
+                entries[request.sequence_id] = chain.entry()
         return [entries.get(request.sequence_id) for request in requests]
 
     def draft_outcomes(
@@ -285,21 +281,35 @@ class AutoregressiveDrafter:
         for index, (_, chain) in enumerate(begun):
             chain.state, chain.logits = output.states[index : index + 1], output.logits[index : index + 1]
 
-    def _grow_tree(self, state: SequenceState, request: DraftRequest) -> DraftEntry:
-        """Grow a tree by the method's rule, and send what the rule keeps of it."""
-        assert state.stable is not None
-        state.slot.num_pending = 0
-        state.chain = None
-        start = len(state.tokens)
-        branch = min(self._rule.branch(request.num_tokens, request.max_nodes), self._vocab)
-        tree = Tree(start, GrowingTree(), branch, state.stable.state[:0])
-        state.tree = tree
-        best = self._best(state.stable, [start], [request.sampling], branch)
-        proposed = self._propose(tree, [ROOT], *best)
-        for _ in range(request.num_tokens - 1):
-            nodes = self._rule.expand(tree.nodes, proposed, request.num_tokens, request.max_nodes)
-            (proposed,) = self._run_nodes([(request, state, tree, nodes)])
-        return tree.nodes.entry(start, self._rule.send(tree.nodes, request.num_tokens, request.max_nodes))
+    def _grow_trees(self, requests: Sequence[DraftRequest]) -> dict[int, DraftEntry]:
+        """Grow trees by the method's rule, one depth of all sequences at a time, and send what the rule keeps."""
+        growing: list[tuple[DraftRequest, SequenceState, Tree]] = []
+        proposed: list[list[int]] = []
+        for request in requests:
+            state = self._sequences[request.sequence_id]
+            assert state.stable is not None
+            state.slot.num_pending = 0
+            state.chain = None
+            start = len(state.tokens)
+            branch = min(self._rule.branch(request.num_tokens, request.max_nodes), self._vocab)
+            state.tree = tree = Tree(start, GrowingTree(), branch, state.stable.state[:0])
+            best = self._best(state.stable, [start], [request.sampling], branch)
+            proposed.append(self._propose(tree, [ROOT], *best))
+            growing.append((request, state, tree))
+        for step in range(1, max((request.num_tokens for request in requests), default=0)):
+            wanted = [
+                (r, s, t, self._rule.expand(t.nodes, own, r.num_tokens, r.max_nodes))
+                for (r, s, t), own in zip(growing, proposed, strict=True)
+                if step < r.num_tokens
+            ]
+            found = iter(self._run_nodes(wanted))
+            proposed = [next(found) if step < request.num_tokens else [] for request, _, _ in growing]
+        return {
+            request.sequence_id: tree.nodes.entry(
+                tree.start, self._rule.send(tree.nodes, request.num_tokens, request.max_nodes)
+            )
+            for request, _, tree in growing
+        }
 
     def _tree_of(self, request: OutcomeRequest, state: SequenceState) -> Tree | None:
         """The tree to grow: the last draft as it is, if it still goes on from the committed tokens."""
@@ -331,24 +341,27 @@ class AutoregressiveDrafter:
             positions += [tree.start + depth for depth in depths]
             params += [request.sampling] * len(nodes)
         output = self._layer.forward(rows, range(len(positions)))
-        branch = max(wanted[i][2].branch for i in running)
-        log_probs, ids = self._best(output, positions, params, branch)
+        # Chances in coupled mode are shares of what is ranked: trees that rank more must not change another's.
+        best = {
+            branch: self._best(output, positions, params, branch)
+            for branch in {wanted[i][2].branch for i in running}
+        }
         first = 0
         for i in running:
             _, _, tree, nodes = wanted[i]
             span = slice(first, first + len(nodes))
             first += len(nodes)
             tree.states = torch.cat((tree.states, output.states[span]))
+            log_probs, ids = best[tree.branch]
             proposed[i] = self._propose(tree, nodes, log_probs[span], ids[span])
         return proposed
 
     def _propose(
         self, tree: Tree, nodes: Sequence[int], log_probs: list[list[float]], ids: list[list[int]]
     ) -> list[int]:
-        targets = [row[: tree.branch] for row in ids]
         if self._target_id_of is not None:
-            targets = [[self._target_id_of[i] for i in row] for row in targets]
-        return tree.nodes.propose(nodes, [row[: tree.branch] for row in log_probs], targets)
+            ids = [[self._target_id_of[i] for i in row] for row in ids]
+        return tree.nodes.propose(nodes, log_probs, ids)
 
     def _best(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,8 @@ import torch
 
 from paceline.drafters import Drafter, DrafterError, DraftRequest, load_drafter
 from paceline.drafters.autoregressive import AutoregressiveDrafter
-from paceline.drafters.draft_layer import LayerOutput
+from paceline.drafters.draft_layer import LayerOutput, Rows
+from paceline.sampling import SamplingParams
 from tests.drafters.conftest import VOCAB, Target, text
 
 Load = Callable[[Path], Drafter]
@@ -188,12 +189,30 @@ def test_tokens_and_features_may_come_in_any_order(load: Load, checkpoint: Path,
         assert (_draft(drafter, 1, 4), _draft(drafter, 1, 4, 9)) == expected
 
 
-def test_trees_in_company_are_as_alone(load: Load, checkpoint: Path, target: Target) -> None:
+@pytest.mark.parametrize("temperature", [0.0, 1.0], ids=["greedy", "coupled"])
+def test_trees_in_company_are_as_alone(
+    load: Load, checkpoint: Path, target: Target, temperature: float
+) -> None:
+    """Trees of different depths and widths, and a chain, drafted together in as many passes as the deepest takes."""
+    sampling = SamplingParams(temperature=temperature, seed=3)
     together, entries = load(checkpoint), []
-    for sequence_id in (1, 2, 3):
-        alone, tokens = load(checkpoint), text(6 + sequence_id, sequence_id)
+    requests = [DraftRequest(i, 3 + i, nodes, sampling) for i, nodes in ((1, 9), (2, 30), (3, 0), (4, 12))]
+    for request in requests:
+        alone, tokens = load(checkpoint), text(6 + request.sequence_id, request.sequence_id)
         for drafter in (alone, together):
-            _start(drafter, target, sequence_id, tokens)
-        entries += alone.draft([DraftRequest(sequence_id, 3 + sequence_id, 8 + sequence_id)])
-    found = together.draft([DraftRequest(i, 3 + i, 8 + i) for i in (1, 2, 3)])
+            _start(drafter, target, request.sequence_id, tokens)
+        entries += alone.draft([request])
+    assert isinstance(together, AutoregressiveDrafter)
+    forward, passes = together._layer.forward, []
+
+    def counting(parts: Sequence[Rows], wanted: Sequence[int]) -> LayerOutput:
+        passes.append([part.paths is not None for part in parts])
+        return forward(parts, wanted)
+
+    together._layer.forward = counting  # type: ignore[method-assign, assignment]
+    found = together.draft(requests)
     assert [(e.tokens, e.parents) for e in found if e] == [(e.tokens, e.parents) for e in entries if e]
+    assert [e.log_probs for e in found if e] == [pytest.approx(e.log_probs, abs=1e-4) for e in entries if e]
+    deepest = max(request.num_tokens for request in requests if request.max_nodes) - 1
+    assert 1 <= sum(all(part) for part in passes) <= deepest
+    assert sum(any(part) for part in passes) <= deepest
