@@ -304,6 +304,8 @@ class AutoregressiveDrafter:
             ]
             found = iter(self._run_nodes(wanted))
             proposed = [next(found) if step < request.num_tokens else [] for request, _, _ in growing]
+        for request, _, tree in growing:
+            tree.branch = min(self._rule.branch_ahead(request.num_tokens, request.max_nodes), self._vocab)
         return {
             request.sequence_id: tree.nodes.entry(
                 tree.start, self._rule.send(tree.nodes, request.num_tokens, request.max_nodes)

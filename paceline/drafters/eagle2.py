@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from paceline.drafters.checkpoint import DrafterConfig
+from paceline.drafters.draft_layer import MAX_BEST
 from paceline.drafters.eagle1 import Eagle1Drafter
 from paceline.drafters.tree_rule import DynamicRule, TreeRule
 
@@ -20,4 +21,4 @@ class Eagle2Drafter(Eagle1Drafter):
     @classmethod
     def tree_rule(cls, config: DrafterConfig) -> TreeRule:
         """The likeliest nodes by the product of draft probabilities along their path."""
-        return DynamicRule()
+        return DynamicRule(MAX_BEST)

@@ -50,7 +50,7 @@ class Tree:
     Attributes:
         start: committed length it goes on from.
         nodes: what was proposed.
-        branch: proposals behind every node.
+        branch: proposals behind every node that is run next.
         states: layer output of each row that was run, `[rows, hidden]`.
     """
 

@@ -81,6 +81,10 @@ class StaticRule:
         """As many as the shape uses; some more, so that outcomes beside it are known."""
         return min(MAX_BEST, max(MIN_BRANCH, *(path[-1] + 1 for path in self.paths(depth, max_nodes))))
 
+    def branch_ahead(self, depth: int, max_nodes: int) -> int:
+        """As while it grows."""
+        return self.branch(depth, max_nodes)
+
     def expand(self, nodes: GrowingTree, proposed: Sequence[int], depth: int, max_nodes: int) -> list[int]:
         """Those with children in the shape."""
         inner = {path[:-1] for path in self.paths(depth, max_nodes)}

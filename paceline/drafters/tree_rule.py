@@ -27,6 +27,9 @@ class TreeRule(Protocol):
     def branch(self, depth: int, max_nodes: int) -> int:
         """Children that every node proposes, at most `MAX_BEST`."""
 
+    def branch_ahead(self, depth: int, max_nodes: int) -> int:
+        """Children that nodes propose once the tree is sent and outcomes are drafted past: depth counts there."""
+
     def expand(self, nodes: GrowingTree, proposed: Sequence[int], depth: int, max_nodes: int) -> list[int]:
         """Those of the nodes proposed last whose children are wanted too; they are run in one pass."""
 
@@ -39,9 +42,19 @@ class DynamicRule:
 
     At each depth the likeliest `max_nodes / depth + 1` nodes are run, at least two; of all that were proposed the
     likeliest `max_nodes` are sent.
+
+    Args:
+        min_branch: children that every node proposes, at least.
     """
 
+    def __init__(self, min_branch: int = MIN_BRANCH) -> None:
+        self._min_branch = min_branch
+
     def branch(self, depth: int, max_nodes: int) -> int:
+        """See :class:`TreeRule`."""
+        return max(self._width(depth, max_nodes), self._min_branch)
+
+    def branch_ahead(self, depth: int, max_nodes: int) -> int:
         """See :class:`TreeRule`."""
         return max(self._width(depth, max_nodes), MIN_BRANCH)
 

@@ -264,7 +264,7 @@ def test_a_dynamic_tree_holds_the_likeliest_paths(
 
     def following(before: tuple[int, ...]) -> tuple[list[float], list[int]]:
         logits = chain_logits(reference, lambda x: embedding @ x, features, tokens, before)[-1]  # type: ignore[arg-type]
-        top = logits.log_softmax(-1).topk(DynamicRule().branch(2, 8))
+        top = logits.log_softmax(-1).topk(DynamicRule(8).branch(2, 8))
         return top.values.tolist(), top.indices.tolist()
 
     scores: dict[tuple[int, ...], float] = {}
