@@ -240,6 +240,17 @@ def test_gradients_are_cut_where_the_method_says(
         limits.clear()
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("clip_value", -0.5), ("token_rows", -1), ("feature_noise", -0.1), ("token_weight", float("nan"))],
+)
+def test_bad_options_are_named(
+    field: str, value: float, target_dir: Path, text_dir: Path, heldout_dir: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(TrainingDataError, match=field):
+        run(_options(target_dir, text_dir, heldout_dir, tmp_path, method="eagle1", **{field: value}))
+
+
 def test_text_without_features_is_refused(text_dir: Path) -> None:
     corpus = Corpus(text_dir, 288, 1, with_features=False)
     batch = next(corpus.batches(DataPosition()))
