@@ -10,6 +10,7 @@ the rule by which its trees grow (`tree_rule.py`).
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -38,7 +39,7 @@ from paceline.target.kv_cache import KVCache, KVLayout
 from paceline.trie import DraftEntry, DrawRule
 
 
-class AutoregressiveDrafter:
+class AutoregressiveDrafter(ABC):
     """Drafts with a layer that goes on from its own output; see `paceline.drafters.base.Drafter`.
 
     Args:
@@ -77,15 +78,16 @@ class AutoregressiveDrafter:
         self._sequences: dict[int, SequenceState] = {}
 
     @classmethod
+    @abstractmethod
     def read_tap(cls, directory: Path, config: DrafterConfig) -> TapSpec:
         """The tap of a checkpoint.
 
         Raises:
             CheckpointError: the checkpoint cannot be used.
         """
-        raise NotImplementedError
 
     @classmethod
+    @abstractmethod
     def load(
         cls, directory: Path, config: DrafterConfig, target_dir: Path, device: Device, dtype: torch.dtype
     ) -> Self:
@@ -94,7 +96,6 @@ class AutoregressiveDrafter:
         Raises:
             CheckpointError: the checkpoint cannot be used.
         """
-        raise NotImplementedError
 
     def open(self, sequence_id: int, tokens: Sequence[int]) -> None:
         """Start following a sequence."""

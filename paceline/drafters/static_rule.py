@@ -58,8 +58,8 @@ class StaticRule:
     """Grows trees into a static shape; see :class:`paceline.drafters.tree_rule.TreeRule`.
 
     Args:
-        accuracies: as in :func:`expected_tokens`, for the best shape of the size that is asked for; None cuts the
-            reference tree.
+        accuracies: as in :func:`expected_tokens`, for the best shape of the size that is asked for; deeper than they
+            reach, the last row counts. None cuts the reference tree.
     """
 
     def __init__(self, accuracies: Sequence[Sequence[float]] | None = None) -> None:
@@ -70,11 +70,11 @@ class StaticRule:
         """The shape of drafts of this size, parents first."""
         size = (depth, max_nodes)
         if size not in self._shapes:
-            self._shapes[size] = (
-                reference_paths(depth, max_nodes)
-                if self._accuracies is None
-                else paths_of(search_tree(self._accuracies, max_nodes, depth))
-            )
+            if self._accuracies is None:
+                self._shapes[size] = reference_paths(depth, max_nodes)
+            else:
+                deeper = [self._accuracies[-1]] * (depth - len(self._accuracies))
+                self._shapes[size] = paths_of(search_tree([*self._accuracies, *deeper], max_nodes, depth))
         return self._shapes[size]
 
     def branch(self, depth: int, max_nodes: int) -> int:

@@ -234,6 +234,7 @@ def test_a_rule_with_accuracies_never_expects_less_than_the_reference_tree() -> 
     for depth, size in ((5, 25), (3, 10), (6, 40)):
         searched = expected_tokens(StaticRule(table).paths(depth, size), table)
         assert searched >= expected_tokens(StaticRule().paths(depth, size), table)
+    assert max(map(len, StaticRule([[0.9]]).paths(7, 20))) == 7  # deeper than it was measured
     assert expected_tokens([(0,), (0, 1)], table) == pytest.approx(1.0 + 0.6 + 0.6 * 0.15)
 
 
