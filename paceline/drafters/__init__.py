@@ -16,6 +16,8 @@ from paceline.drafters.base import (
     may_rank,
 )
 from paceline.drafters.checkpoint import ANY_TARGET, CheckpointError, DrafterConfig
+from paceline.drafters.eagle1 import Eagle1Drafter
+from paceline.drafters.eagle2 import Eagle2Drafter
 from paceline.drafters.eagle3 import Eagle3Drafter
 from paceline.drafters.independent import IndependentDrafter
 from paceline.drafters.method import DrafterClass
@@ -23,6 +25,8 @@ from paceline.models import model_fingerprint
 from paceline.target import Device, TapSpec
 
 METHODS: dict[str, DrafterClass] = {
+    Eagle1Drafter.method: Eagle1Drafter,
+    Eagle2Drafter.method: Eagle2Drafter,
     Eagle3Drafter.method: Eagle3Drafter,
     IndependentDrafter.method: IndependentDrafter,
 }

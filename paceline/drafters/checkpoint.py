@@ -95,6 +95,13 @@ class DrafterConfig:
             raise CheckpointError(f"shape.{name} must be a positive whole number, not {value!r}")
         return value
 
+    def flag(self, name: str) -> bool:
+        """A switch of the method's shape; off where it is absent."""
+        value = self.shape.get(name, False)
+        if not isinstance(value, bool):
+            raise CheckpointError(f"shape.{name} must be true or false, not {value!r}")
+        return value
+
 
 def save_drafter(directory: Path, config: DrafterConfig, tensors: Mapping[str, Tensor]) -> None:
     """Write a checkpoint; the weights first, so that a directory with a configuration is whole."""

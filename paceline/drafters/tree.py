@@ -85,13 +85,36 @@ class GrowingTree:
         """How deep nodes lie; the root's children at 1."""
         return [self._depths[node] for node in nodes]
 
+    def ranks(self, node: int) -> tuple[int, ...]:
+        """The path to a node as places among the proposals of each parent, the root's first."""
+        path: list[int] = []
+        while node != ROOT:
+            parent = self._parents[node]
+            path.append(node - self._children[parent].start)
+            node = parent
+        return tuple(reversed(path))
+
+    def at(self, ranks: Iterable[int]) -> int | None:
+        """The node at the end of such a path; None where it was not proposed."""
+        node = ROOT
+        for rank in ranks:
+            children = self._children.get(node, range(0))
+            if rank >= len(children):
+                return None
+            node = children[rank]
+        return node
+
     def best(self, nodes: Iterable[int], count: int) -> list[int]:
         """The likeliest of some nodes, at most `count`, likeliest first; of equals the older."""
         return heapq.nsmallest(count, nodes, key=lambda node: (-self._scores[node], node))
 
     def send(self, count: int) -> list[int]:
         """The likeliest `count` nodes of all, from now on the ones that are verified next."""
-        sent = self.best(range(len(self._tokens)), count)
+        return self.send_nodes(self.best(range(len(self._tokens)), count))
+
+    def send_nodes(self, nodes: Iterable[int]) -> list[int]:
+        """These nodes, each after its parent, from now on the ones that are verified next."""
+        sent = list(nodes)
         self._sent = set(sent)
         return sent
 

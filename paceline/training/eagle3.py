@@ -4,9 +4,7 @@ Responsible for the draft layer's differentiable forward, its loss and its held-
 optimisers, checkpoints of runs or serving; called by :mod:`paceline.training.trainer`. Serving runs the same
 weights through :mod:`paceline.drafters.eagle3`, and a test holds the two together.
 
-Row ``r`` joins the target's features at position ``r`` with token ``r + 1`` and predicts token ``r + 2``. Step ``j``
-of the unrolled test takes the layer's own output at row ``r`` instead of features, with token ``r + 1 + j``: what the
-drafter sees ``j`` tokens after its last true feature.
+Rows and steps are those of :mod:`paceline.training.unroll`.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from paceline.training.acceptance import AcceptanceCounts
 from paceline.training.data import Batch
 from paceline.training.errors import TrainingDataError
 from paceline.training.losses import head_argmax, linear_soft_cross_entropy, softmax_head
-from paceline.training.rotary import rope_tables, rotate
+from paceline.training.unroll import unroll
 
 _EVAL_CHAIN = 5
 _STAGE_STARTS = (0.0, 0.1, 0.2, 0.3)  # share of the run from which 1, 2, 3, 4 steps are unrolled
@@ -232,63 +230,17 @@ class Eagle3Objective:
         s = self.shape
         if batch.taps is None:
             raise TrainingDataError("the shards hold no features; write them with features")
-        rows, length = batch.tokens.shape
         state = F.linear(batch.taps.to(self.dtype) * self._taps_gain, w["fc.weight"])
-        qkv_weight = torch.cat([w[f"midlayer.self_attn.{x}_proj.weight"] for x in "qkv"])
-        gate_up_weight = torch.cat([w[f"midlayer.mlp.{x}_proj.weight"] for x in ("gate", "up")])
-        groups = s.num_heads // s.num_kv_heads
-        causal = torch.full((length, length), -torch.inf, dtype=self.dtype).triu(1).repeat(groups, 1)
-        ids = batch.tokens
-        first_k = first_v = torch.empty(0)
-        later: list[tuple[Tensor, Tensor]] = []
-        for j in range(steps):
-            ids = F.pad(ids[:, 1:], (0, 1))
+
+        def enter(ids: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
             e = F.rms_norm(
                 F.embedding(ids, self._embedding),
                 (s.target_hidden,),
                 w["midlayer.input_layernorm.weight"],
                 s.rms_eps,
             )
-            a = torch.cat(
-                [e, F.rms_norm(state, (s.hidden,), w["midlayer.hidden_norm.weight"], s.rms_eps)], dim=-1
-            )
-            heads = F.linear(a, qkv_weight).view(rows, length, -1, s.head_dim)
-            q, k, v = heads.split((s.num_heads, s.num_kv_heads, s.num_kv_heads), dim=2)
-            cos, sin = rope_tables(s.rope_theta, s.head_dim, j, length, self.dtype)
-            q, k = rotate(q, cos, sin) * s.head_dim**-0.5, rotate(k, cos, sin)
-            # [rows * kv_heads, groups * length, head_dim]; keys and values [rows * kv_heads, length, head_dim]
-            q = (
-                q.unflatten(2, (s.num_kv_heads, groups))
-                .permute(0, 2, 3, 1, 4)
-                .reshape(-1, groups * length, s.head_dim)
-            )
-            k = k.transpose(1, 2).reshape(-1, length, s.head_dim)
-            v = v.transpose(1, 2).reshape(-1, length, s.head_dim)
-            if j == 0:
-                first_k, first_v = k, v
-            else:
-                later = [*later, (k.repeat(1, groups, 1), v.repeat(1, groups, 1))]
-            out = _attend(q, first_k, first_v, causal, later)
-            out = out.view(rows, s.num_kv_heads, groups, length, s.head_dim).permute(0, 3, 1, 2, 4)
-            state = state + F.linear(out.reshape(rows, length, -1), w["midlayer.self_attn.o_proj.weight"])
-            m = F.rms_norm(state, (s.hidden,), w["midlayer.post_attention_layernorm.weight"], s.rms_eps)
-            gate, up = F.linear(m, gate_up_weight).chunk(2, dim=-1)
-            state = state + F.linear(F.silu(gate) * up, w["midlayer.mlp.down_proj.weight"])
-            yield F.rms_norm(state, (s.hidden,), w["norm.weight"], s.rms_eps)
+            read = F.rms_norm(state, (s.hidden,), w["midlayer.hidden_norm.weight"], s.rms_eps)
+            return torch.cat([e, read], dim=-1), state
 
-
-def _attend(q: Tensor, k: Tensor, v: Tensor, causal: Tensor, later: list[tuple[Tensor, Tensor]]) -> Tensor:
-    """Attention to true rows up to one's own (causal) and to one's own row of every later step (diagonal)."""
-    scores = torch.bmm(q, k.transpose(1, 2)) + causal
-    if not later:
-        return torch.bmm(scores.softmax(-1), v)
-    own = torch.stack([(q * key).sum(-1) for key, _ in later], dim=-1)  # [heads, groups * length, steps]
-    # Two softmaxes joined by hand: cheaper than copying the large score matrix to append a few columns.
-    peak = torch.maximum(scores.detach().amax(-1, keepdim=True), own.detach().amax(-1, keepdim=True))
-    weights = (scores - peak).exp()
-    own_weights = (own - peak).exp()
-    total = weights.sum(-1, keepdim=True) + own_weights.sum(-1, keepdim=True)
-    out = torch.bmm(weights, v)
-    for i, (_, value) in enumerate(later):
-        out = out + own_weights[..., i : i + 1] * value
-    return out / total
+        for out in unroll(s, w, "midlayer.", batch.tokens, state, enter, steps):
+            yield F.rms_norm(out, (s.hidden,), w["norm.weight"], s.rms_eps)

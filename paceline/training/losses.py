@@ -53,6 +53,46 @@ def linear_soft_cross_entropy(x: Tensor, weight: Tensor, target_probs: Tensor) -
     return _LinearSoftCrossEntropy.apply(x, weight, target_probs)  # type: ignore[no-any-return]
 
 
+class _HeadDistillation(torch.autograd.Function):
+    """As above with the teacher's probabilities made on the way, and no gradient for the weight."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, teacher: Tensor, weight: Tensor) -> Tensor:
+        rows = x.shape[0]
+        grad_x = torch.empty_like(x)
+        total = torch.zeros((), dtype=torch.float64)
+        for start in range(0, rows, _CHUNK_ROWS):
+            part = slice(start, start + _CHUNK_ROWS)
+            logits = (x[part] @ weight.T).float()
+            probs = (teacher[part] @ weight.T).float().softmax(-1)
+            log_sum = logits.logsumexp(dim=-1, keepdim=True)
+            total += (log_sum.squeeze(-1) - (probs * logits).sum(-1)).sum().double()
+            grad_x[part] = logits.sub_(log_sum).exp_().sub_(probs).to(x.dtype) @ weight
+        scale = 1.0 / max(rows, 1)
+        ctx.save_for_backward(grad_x * scale)
+        return (total * scale).to(torch.float32)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (grad_x,) = ctx.saved_tensors
+        (grad,) = grads
+        return grad_x * grad.to(grad_x.dtype), None, None
+
+
+def head_distillation(x: Tensor, teacher: Tensor, weight: Tensor) -> Tensor:
+    """Cross entropy of a frozen head on ``x`` against the same head on ``teacher``.
+
+    Args:
+        x: ``[rows, width]``.
+        teacher: ``[rows, width]``, same type; gets no gradient.
+        weight: ``[vocab, width]``, same type; gets no gradient.
+
+    Returns:
+        The mean over rows of ``-sum_v softmax(teacher W^T)(v) log softmax(x W^T)(v)``, a float32 scalar.
+    """
+    return _HeadDistillation.apply(x, teacher, weight)  # type: ignore[no-any-return]
+
+
 def softmax_head(hidden: Tensor, weight: Tensor) -> Tensor:
     """``softmax(hidden W^T)`` in ``hidden``'s type, ``[rows, vocab]``, computed in float32 a few rows at a time."""
     out = hidden.new_empty(hidden.shape[0], weight.shape[0])
@@ -64,8 +104,13 @@ def softmax_head(hidden: Tensor, weight: Tensor) -> Tensor:
 
 def head_argmax(hidden: Tensor, weight: Tensor) -> Tensor:
     """``argmax(hidden W^T)`` per row, int64 ``[rows]``."""
+    return head_best(hidden, weight, 1).squeeze(-1)
+
+
+def head_best(hidden: Tensor, weight: Tensor, count: int) -> Tensor:
+    """The ``count`` largest entries of ``hidden W^T`` per row, best first, int64 ``[rows, count]``."""
     parts = [
-        (hidden[s : s + _CHUNK_ROWS] @ weight.T).topk(1, dim=-1).indices.squeeze(-1)
+        (hidden[s : s + _CHUNK_ROWS] @ weight.T).topk(count, dim=-1).indices
         for s in range(0, hidden.shape[0], _CHUNK_ROWS)
     ]
-    return torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64)
+    return torch.cat(parts) if parts else torch.empty(0, count, dtype=torch.int64)

@@ -10,7 +10,9 @@ import structlog
 import torch
 
 from paceline.models import model_fingerprint
+from paceline.training import eagle1_start
 from paceline.training.data import Corpus
+from paceline.training.eagle1 import Eagle1Objective
 from paceline.training.eagle3 import Eagle3Objective, TargetFacts, choose_draft_vocab
 from paceline.training.eagle3_start import default_shape, fit_linear, starting_parameters
 from paceline.training.errors import TrainingDataError
@@ -71,6 +73,27 @@ def _build_eagle3(options: TrainOptions, corpus: Corpus, fingerprint: str) -> Ob
     )
 
 
+def _build_eagle1(options: TrainOptions, corpus: Corpus, fingerprint: str) -> Objective:
+    target = TeacherShape.from_config(json.loads((options.model_dir / "config.json").read_text()))
+    weights = read_weights(options.model_dir)
+    embedding = weights["model.embed_tokens.weight"]
+    shape = eagle1_start.default_shape(target)
+    start = eagle1_start.fit_next_feature(corpus, embedding, _FIT_TOKENS)
+    return Eagle1Objective(
+        shape,
+        eagle1_start.starting_parameters(shape, start, options.seed),
+        embedding,
+        weights.get("lm_head.weight", embedding),
+        TargetFacts(fingerprint, options.model_dir.name, (), target.max_positions),
+        method=options.method,
+        feature_weight=options.feature_weight,
+        token_weight=options.token_weight,
+        token_rows=options.token_rows,
+        noise=options.feature_noise,
+        dtype=getattr(torch, options.dtype),
+    )
+
+
 def _build_independent(options: TrainOptions, corpus: Corpus, fingerprint: str) -> Objective:
     draft_ids = None
     if options.draft_vocab:
@@ -89,6 +112,11 @@ def _build_independent(options: TrainOptions, corpus: Corpus, fingerprint: str) 
 
 
 METHODS: dict[str, Callable[[TrainOptions, Corpus, str], Objective]] = {
+    "eagle1": _build_eagle1,
+    "eagle2": _build_eagle1,
     "eagle3": _build_eagle3,
     "independent": _build_independent,
 }
+
+GRADIENT_LIMITS = {"eagle1": 0.5, "eagle2": 0.5}
+"""Largest entry of a gradient, for methods whose authors cut entries."""

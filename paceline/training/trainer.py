@@ -27,7 +27,7 @@ from paceline.training.checkpoints import (
 )
 from paceline.training.data import Corpus, DataPosition
 from paceline.training.errors import TrainingDataError, TrainingError
-from paceline.training.methods import build_objective
+from paceline.training.methods import GRADIENT_LIMITS, build_objective
 from paceline.training.objective import Objective
 from paceline.training.schedule import learning_rate_factor
 from paceline.training.shards import read_manifest, shard_indices
@@ -40,7 +40,7 @@ class TrainOptions:
     """Options of :func:`run`.
 
     Attributes:
-        method: drafter method, ``eagle3`` or ``independent``.
+        method: drafter method, such as ``eagle3``.
         model_dir: the target.
         data_dir: target-written shards to learn from.
         heldout_dir: shards of another seed, never trained on.
@@ -53,11 +53,16 @@ class TrainOptions:
         warmup_steps: linear warm-up.
         floor: last learning rate as a share of the peak.
         clip_norm: global gradient norm.
+        clip_value: largest entry of a gradient, 0 = no limit; unless given, what the method's authors take.
         optimizer: ``adamw``, or ``muon`` (matrices by Muon, the rest by AdamW).
         seed: data order and starting weights.
         draft_vocab: size of a reduced draft vocabulary, where the method has one; 0 = whole (``independent``).
         test_steps: unrolled steps of training-time test, where the method has it.
         step_decay: loss ratio of one such step to the one before.
+        feature_weight: of the loss on predicted features, where the method predicts them.
+        token_weight: of the cross entropy beside it.
+        token_rows: rows of a batch whose cross entropy such a method computes, chosen at random; 0 = all.
+        feature_noise: largest entry of the noise on features that such a method reads while it learns.
         num_layers: layers cut from the target, where the method does that (half from either end).
         eval_every: steps between held-out evaluations.
         checkpoint_every: steps between checkpoints.
@@ -78,11 +83,16 @@ class TrainOptions:
     warmup_steps: int = 20
     floor: float = 0.02
     clip_norm: float = 1.0
+    clip_value: float | None = None
     optimizer: str = "adamw"
     seed: int = 1
     draft_vocab: int = 7680
     test_steps: int = 4
     step_decay: float = 0.8
+    feature_weight: float = 1.0
+    token_weight: float = 0.1
+    token_rows: int = 0
+    feature_noise: float = 0.1
     num_layers: int = 4
     eval_every: int = 100
     checkpoint_every: int = 100
@@ -106,6 +116,11 @@ class TrainOptions:
                 raise TrainingDataError(f"{name} must be positive")
         if self.draft_vocab < 0:
             raise TrainingDataError("draft_vocab must not be negative")
+        if self.token_rows < 0:
+            raise TrainingDataError("token_rows must not be negative")
+        for name in ("clip_value", "feature_weight", "token_weight", "feature_noise"):
+            if not (getattr(self, name) or 0.0) >= 0:
+                raise TrainingDataError(f"{name} must not be negative")
         if self.dtype not in ("bfloat16", "float32"):
             raise TrainingDataError("dtype must be bfloat16 or float32")
         if self.optimizer not in ("adamw", "muon"):
@@ -154,7 +169,9 @@ class _Run:
         self._best_step = 0
         self._best = AcceptanceCounts()
         state = load_newest_run(options.run_dir)
-        if state is not None:
+        if state is None:
+            torch.manual_seed(options.seed)  # of noise; a run that goes on has its own state back
+        else:
             self._restore(state)
 
     def train(self, stop_after: int | None) -> TrainResult:
@@ -197,6 +214,9 @@ class _Run:
                 f"loss is {float(loss.detach())} at step {self._step}; the last checkpoint is intact"
             )
         loss.backward()
+        limit = GRADIENT_LIMITS.get(options.method, 0.0) if options.clip_value is None else options.clip_value
+        if limit:
+            nn.utils.clip_grad_value_(list(self._parameters.values()), limit)
         norm = nn.utils.clip_grad_norm_(list(self._parameters.values()), options.clip_norm)
         for optimizer in self._optimizers:
             optimizer.step()

@@ -1,4 +1,4 @@
-"""Real drafters in the service: an independent model as a real process, EAGLE-3 with the features of a real target."""
+"""Real drafters in the service: an independent model as a real process, EAGLE with the features of a real target."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from paceline.drafters import DraftRequest, drafter_tap, load_drafter
 from paceline.drafters.checkpoint import DrafterConfig, save_drafter
-from paceline.drafters.eagle3 import parameter_shapes
+from paceline.drafters.eagle1_layer import parameter_shapes as eagle1_shapes
+from paceline.drafters.eagle3_layer import parameter_shapes
 from paceline.errors import IncompatiblePeerError
 from paceline.models import model_fingerprint
 from paceline.target import SequenceRows, TargetEngine
@@ -110,6 +111,30 @@ def eagle3_dir(tmp_path_factory: pytest.TempPathFactory, target_dir: Path) -> Pa
             tensors[name] = torch.ones(size, dtype=torch.bool)
         else:
             tensors[name] = torch.ones(size) if "norm" in name else torch.randn(size) * 0.3
+    save_drafter(path, config, tensors)
+    return path
+
+
+@pytest.fixture(scope="module")
+def eagle1_dir(tmp_path_factory: pytest.TempPathFactory, target_dir: Path) -> Path:
+    """An EAGLE-1 drafter with random weights."""
+    path = tmp_path_factory.mktemp("eagle1")
+    shape: dict[str, Any] = {
+        "hidden": HIDDEN_SIZE,
+        "head_dim": 8,
+        "intermediate": 40,
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "target_vocab": VOCAB_SIZE,
+        "fc_bias": False,
+        "max_positions": 100,
+    }
+    config = DrafterConfig("eagle1", model_fingerprint(target_dir), "tiny", shape)
+    torch.manual_seed(12)
+    tensors = {
+        name: torch.ones(size) if "norm" in name else torch.randn(size) * 0.3
+        for name, size in eagle1_shapes(config).items()
+    }
     save_drafter(path, config, tensors)
     return path
 
@@ -235,17 +260,19 @@ def test_drafter_for_another_target_is_refused(tmp_path: Path, independent_dir: 
         Host.load(Settings(drafter=independent_dir, model=str(other), dtype="float32"), num_threads=1)
 
 
-async def test_eagle3_drafts_over_the_wire_what_it_drafts_alone(
-    bench: Bench, target_dir: Path, eagle3_dir: Path
+@pytest.mark.parametrize(("method", "width"), [("eagle1", HIDDEN_SIZE), ("eagle3", 24)])
+async def test_it_drafts_over_the_wire_what_it_drafts_alone(
+    bench: Bench, target_dir: Path, method: str, width: int, request: pytest.FixtureRequest
 ) -> None:
-    tap = drafter_tap(eagle3_dir)
+    drafter_dir = request.getfixturevalue(f"{method}_dir")
+    tap = drafter_tap(drafter_dir)
     assert tap is not None
     engine = TargetEngine.load(target_dir, dtype=torch.float32, taps=[tap])
     text = [*PROMPT, *greedy(target_dir, PROMPT, 8)]
     slot = engine.open()
-    features = engine.step([SequenceRows(slot, text, num_logits="none")]).features[0].clone()  # [13, 24]
+    features = engine.step([SequenceRows(slot, text, num_logits="none")]).features[0].clone()
 
-    alone = load_drafter(eagle3_dir, target_dir, dtype=torch.float32)
+    alone = load_drafter(drafter_dir, target_dir, dtype=torch.float32)
     alone.open(1, text[:5])
     alone.feed(1, 0, features[:4])
     (first,) = alone.draft([DraftRequest(1, 3)])
@@ -256,7 +283,7 @@ async def test_eagle3_drafts_over_the_wire_what_it_drafts_alone(
     assert second is not None
 
     settings = Settings(
-        drafter=eagle3_dir,
+        drafter=drafter_dir,
         model=str(target_dir),
         dtype="float32",
         port=0,
@@ -273,7 +300,7 @@ async def test_eagle3_drafts_over_the_wire_what_it_drafts_alone(
     channel = open_channel(f"127.0.0.1:{process.port}")
     bench.stack.push_async_callback(channel.close)
     conductor = await Conductor(drafter_pb2_grpc.DrafterServiceStub(channel)).begin()
-    assert host.info.tap.width == 24
+    assert host.info.tap.width == width
     assert host.info.max_positions == 100
     await conductor.send(
         opens=[opening(4, text[:5], verifier_endpoint=verifier.endpoint, verifier_instance_id="verifier-1")],

@@ -14,6 +14,7 @@ from paceline.drafters import Drafter, DrafterConfig, load_drafter
 from paceline.drafters.checkpoint import save_drafter
 from paceline.models import model_fingerprint
 from paceline.target import SequenceRows, TargetEngine
+from paceline.training.eagle1 import Eagle1Shape
 from paceline.training.eagle3 import Eagle3Shape
 
 VOCAB = 97
@@ -29,6 +30,17 @@ SHAPE = Eagle3Shape(
     head_dim=16,
     intermediate=96,
     draft_vocab=len(DRAFT_IDS),
+    target_vocab=VOCAB,
+    rope_theta=10000.0,
+    rms_eps=1e-5,
+)
+
+EAGLE1_SHAPE = Eagle1Shape(
+    hidden=64,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    intermediate=96,
     target_vocab=VOCAB,
     rope_theta=10000.0,
     rms_eps=1e-5,
@@ -112,6 +124,49 @@ def eagle3_dir(
 
 
 @pytest.fixture(scope="session")
+def eagle1_tensors() -> dict[str, torch.Tensor]:
+    """Random weights of an EAGLE-1 checkpoint, by public name."""
+    random = torch.Generator().manual_seed(15)
+    tensors: dict[str, torch.Tensor] = {}
+    for name, size in EAGLE1_SHAPE.parameter_shapes().items():
+        if name.endswith("norm.weight"):
+            tensors[name] = 1.0 + 0.2 * torch.randn(size, generator=random)
+        else:
+            tensors[name] = torch.randn(size, generator=random) * size[-1] ** -0.5
+            # Small outputs, or few tokens would be likely; embeddings that count beside features.
+            tensors[name] *= 0.2 if name.startswith("fc.") else 1.0
+    tensors["fc.weight"][:, :64] *= 10.0
+    return tensors
+
+
+def eagle1_config(target_dir: Path, method: str = "eagle1", **changes: object) -> DrafterConfig:
+    """What the checkpoint of those weights says."""
+    shape = {name: getattr(EAGLE1_SHAPE, name) for name in EAGLE1_SHAPE.__slots__}
+    shape |= {"fc_bias": True, "max_positions": 64, **changes}
+    return DrafterConfig(method, model_fingerprint(target_dir), "tiny", shape)
+
+
+@pytest.fixture(scope="session")
+def eagle1_dir(
+    target_dir: Path, eagle1_tensors: dict[str, torch.Tensor], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """The checkpoint of those weights."""
+    path = tmp_path_factory.mktemp("eagle1")
+    save_drafter(path, eagle1_config(target_dir), eagle1_tensors)
+    return path
+
+
+@pytest.fixture(scope="session")
+def eagle2_dir(
+    target_dir: Path, eagle1_tensors: dict[str, torch.Tensor], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """The same weights, to be served as EAGLE-2."""
+    path = tmp_path_factory.mktemp("eagle2")
+    save_drafter(path, eagle1_config(target_dir, "eagle2"), eagle1_tensors)
+    return path
+
+
+@pytest.fixture(scope="session")
 def independent_dir(target_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random one-layer model of the target's vocabulary."""
     path = tmp_path_factory.mktemp("independent")
@@ -125,6 +180,19 @@ def independent_dir(target_dir: Path, tmp_path_factory: pytest.TempPathFactory) 
     }
     (path / "config.json").write_text(json.dumps(content))
     return path
+
+
+@pytest.fixture(scope="session")
+def drafter_dirs(
+    eagle1_dir: Path, eagle2_dir: Path, eagle3_dir: Path, independent_dir: Path
+) -> dict[str, Path]:
+    """The checkpoints by method."""
+    return {
+        "eagle1": eagle1_dir,
+        "eagle2": eagle2_dir,
+        "eagle3": eagle3_dir,
+        "independent": independent_dir,
+    }
 
 
 @pytest.fixture

@@ -11,10 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from paceline.drafters import CheckpointError, Drafter, DrafterError, DraftRequest, load_drafter
+from paceline.drafters import CheckpointError, Drafter, DraftRequest, load_drafter
 from paceline.drafters.checkpoint import DrafterConfig, save_drafter
-from paceline.drafters.eagle3 import Eagle3Drafter
-from paceline.drafters.eagle3_layer import LayerOutput
 from paceline.sampling import SamplingParams
 from paceline.training.data import Batch
 from paceline.training.eagle3 import Eagle3Objective, TargetFacts
@@ -149,88 +147,6 @@ def test_serving_equals_training(
     assert [DRAFT_IDS[int((head @ out).argmax())] for out in steps] == list(drafted)
 
 
-def test_batched_equals_single(load: Load, eagle3_dir: Path, target: Target) -> None:
-    texts = {1: text(5, 1), 2: text(17, 2), 3: text(30, 3)}
-    lengths = {1: 6, 2: 2, 3: 4}
-    single = {}
-    for key, tokens in texts.items():
-        alone = load(eagle3_dir)
-        _start(alone, target, key, tokens)
-        single[key] = _draft(alone, key, lengths[key])
-    together = load(eagle3_dir)
-    for key, tokens in texts.items():
-        _start(together, target, key, tokens)
-    entries = together.draft([DraftRequest(key, lengths[key]) for key in texts])
-    assert [entry.tokens for entry in entries if entry is not None] == list(single.values())
-    assert [entry.start for entry in entries if entry is not None] == [5, 17, 30]
-
-
-@pytest.mark.parametrize("num_accepted", [0, 1, 3, 5])
-def test_after_a_verification_equals_a_fresh_drafter(
-    load: Load, eagle3_dir: Path, target: Target, num_accepted: int
-) -> None:
-    tokens = text(11, seed=8)
-    drafter = load(eagle3_dir)
-    _start(drafter, target, 1, tokens)
-    drafted = list(_draft(drafter, 1, 5))
-    final = next(t for t in range(3, VOCAB) if t not in drafted)
-    committed = [*drafted[:num_accepted], final]
-    drafter.extend(1, len(tokens), committed)
-    whole = [*tokens, *committed]
-    features = target.features(drafter, whole)
-    drafter.feed(1, len(tokens) - 1, features[len(tokens) - 1 : len(whole) - 1])
-    fresh = load(eagle3_dir)
-    _start(fresh, target, 1, whole)
-    assert _draft(drafter, 1, 5) == _draft(fresh, 1, 5)
-
-
-def test_a_longer_wish_continues_the_chain(load: Load, eagle3_dir: Path, target: Target) -> None:
-    tokens = text(9, seed=4)
-    drafter, fresh = load(eagle3_dir), load(eagle3_dir)
-    assert isinstance(drafter, Eagle3Drafter)
-    _start(drafter, target, 1, tokens)
-    _start(fresh, target, 1, tokens)
-    first = _draft(drafter, 1, 3)
-    rows: list[int] = []
-    forward = drafter._layer.forward
-
-    def counting(parts: object, wanted: object) -> LayerOutput:
-        output = forward(parts, wanted)  # type: ignore[arg-type]
-        rows.append(output.states.shape[0])
-        return output
-
-    drafter._layer.forward = counting  # type: ignore[method-assign, assignment]
-    longer = _draft(drafter, 1, 6)
-    assert longer == _draft(fresh, 1, 6)
-    assert longer[:3] == first
-    assert rows == [1, 1, 1]  # three new tokens, nothing recomputed
-
-
-def test_features_may_come_late_and_twice(load: Load, eagle3_dir: Path, target: Target) -> None:
-    tokens = text(12, seed=6)
-    drafter = load(eagle3_dir)
-    features = target.features(drafter, tokens)
-    drafter.open(1, tokens)
-    assert drafter.draft([DraftRequest(1, 3)]) == [None]
-    drafter.feed(1, 0, features[:6])
-    assert drafter.draft([DraftRequest(1, 3)]) == [None]
-    drafter.feed(1, 2, features[2:11])
-    fresh = load(eagle3_dir)
-    _start(fresh, target, 1, tokens)
-    assert _draft(drafter, 1, 3) == _draft(fresh, 1, 3)
-    with pytest.raises(DrafterError, match="missing"):
-        drafter.feed(1, 13, features[:1])
-    with pytest.raises(DrafterError, match="missing"):
-        drafter.extend(1, 13, [5])
-
-
-def test_out_of_positions_drafts_nothing(drafter: Drafter, target: Target) -> None:
-    tokens = text(62, seed=6)
-    _start(drafter, target, 1, tokens)
-    assert drafter.draft([DraftRequest(1, 3)]) == [None]
-    assert len(_draft(drafter, 1, 2)) == 2
-
-
 def test_coupled_drafts_repeat_and_stay_in_the_draft_vocabulary(
     load: Load, eagle3_dir: Path, target: Target
 ) -> None:
@@ -294,48 +210,6 @@ def test_damaged_checkpoints_are_refused_by_name(
     save_drafter(tmp_path, config, beyond)
     with pytest.raises(CheckpointError, match="d2t"):
         load_drafter(tmp_path, target_dir)
-
-
-def test_slots_that_grew_are_used_again(
-    eagle3_dir: Path, eagle3_tensors: dict[str, Tensor], target_dir: Path, target: Target, tmp_path: Path
-) -> None:
-    config = DrafterConfig.read(eagle3_dir)
-    shape = {**config.shape, "max_positions": 512}
-    save_drafter(tmp_path, DrafterConfig("eagle3", config.target_fingerprint, "tiny", shape), eagle3_tensors)
-    drafter = load_drafter(tmp_path, target_dir, dtype=torch.float32)
-    tokens = text(150, seed=5)
-    features = target.features(drafter, tokens)
-    drafted = []
-    for sequence_id in range(8):
-        begun = (
-            2 if sequence_id < 4 else 100
-        )  # the first four grow to the capacity that the others begin with
-        drafter.open(sequence_id, tokens[:begun])
-        drafter.extend(sequence_id, begun, tokens[begun:])
-        drafter.feed(sequence_id, 0, features[:-1])
-        drafted.append(_draft(drafter, sequence_id, 4))
-        if sequence_id == 3:
-            drafter.close(1)
-    assert drafted == drafted[:1] * 8
-
-
-def test_a_pass_that_fails_takes_no_features_away(load: Load, eagle3_dir: Path, target: Target) -> None:
-    drafter, fresh = load(eagle3_dir), load(eagle3_dir)
-    assert isinstance(drafter, Eagle3Drafter)
-    for sequence_id in (1, 2):
-        _start(drafter, target, sequence_id, text(9, seed=sequence_id))
-        _start(fresh, target, sequence_id, text(9, seed=sequence_id))
-    forward = drafter._layer.forward
-
-    def failing(parts: object, wanted: object) -> LayerOutput:
-        raise RuntimeError("another sequence's fault")
-
-    drafter._layer.forward = failing  # type: ignore[method-assign, assignment]
-    with pytest.raises(RuntimeError):
-        drafter.draft([DraftRequest(1, 3), DraftRequest(2, 3)])
-    drafter._layer.forward = forward  # type: ignore[method-assign]
-    for sequence_id in (1, 2):
-        assert _draft(drafter, sequence_id, 3) == _draft(fresh, sequence_id, 3)
 
 
 def test_more_children_are_proposed_than_nodes_expanded(load: Load, eagle3_dir: Path, target: Target) -> None:

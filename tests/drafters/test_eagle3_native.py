@@ -10,8 +10,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from paceline.drafters import Drafter, DraftRequest, load_drafter
 from paceline.drafters.checkpoint import DrafterConfig, save_drafter
+from paceline.drafters.draft_layer import Rows
 from paceline.drafters.eagle3 import Eagle3Drafter
-from paceline.drafters.eagle3_layer import Eagle3Layer, LayerWeights, Rows
+from paceline.drafters.eagle3_layer import Eagle3Layer, LayerWeights
 from paceline.drafters.eagle3_native import NativeEagle3Layer
 from paceline.models import model_fingerprint
 from paceline.target import Device, kernels

@@ -14,6 +14,9 @@ from paceline.drafters.tree import ROOT, GrowingTree
 from paceline.sampling import SamplingParams, VerifyMode
 from paceline.trie import DraftEntry, DraftTrie
 from tests.drafters.conftest import VOCAB, Target, text
+from tests.drafters.eagle_reference import ReferenceEagle1
+from tests.drafters.test_eagle1 import likeliest as eagle1_chain
+from tests.drafters.test_eagle1 import reference  # noqa: F401  fixture
 from tests.drafters.test_eagle3 import reference_chain
 
 Load = Callable[[Path], Drafter]
@@ -22,14 +25,14 @@ COUPLED = SamplingParams(temperature=1.0, seed=5)
 LENGTH = 3
 
 
-@pytest.fixture(params=["eagle3", "independent"])
+@pytest.fixture(params=["eagle1", "eagle2", "eagle3", "independent"])
 def method(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
 @pytest.fixture
-def drafter(method: str, load: Load, eagle3_dir: Path, independent_dir: Path) -> Drafter:
-    return load(eagle3_dir if method == "eagle3" else independent_dir)
+def drafter(method: str, load: Load, drafter_dirs: dict[str, Path]) -> Drafter:
+    return load(drafter_dirs[method])
 
 
 def start(drafter: Drafter, target: Target, sequence_id: int, tokens: list[int]) -> None:
@@ -105,7 +108,9 @@ def test_each_outcome_goes_on_as_the_drafter_would(
     drafter: Drafter,
     target: Target,
     eagle3_tensors: dict[str, torch.Tensor],
+    reference: ReferenceEagle1,  # noqa: F811
     independent_dir: Path,
+    target_dir: Path,
 ) -> None:
     tokens = text(9, seed=4)
     start(drafter, target, 1, tokens)
@@ -116,7 +121,12 @@ def test_each_outcome_goes_on_as_the_drafter_would(
     found = ends(sent, entry)
     assert len(found) == 4
     for path in found:
-        wanted = likeliest(method, eagle3_tensors, independent_dir / "model", target, tokens, list(path), 3)
+        if method in ("eagle1", "eagle2"):
+            wanted = eagle1_chain(reference, target_dir, tokens, list(path), 3)
+        else:
+            wanted = likeliest(
+                method, eagle3_tensors, independent_dir / "model", target, tokens, list(path), 3
+            )
         assert all((*path, *wanted[:n]) in all_paths for n in (1, 2, 3)), path
 
 

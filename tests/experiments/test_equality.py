@@ -14,6 +14,10 @@ from paceline.drafters import load_drafter
 from paceline.sampling import SamplingParams
 from paceline.target import TargetEngine
 from tests.drafters.conftest import (  # noqa: F401  fixtures
+    drafter_dirs,
+    eagle1_dir,
+    eagle1_tensors,
+    eagle2_dir,
     eagle3_dir,
     eagle3_tensors,
     independent_dir,
@@ -28,16 +32,13 @@ SAMPLINGS = [
 ]
 
 
-@pytest.mark.parametrize("method", ["eagle3", "independent"])
+@pytest.mark.parametrize("method", ["eagle1", "eagle2", "eagle3", "independent"])
 def test_drafts_and_company_leave_texts_alone(
     target_dir: Path,  # noqa: F811
-    eagle3_dir: Path,  # noqa: F811
-    independent_dir: Path,  # noqa: F811
+    drafter_dirs: dict[str, Path],  # noqa: F811
     method: str,
 ) -> None:
-    drafter = load_drafter(
-        eagle3_dir if method == "eagle3" else independent_dir, target_dir, dtype=torch.float32
-    )
+    drafter = load_drafter(drafter_dirs[method], target_dir, dtype=torch.float32)
     taps = [] if drafter.tap is None else [drafter.tap]
     engine = TargetEngine.load(target_dir, dtype=torch.float32, taps=taps)
     alone = [

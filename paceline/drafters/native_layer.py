@@ -1,0 +1,155 @@
+"""A draft layer on the CPU kernels: one call a pass, in bfloat16.
+
+Responsible for the program of a decoder block, the head behind it and the likeliest tokens; a method adds what comes
+before. Knows nothing of chains, trees or commits; called by the methods' layers. A drafted token costs little more than
+reading the layer once, which after the first pass of a round is still in the cache where it is small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paceline.drafters.decoder_block import BlockWeights
+from paceline.drafters.draft_layer import MAX_BEST, LayerOutput, Rows, join_rows
+from paceline.target import Device
+from paceline.target.decoder_weights import group_major
+from paceline.target.program import Epilogue, PackedWeight, Program, RowSegment, runs_on_kernels
+
+Enter = Callable[[Program, int], tuple[int, int]]
+"""Adds what comes before the block, given the program and the buffer of the rows' states; returns the buffer that
+attention reads and the one that its result is added to."""
+
+
+def block_runs_natively(weights: BlockWeights, device: Device, widths: Sequence[int]) -> bool:
+    """Whether the kernels are here and take this block, and rows of these widths."""
+    return runs_on_kernels(
+        device,
+        weights.dtype,
+        num_heads=weights.num_heads,
+        num_kv_heads=weights.num_kv_heads,
+        head_dim=weights.head_dim,
+        widths=(weights.hidden, weights.intermediate, *widths),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class NativeOutput:
+    """A pass of the native form; see :class:`paceline.drafters.draft_layer.LayerOutput`.
+
+    Attributes:
+        ranked: `[k, 2 * best]` int32: draft ids, then the bits of their log-probabilities.
+    """
+
+    states: Tensor
+    logits: Tensor
+    ranked: Tensor
+
+    def best(self, count: int) -> tuple[list[list[float]], list[list[int]]]:
+        """See :class:`paceline.drafters.draft_layer.LayerOutput`."""
+        ids, bits = np.hsplit(self.ranked.numpy(), 2)
+        return bits[:, :count].view(np.float32).tolist(), ids[:, :count].tolist()
+
+
+class NativeLayer:
+    """A layer as a program; see :class:`paceline.drafters.draft_layer.DraftLayer`.
+
+    Args:
+        weights: the block's.
+        head: `[draft_vocab, hidden]`, in the block's type.
+        head_norm: `[hidden]`, of the norm before the head, or None.
+        enter: adds what comes before the block.
+    """
+
+    def __init__(self, weights: BlockWeights, head: Tensor, head_norm: Tensor | None, enter: Enter) -> None:
+        self.hidden, self.dtype = weights.hidden, weights.dtype
+        self.num_kv_heads, self.head_dim = weights.num_kv_heads, weights.head_dim
+        self.where = torch.device("cpu")
+        self._draft_vocab = head.shape[0]
+        weights.rope.cover(weights.max_positions)
+        program = self._program = Program()
+        self._states = program.buffer(weights.hidden, bound=True)
+        self._out = program.buffer(weights.hidden, bound=True)
+        self._logits = program.buffer(self._draft_vocab, bound=True)
+        self._num_best = min(MAX_BEST, self._draft_vocab)
+        self._best = program.buffer(2 * self._num_best, bound=True)
+        read, residual = enter(program, self._states)
+        self._add_block(weights, read, residual)
+        asked = program.buffer(weights.hidden)
+        program.gather(self._out, asked)
+        program.linear(
+            asked,
+            self._logits,
+            PackedWeight.pack(head),
+            Epilogue.STORE_FLOAT,
+            norm=head_norm,
+            eps=weights.eps,
+            selected=True,
+        )
+        program.top(self._logits, self._best, self._num_best)
+
+    def _add_block(self, weights: BlockWeights, read: int, residual: int) -> None:
+        program, heads, kv_heads, dim = (
+            self._program, weights.num_heads, weights.num_kv_heads, weights.head_dim,
+        )  # fmt: skip
+        qkv, bias = weights.qkv.clone(), weights.qkv_bias
+        qkv[: heads * dim] = group_major(qkv[: heads * dim], kv_heads, dim)
+        if bias is not None:
+            bias = bias.clone()
+            bias[: heads * dim] = group_major(bias[: heads * dim], kv_heads, dim)
+        out = group_major(weights.out.t().contiguous(), kv_heads, dim).t()
+        mixed_in = program.buffer((heads + 2 * kv_heads) * dim)
+        mixed = program.buffer(heads * dim)
+        gated = program.buffer(weights.intermediate)
+        program.linear(read, mixed_in, PackedWeight.pack(qkv, bias))
+        program.attend(
+            mixed_in,
+            mixed,
+            0,
+            num_heads=heads,
+            num_kv_heads=kv_heads,
+            head_dim=dim,
+            scale=weights.scale,
+            rope=weights.rope.table,
+        )
+        program.linear(mixed, self._out, PackedWeight.pack(out), Epilogue.ADD, residual=residual)
+        program.linear(
+            self._out,
+            gated,
+            PackedWeight.pack(weights.gate_up, is_gated=True),
+            Epilogue.GATE_SILU,
+            norm=weights.mlp_norm,
+            eps=weights.eps,
+        )
+        program.linear(gated, self._out, PackedWeight.pack(weights.down), Epilogue.ADD, residual=self._out)
+
+    def forward(self, rows: Sequence[Rows], wanted: Sequence[int]) -> LayerOutput:
+        """Run rows of several sequences; see :class:`paceline.drafters.draft_layer.DraftLayer`."""
+        states = join_rows([part.states for part in rows]).contiguous()
+        output = NativeOutput(
+            torch.empty_like(states),
+            torch.empty(len(wanted), self._draft_vocab),
+            torch.empty(len(wanted), 2 * self._num_best, dtype=torch.int32),
+        )
+        segments = []
+        for part in rows:
+            slot = part.slot
+            segments.append(RowSegment(slot.storage, part.num_rows, part.write_at, slot.length, part.paths))
+            slot.num_pending += part.num_rows
+        self._program.run(
+            segments,
+            [position for part in rows for position in part.positions],
+            {
+                self._states: states,
+                self._out: output.states,
+                self._logits: output.logits,
+                self._best: output.ranked,
+            },
+            tokens=[token for part in rows for token in part.tokens],
+            selected=wanted,
+        )
+        return output

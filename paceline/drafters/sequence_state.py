@@ -1,0 +1,109 @@
+"""What an autoregressive drafter keeps of a sequence: its tokens, features still to run, and what it drafted last.
+
+Pure data; filled by `paceline.drafters.autoregressive`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from paceline.drafters.comb import comb_entry
+from paceline.drafters.draft_layer import LayerOutput
+from paceline.drafters.tree import GrowingTree
+from paceline.target.kv_cache import Slot
+from paceline.trie import DraftEntry, SiblingDraws
+
+
+@dataclass(slots=True)
+class Chain:
+    """A drafted chain that may be continued.
+
+    Attributes:
+        start: committed length it goes on from.
+        tokens: drafted so far.
+        log_probs: of each token.
+        state: layer output behind the last token, `[1, hidden]`.
+        logits: draft logits of what comes next, `[1, draft_vocab]`.
+        draws: of each token, where tokens are drawn; log_probs then stays empty.
+    """
+
+    start: int
+    state: Tensor
+    logits: Tensor
+    tokens: list[int] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+    draws: list[SiblingDraws] = field(default_factory=list)
+
+    def entry(self) -> DraftEntry:
+        """As a draft entry; where tokens were drawn, with their siblings."""
+        if self.draws:
+            return comb_entry(self.start, self.draws)
+        return DraftEntry.chain(self.start, tuple(self.tokens), tuple(self.log_probs))
+
+
+@dataclass(slots=True)
+class Tree:
+    """A drafted tree that may be grown further.
+
+    Attributes:
+        start: committed length it goes on from.
+        nodes: what was proposed.
+        branch: proposals behind every node that is run next.
+        states: layer output of each row that was run, `[rows, hidden]`.
+    """
+
+    start: int
+    nodes: GrowingTree
+    branch: int
+    states: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class StableRow:
+    """The last stable row of a sequence, in the pass that ran it.
+
+    Attributes:
+        output: of that pass.
+        row: the row.
+        place: its place among the rows with logits.
+    """
+
+    output: LayerOutput
+    row: int
+    place: int
+
+    @property
+    def state(self) -> Tensor:
+        """`[1, hidden]`."""
+        return self.output.states[self.row : self.row + 1]
+
+    @property
+    def logits(self) -> Tensor:
+        """`[1, draft_vocab]`."""
+        return self.output.logits[self.place : self.place + 1]
+
+    def best(self, count: int) -> tuple[list[list[float]], list[list[int]]]:
+        """As :meth:`LayerOutput.best`, of this row alone."""
+        log_probs, ids = self.output.best(count)
+        return [log_probs[self.place]], [ids[self.place]]
+
+
+@dataclass(slots=True)
+class SequenceState:
+    """What the drafter knows of a sequence: its tokens, features not yet run, and its slot."""
+
+    tokens: list[int]
+    slot: Slot
+    slot_id: int
+    pending: list[Tensor] = field(default_factory=list)  # features behind the stable rows, each [n, hidden]
+    num_features: int = 0
+    stable: StableRow | None = None  # absent before the first
+    chain: Chain | None = None
+    tree: Tree | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        """True once features for all positions but the root's are in."""
+        return self.num_features >= len(self.tokens) - 1 and len(self.tokens) > 1
