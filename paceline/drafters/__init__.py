@@ -21,6 +21,7 @@ from paceline.drafters.eagle2 import Eagle2Drafter
 from paceline.drafters.eagle3 import Eagle3Drafter
 from paceline.drafters.independent import IndependentDrafter
 from paceline.drafters.method import DrafterClass
+from paceline.drafters.p_eagle import PEagleDrafter
 from paceline.models import model_fingerprint
 from paceline.target import Device, TapSpec
 
@@ -29,6 +30,7 @@ METHODS: dict[str, DrafterClass] = {
     Eagle2Drafter.method: Eagle2Drafter,
     Eagle3Drafter.method: Eagle3Drafter,
     IndependentDrafter.method: IndependentDrafter,
+    PEagleDrafter.method: PEagleDrafter,
 }
 
 
