@@ -1,7 +1,8 @@
 """Target features on their way to drafters: a log per sequence, and the subscribers that read it.
 
 A log keeps what a tap gave for every committed position, so that a drafter that joins late or restarts gets all of
-it without a second target pass (EAGLE-3 on SmolLM2: 1.1 kB a token). Knows nothing of tensors' meaning. The loop
+it without a second target pass (EAGLE-3 on SmolLM2: 1.1 kB a token); of a tap that is read at the newest position alone
+it keeps that one. Knows nothing of tensors' meaning. The loop
 appends and attaches from its thread, the servicer reads a subscriber's queue on the event loop.
 """
 
@@ -31,26 +32,41 @@ class Subscriber(Outbox[target_pb2.StreamFeaturesResponse]):
 
 
 class FeatureLog:
-    """Features of one sequence's committed positions, 0 up to `length`."""
+    """Features of one sequence's committed positions, `first` up to `length`.
 
-    def __init__(self) -> None:
+    A drafter that reads the newest position alone needs nothing older, whenever it joins: with `last_only` that is all
+    that is kept, and positions may be left out.
+    """
+
+    def __init__(self, *, last_only: bool = False) -> None:
         self._chunks: list[Tensor] = []  # each [n, width], in order
+        self.last_only = last_only
+        self.first = 0
         self.length = 0
 
-    def append(self, rows: Tensor) -> None:
-        """Add the next positions' features `[n, width]`."""
+    def append(self, start: int, rows: Tensor) -> None:
+        """Add features `[n, width]` of positions from `start` on: where the log ends, with `last_only` maybe later."""
+        assert start == self.length or (self.last_only and start > self.length)
+        if self.last_only:
+            self.first, rows = start + int(rows.shape[0]) - 1, rows[-1:]
+            self._chunks.clear()
         if rows.untyped_storage().nbytes() > 2 * rows.nbytes:
             rows = rows.clone()  # a view would keep all rows of its step
         self._chunks.append(rows)
-        self.length += int(rows.shape[0])
+        self.length = max(start, self.first) + int(rows.shape[0])
 
-    def since(self, start: int) -> Tensor | None:
-        """Features of positions `start` to the end, `[length - start, width]`; None if there are none."""
+    def since(self, start: int) -> tuple[int, Tensor] | None:
+        """Features of positions from `start` to the end, as far as they are kept; None if there are none.
+
+        Returns:
+            Position of the first row, and `[n, width]`.
+        """
         if start >= self.length:
             return None
         if len(self._chunks) > 1:
             self._chunks = [torch.cat(self._chunks)]
-        return self._chunks[0][start:]
+        start = max(start, self.first)
+        return start, self._chunks[0][start - self.first :]
 
 
 class FeatureHub:
@@ -82,10 +98,10 @@ class FeatureHub:
             if self._subscribers.get(subscriber.subscriber_id) is subscriber:
                 del self._subscribers[subscriber.subscriber_id]
 
-    def open(self, sequence_id: int) -> None:
-        """Start a log."""
+    def open(self, sequence_id: int, *, last_only: bool = False) -> None:
+        """Start a log; with `last_only` of the newest position alone."""
         with self._lock:
-            self._logs[sequence_id] = FeatureLog()
+            self._logs[sequence_id] = FeatureLog(last_only=last_only)
 
     def close(self, sequence_id: int) -> None:
         """Drop a log and its readers."""
@@ -117,10 +133,10 @@ class FeatureHub:
         """Features `[num_positions, width]` of a sequence's first positions; None where fewer, or none, are logged."""
         with self._lock:
             log = self._logs.get(sequence_id)
-            if log is None or log.length < max(num_positions, 1):
+            if log is None or log.first > 0 or log.length < max(num_positions, 1):
                 return None
-            rows = log.since(0)
-            return None if rows is None else rows[:num_positions]
+            logged = log.since(0)
+            return None if logged is None else logged[1][:num_positions]
 
     def append(self, sequence_id: int, start: int, rows: Tensor, tokens: Sequence[int] = ()) -> None:
         """Log the features of a sequence's positions and push them to its readers.
@@ -129,7 +145,7 @@ class FeatureHub:
 
         Args:
             sequence_id: the sequence.
-            start: position of the first row, at most the log's length.
+            start: position of the first row, at most the log's length unless only the newest position is logged.
             rows: `[n, width]` of the positions that the step settled.
             tokens: what the step committed, up to the position behind the last row; they are not logged.
         """
@@ -137,19 +153,20 @@ class FeatureHub:
             log = self._logs.get(sequence_id)
             if log is None:
                 return
-            assert start <= log.length, f"features from {log.length} to {start - 1} are missing"
-            fresh = rows[log.length - start :]
+            is_joined = log.last_only or start <= log.length
+            assert is_joined, f"features from {log.length} to {start - 1} are missing"
+            fresh = rows[max(log.length - start, 0) :]
             if not len(fresh):
                 return
-            start = log.length
-            log.append(fresh)
+            start = max(start, log.length)
+            log.append(start, fresh)
             for subscriber_id in self._readers.get(sequence_id, ()):
                 self._push(sequence_id, start, fresh, subscriber_id, tokens)
 
     def _replay(self, sequence_id: int, start: int, subscriber_id: str) -> None:
-        rows = self._logs[sequence_id].since(start)
-        if rows is not None:
-            self._push(sequence_id, start, rows, subscriber_id)
+        logged = self._logs[sequence_id].since(start)
+        if logged is not None:
+            self._push(sequence_id, *logged, subscriber_id)
 
     def _push(
         self, sequence_id: int, start: int, rows: Tensor, subscriber_id: str, tokens: Sequence[int] = ()
