@@ -18,16 +18,22 @@ from paceline.drafters.base import (
 from paceline.drafters.checkpoint import CheckpointError, DrafterConfig
 from paceline.drafters.eagle3 import Eagle3Drafter
 from paceline.drafters.independent import IndependentDrafter
+from paceline.drafters.medusa1 import Medusa1Drafter
+from paceline.drafters.medusa2 import Medusa2Drafter
 from paceline.models import model_fingerprint
 from paceline.target import Device, TapSpec
 
-METHODS: dict[str, type[Eagle3Drafter] | type[IndependentDrafter]] = {
+DrafterClass = type[Eagle3Drafter] | type[IndependentDrafter] | type[Medusa1Drafter]
+
+METHODS: dict[str, DrafterClass] = {
     Eagle3Drafter.method: Eagle3Drafter,
     IndependentDrafter.method: IndependentDrafter,
+    Medusa1Drafter.method: Medusa1Drafter,
+    Medusa2Drafter.method: Medusa2Drafter,
 }
 
 
-def _method(config: DrafterConfig) -> type[Eagle3Drafter] | type[IndependentDrafter]:
+def _method(config: DrafterConfig) -> DrafterClass:
     try:
         return METHODS[config.method]
     except KeyError:

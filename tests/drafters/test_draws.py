@@ -30,12 +30,10 @@ def params(mode: VerifyMode = VerifyMode.REJECTION, seed: int = 7, top_k: int = 
     return SamplingParams(temperature=0.7, top_k=top_k, seed=seed, mode=mode)
 
 
-@pytest.fixture(params=["eagle3", "independent"])
-def started(
-    request: pytest.FixtureRequest, load: Load, eagle3_dir: Path, independent_dir: Path, target: Target
-) -> Drafter:
+@pytest.fixture(params=["eagle3", "independent", "medusa1"])
+def started(request: pytest.FixtureRequest, load: Load, target: Target) -> Drafter:
     """A drafter of each method that follows sequences 1 and 2."""
-    drafter = load(eagle3_dir if request.param == "eagle3" else independent_dir)
+    drafter = load(request.getfixturevalue(f"{request.param}_dir"))
     for sequence_id in (1, 2):
         drafter.open(sequence_id, TOKENS)
         drafter.feed(sequence_id, 0, target.features(drafter, TOKENS)[:-1])

@@ -1,0 +1,77 @@
+"""Medusa's static tree: which ranks of which heads are worth a node, whatever the text.
+
+Responsible for the greedy search of 2401.10774 ("Searching for the optimized tree construction"): a node is
+a path of ranks, worth the product of the accuracies along it; the tree grows by the best node whose parent is in it,
+until the budget is spent. Knows neither tokens nor models.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+PRIOR_FIRST = 0.5
+PRIOR_BY_HEAD = 0.75
+PRIOR_BY_RANK = 0.35
+
+
+def prior_accuracies(num_heads: int, num_ranks: int) -> tuple[tuple[float, ...], ...]:
+    """What is taken where a checkpoint tells no accuracies: by head and rank, falling in both.
+
+    A head further on is right three quarters as often, a token one rank lower a third as often: a tree of 63 nodes that
+    this gives has the shape of those the authors measured, wide at the root and narrow below.
+    """
+    return tuple(
+        tuple(PRIOR_FIRST * PRIOR_BY_HEAD**head * PRIOR_BY_RANK**rank for rank in range(num_ranks))
+        for head in range(num_heads)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class StaticTree:
+    """Nodes in the order in which they were added, parents first.
+
+    Attributes:
+        parents: index of each node's parent, -1 for the root's children.
+        heads: head whose token each node is: its depth, from 0.
+        ranks: which of that head's tokens, the likeliest being 0.
+    """
+
+    parents: tuple[int, ...]
+    heads: tuple[int, ...]
+    ranks: tuple[int, ...]
+
+
+def search_tree(accuracies: Sequence[Sequence[float]], max_nodes: int, max_depth: int) -> StaticTree:
+    """The best tree of at most so many nodes and so deep.
+
+    Args:
+        accuracies: by head and rank, P(the head's token of this rank is the one that comes).
+        max_nodes: nodes without the root.
+        max_depth: tokens in a row, at most as many as there are heads.
+    """
+    depth = min(max_depth, len(accuracies))
+    parents: list[int] = []
+    heads: list[int] = []
+    ranks: list[int] = []
+    # (-value, order, parent, head, rank): of equals the one that was reachable first.
+    reachable: list[tuple[float, int, int, int, int]] = []
+    order = 0
+
+    def reach(parent: int, value: float, head: int) -> None:
+        nonlocal order
+        for rank, accuracy in enumerate(accuracies[head]):
+            heapq.heappush(reachable, (-value * accuracy, order, parent, head, rank))
+            order += 1
+
+    if depth > 0:
+        reach(-1, 1.0, 0)
+    while reachable and len(parents) < max_nodes:
+        value, _, parent, head, rank = heapq.heappop(reachable)
+        parents.append(parent)
+        heads.append(head)
+        ranks.append(rank)
+        if head + 1 < depth:
+            reach(len(parents) - 1, -value, head + 1)
+    return StaticTree(tuple(parents), tuple(heads), tuple(ranks))
