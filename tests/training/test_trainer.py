@@ -21,6 +21,9 @@ from paceline.training.schedule import learning_rate_factor
 from paceline.training.shards import shard_indices
 from paceline.training.trainer import TrainOptions, run
 
+# Heads begin as a fitted linear look-ahead, and a random target's text has little else to learn.
+GAIN = {"medusa1": 0.02, "medusa2": 0.02}
+
 
 def _options(
     target_dir: Path, text_dir: Path, heldout_dir: Path, out: Path, **changes: object
@@ -67,7 +70,7 @@ def _acceptance(options: TrainOptions, weights: dict[str, torch.Tensor] | None) 
     return counts.mean_accepted
 
 
-@pytest.mark.parametrize("method", ["eagle3", "independent"])
+@pytest.mark.parametrize("method", ["eagle3", "independent", "medusa1", "medusa2"])
 def test_training_raises_heldout_acceptance(
     method: str, target_dir: Path, text_dir: Path, heldout_dir: Path, tmp_path: Path
 ) -> None:
@@ -85,7 +88,7 @@ def test_training_raises_heldout_acceptance(
     )
     result = run(options)
     untrained, trained = _acceptance(options, None), _acceptance(options, _newest(options.run_dir))
-    assert trained > untrained + 0.04
+    assert trained > untrained + GAIN.get(method, 0.04)
     assert result.best_mean_accepted >= trained - 1e-9
     config = json.loads((options.export_dir / "config.json").read_text())
     assert config["method"] == method
@@ -123,12 +126,13 @@ def test_loss_falls_on_one_batch(
     assert losses[-1] < losses[0] - 0.2
 
 
+@pytest.mark.parametrize("method", ["eagle3", "medusa2"])
 def test_stopped_and_resumed_equals_uninterrupted(
-    target_dir: Path, text_dir: Path, heldout_dir: Path, tmp_path: Path
+    method: str, target_dir: Path, text_dir: Path, heldout_dir: Path, tmp_path: Path
 ) -> None:
-    whole = _options(target_dir, text_dir, heldout_dir, tmp_path / "whole")
+    whole = _options(target_dir, text_dir, heldout_dir, tmp_path / "whole", method=method)
     run(whole)
-    parts = _options(target_dir, text_dir, heldout_dir, tmp_path / "parts")
+    parts = _options(target_dir, text_dir, heldout_dir, tmp_path / "parts", method=method)
     assert run(parts, stop_after=5).step == 5
     assert run(parts).step == 12
     first, second = _newest(whole.run_dir), _newest(parts.run_dir)
@@ -184,7 +188,18 @@ def test_text_of_another_target_is_refused(
         run(_options(other, text_dir, heldout_dir, tmp_path))
 
 
-@pytest.mark.parametrize(("field", "value"), [("num_steps", 0), ("optimizer", "sgd"), ("learning_rate", 0.0)])
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("num_steps", 0),
+        ("optimizer", "sgd"),
+        ("learning_rate", 0.0),
+        ("output", "none"),
+        ("base_loss", "mse"),
+        ("heads_first", 1.0),
+        ("backbone_divisor", 0.0),
+    ],
+)
 def test_bad_options_are_named(
     field: str, value: object, target_dir: Path, text_dir: Path, heldout_dir: Path, tmp_path: Path
 ) -> None:
