@@ -1,4 +1,4 @@
-"""What a converter must know of the target that a checkpoint is for; the caller reads it from the target's directory."""
+"""What a converter must know of the target that a checkpoint is for; the caller reads it from the target."""
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from paceline.models.fetch import PROVENANCE_FILE
 from paceline.training.backbone import LINEAR_NAMES, final_hidden
 from paceline.training.teacher import TeacherShape, read_weights
 
@@ -94,13 +95,16 @@ class TunedBackbone:
         return merged
 
     def write(self, folder: Path) -> None:
-        """Write the tuned target as a model directory; the one that is there is replaced as a whole."""
+        """Write the tuned target as a model directory; the one that is there is replaced as a whole.
+
+        Tokenizer, chat template and licence go along; what says where the weights came from is not true of these.
+        """
         partial = folder.with_name(f".{folder.name}.part")
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         for file in self.model_dir.iterdir():
-            is_weights = file.name.endswith((".safetensors", ".safetensors.index.json"))
-            if file.is_file() and not is_weights:
+            is_of_weights = file.name.endswith((".safetensors", ".safetensors.index.json", PROVENANCE_FILE))
+            if file.is_file() and not is_of_weights:
                 shutil.copyfile(file, partial / file.name)
         weights = {name: tensor.contiguous() for name, tensor in self.merged().items()}
         save_file(weights, partial / "model.safetensors", metadata={"format": "pt"})

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from paceline.models import model_fingerprint, tokenizer_fingerprint
+from paceline.models.fetch import PROVENANCE_FILE
 from paceline.target import SequenceRows, TapSpec, TargetEngine
 from paceline.training.backbone import final_hidden
 from paceline.training.teacher import Teacher
@@ -57,12 +58,16 @@ def test_the_written_target_computes_what_was_trained(
         for name, parameter in backbone.parameters.items():
             if name.endswith("lora_b"):
                 parameter.copy_(torch.randn(parameter.shape, generator=random) * 0.05)
+    (target_dir / PROVENANCE_FILE).write_text("{}")
     tuned = tmp_path / "tuned"
     if is_there:
         tuned.mkdir()
         (tuned / "left-over").write_text("")
     backbone.write(tuned)
     assert not (tuned / "left-over").exists()
+    assert {path.name for path in target_dir.iterdir()} - {path.name for path in tuned.iterdir()} == {
+        PROVENANCE_FILE
+    }
     assert model_fingerprint(tuned) != model_fingerprint(target_dir)
     assert tokenizer_fingerprint(tuned) == tokenizer_fingerprint(target_dir)
     tokens = _tokens(1, 30, seed=3)
