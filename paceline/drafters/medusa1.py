@@ -51,7 +51,7 @@ class SequenceState:
         tokens: committed.
         features: `[1, hidden]` of the newest position that came in.
         position: that position, -1 before the first.
-        logits: `[num_heads, draft_vocab]` of the heads at `logits_length`.
+        logits: `[k, draft_vocab]` of the first `k` heads at `logits_length`, as many as a draft has asked for.
         logits_length: committed length that they, and `draws`, go on from; 0 before the first.
         draws: of each position of the chain, where tokens are drawn.
     """
@@ -62,6 +62,11 @@ class SequenceState:
     logits: Tensor | None = None
     logits_length: int = 0
     draws: list[SiblingDraws] = field(default_factory=list)
+
+    @property
+    def num_run(self) -> int:
+        """Heads that have been run."""
+        return 0 if self.logits is None else int(self.logits.shape[0])
 
     @property
     def is_ready(self) -> bool:
@@ -151,7 +156,7 @@ class Medusa1Drafter:
         """Draft chains, and trees for requests with more nodes than tokens, all sequences in one pass."""
         with torch.inference_mode():
             able = [request for request in requests if self._can_draft(request)]
-            self._run_heads([self._sequences[request.sequence_id] for request in able])
+            self._run_heads([(self._sequences[r.sequence_id], self._num_tokens(r)) for r in able])
             entries: dict[int, DraftEntry] = {}
             chains = []
             for request in able:
@@ -187,14 +192,19 @@ class Medusa1Drafter:
         state, num_tokens = self._get(request.sequence_id), self._num_tokens(request)
         return num_tokens > 0 and state.is_ready and len(state.tokens) + num_tokens <= self.max_positions
 
-    def _run_heads(self, states: Sequence[SequenceState]) -> None:
-        """Run the heads for sequences that have moved on since, all in one pass."""
-        behind = [state for state in states if state.logits_length != len(state.tokens)]
+    def _run_heads(self, wanted: Sequence[tuple[SequenceState, int]]) -> None:
+        """Run the heads that each sequence's draft is deep and that have not been run, all sequences in one pass."""
+        for state, _ in wanted:
+            if state.logits_length != len(state.tokens):
+                state.logits, state.logits_length, state.draws = None, len(state.tokens), []
+        behind = [(state, count) for state, count in wanted if state.num_run < count]
         if not behind:
             return
-        rows = torch.cat([state.features for state in behind if state.features is not None])
-        for state, logits in zip(behind, self._heads.forward(rows), strict=True):
-            state.logits, state.logits_length, state.draws = logits, len(state.tokens), []
+        heads = range(min(state.num_run for state, _ in behind), max(count for _, count in behind))
+        rows = torch.cat([state.features for state, _ in behind if state.features is not None])
+        for (state, _), logits in zip(behind, self._heads.forward(rows, heads), strict=True):
+            fresh = logits[state.num_run - heads.start :]
+            state.logits = fresh if state.logits is None else torch.cat((state.logits, fresh))
 
     def _chains(self, requests: Sequence[DraftRequest]) -> dict[int, DraftEntry]:
         """Each head's token that the target is likeliest to choose, one after the other."""

@@ -2,7 +2,7 @@
 
 Head `k`, counted from 0, reads the target's final hidden state of position `t` (after the final norm, what the LM head
 reads) and predicts token `t + 2 + k`: residual blocks `z + silu(W z + b)`, then a linear map to a vocabulary.
-Responsible for computing all heads of several sequences in one pass. Knows nothing of trees, commits or sampling;
+Responsible for computing the heads of several sequences in one pass. Knows nothing of trees, commits or sampling;
 called by `paceline.drafters.medusa1` and, for sizes and names, by training and the converters of public checkpoints.
 """
 
@@ -164,25 +164,33 @@ class MedusaHeads:
         ]
         if shape.output is OutputHead.OWN:
             outputs = [tensors[f"lm_heads.{k}.weight"] for k in heads]
-        else:
+        else:  # one product for all heads
             shared = tensors["lm_head.weight"] if shape.output is OutputHead.SHARED else target_head
             assert shared is not None
             outputs = [shared]
         self._outputs = [device.pack(weight.to(dtype)) for weight in outputs]
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        """Logits of every head for every row: `[n, hidden] -> [n, num_heads, draft_vocab]` float32."""
-        n, shape = hidden.shape[0], self.shape
-        states = hidden.unsqueeze(1) + F.silu(self._first(hidden)).view(n, shape.num_heads, shape.hidden)
+    def forward(self, hidden: Tensor, heads: range) -> Tensor:
+        """Logits of some heads for every row.
+
+        Output heads are most of what a pass reads, so that only those of the heads asked for are run.
+
+        Args:
+            hidden: `[n, hidden]` in the compute type.
+            heads: which, at least one.
+
+        Returns:
+            `[n, len(heads), draft_vocab]` float32.
+        """
+        n, width = hidden.shape
+        first = F.silu(self._first(hidden)).view(n, self.shape.num_heads, width)
+        states = hidden.unsqueeze(1) + first[:, heads.start : heads.stop]
         for layers in self._later:
-            states = torch.stack(
-                [rows + F.silu(layer(rows)) for rows, layer in zip(states.unbind(1), layers, strict=True)],
-                dim=1,
-            )
-        if len(self._outputs) == 1:
-            logits = self._outputs[0](states.reshape(n * shape.num_heads, shape.hidden))
-            return logits.view(n, shape.num_heads, -1).float()
-        columns = [
-            output(rows.contiguous()) for rows, output in zip(states.unbind(1), self._outputs, strict=True)
-        ]
+            parts = [states[:, i] for i in range(len(heads))]
+            parts = [x + F.silu(layers[k](x)) for k, x in zip(heads, parts, strict=True)]
+            states = torch.stack(parts, dim=1)
+        if self.shape.output is not OutputHead.OWN:
+            logits = self._outputs[0](states.reshape(n * len(heads), width))
+            return logits.view(n, len(heads), -1).float()
+        columns = [self._outputs[k](states[:, i].contiguous()) for i, k in enumerate(heads)]
         return torch.stack(columns, dim=1).float()

@@ -119,7 +119,7 @@ def ours(config: DrafterConfig, tensors: Mapping[str, Tensor]) -> Tensor:
     shape = MedusaShape.from_config(config)
     heads = MedusaHeads(shape, tensors, None, Device.parse("cpu"), torch.float32)
     with torch.inference_mode():
-        logits = heads.forward(ROWS)
+        logits = heads.forward(ROWS, range(shape.num_heads))
     if "token_map" not in tensors:
         return logits
     whole = torch.full((*logits.shape[:2], VOCAB), -torch.inf)

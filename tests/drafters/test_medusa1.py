@@ -132,6 +132,35 @@ def test_batched_equals_single(
     assert all(entry is not None for entry in entries)
 
 
+@pytest.mark.parametrize("name", ["own", "target", "two layers"])
+def test_only_as_many_heads_are_run_as_a_draft_is_deep(
+    name: str, load: Load, target_dir: Path, target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A longer wish runs the rest, whoever else is drafted for, and drafts as if all had been run at once."""
+    shape = replace(SHAPES[name], num_heads=5)
+    path = save_medusa(tmp_path, target_dir, shape, medusa_tensors(shape))
+    drafter, fresh = load(path), load(path)
+    assert isinstance(drafter, Medusa1Drafter)
+    for sequence_id in (1, 2):
+        for one in (drafter, fresh):
+            _start(one, target, sequence_id, text(9 + sequence_id, sequence_id))
+    expected = {key: _draft(fresh, key, 5).tokens for key in (1, 2)}
+    passes: list[tuple[int, range]] = []
+    forward = drafter._heads.forward
+
+    def counting(hidden: Tensor, heads: range) -> Tensor:
+        passes.append((len(hidden), heads))
+        return forward(hidden, heads)
+
+    monkeypatch.setattr(drafter._heads, "forward", counting)
+    assert _draft(drafter, 1, 2).tokens == expected[1][:2]
+    both = drafter.draft([DraftRequest(1, 4), DraftRequest(2, 3)])
+    assert [entry and entry.tokens for entry in both] == [expected[1][:4], expected[2][:3]]
+    assert _draft(drafter, 2, 4).tokens == expected[2][:4]  # was run beside the other's
+    assert _draft(drafter, 2, 7).tokens == expected[2]
+    assert passes == [(1, range(2)), (2, range(4)), (1, range(4, 5))]
+
+
 def test_any_order_of_tokens_and_features_gives_the_same_draft(
     load: Load, medusa1_dir: Path, target: Target
 ) -> None:
