@@ -8,7 +8,7 @@ called by `paceline.drafters.medusa1` and, for sizes and names, by training and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -17,7 +17,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.drafters.checkpoint import CheckpointError, DrafterConfig
+from paceline.drafters.medusa_native import KernelLinear, runs_natively
 from paceline.target import Device
+
+RowMap = Callable[[Tensor], Tensor]
+"""A packed linear map: `[n, in] -> [n, out]`."""
 
 MAX_HEADS = 16
 MAX_RANKS = 10
@@ -146,29 +150,31 @@ class MedusaHeads:
     ) -> None:
         self.shape, self.dtype, self.where = shape, dtype, device.torch_device
         heads = range(shape.num_heads)
+        is_native = runs_natively(shape.hidden, device, dtype)
 
-        def layer(j: int, part: str) -> list[Tensor]:
-            return [tensors[f"blocks.{k}.layers.{j}.{part}"].to(dtype) for k in heads]
+        def pack(weight: Tensor, bias: Tensor | None = None) -> RowMap:
+            return KernelLinear(weight, bias) if is_native else device.pack(weight, bias)
+
+        def part(k: int, j: int, name: str) -> Tensor:
+            return tensors[f"blocks.{k}.layers.{j}.{name}"].to(dtype)
 
         # The first blocks of all heads read the same rows and so are one product; later ones have rows of their own.
-        first_bias = torch.cat(layer(0, "bias")) if shape.has_bias else None
-        self._first = device.pack(torch.cat(layer(0, "weight")), first_bias)
+        first_bias = torch.cat([part(k, 0, "bias") for k in heads]) if shape.has_bias else None
+        self._first = pack(torch.cat([part(k, 0, "weight") for k in heads]), first_bias)
         self._later = [
-            [
-                device.pack(
-                    weight, tensors[f"blocks.{k}.layers.{j}.bias"].to(dtype) if shape.has_bias else None
-                )
-                for k, weight in enumerate(layer(j, "weight"))
-            ]
+            [pack(part(k, j, "weight"), part(k, j, "bias") if shape.has_bias else None) for k in heads]
             for j in range(1, shape.num_layers)
         ]
         if shape.output is OutputHead.OWN:
-            outputs = [tensors[f"lm_heads.{k}.weight"] for k in heads]
+            weights = [tensors[f"lm_heads.{k}.weight"].to(dtype) for k in heads]
         else:  # one product for all heads
             shared = tensors["lm_head.weight"] if shape.output is OutputHead.SHARED else target_head
             assert shared is not None
-            outputs = [shared]
-        self._outputs = [device.pack(weight.to(dtype)) for weight in outputs]
+            weights = [shared.to(dtype)]
+        self._outputs: list[RowMap] = [
+            KernelLinear(weight, out_dtype=torch.float32) if is_native else device.pack(weight)
+            for weight in weights
+        ]
 
     def forward(self, hidden: Tensor, heads: range) -> Tensor:
         """Logits of some heads for every row.
