@@ -11,12 +11,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from paceline.checkpoints.target_facts import TargetFacts
-from paceline.checkpoints.tensor_files import check_names, read_tensors, write_tensors
+from paceline.checkpoints.tensor_files import check_finite, check_names, read_tensors, write_tensors
 from paceline.drafters.checkpoint import CheckpointError, DrafterConfig
 from paceline.drafters.medusa_heads import MedusaShape, OutputHead
 
@@ -25,6 +26,11 @@ FILE_NAME = "medusa_lm_head.safetensors"
 
 MODEL_PREFIX = "medusa_head."
 _NAME = re.compile(r"(\d+)\.(\d+)\.(linear\.weight|linear\.bias|weight)")
+
+
+def is_medusa(content: Mapping[str, Any]) -> bool:
+    """Whether a `config.json` is of this layout: it counts Medusa's heads, rightly or not."""
+    return "medusa_num_heads" in content
 
 
 def read_medusa(directory: Path, target: TargetFacts) -> tuple[DrafterConfig, dict[str, Tensor]]:
@@ -48,6 +54,7 @@ def read_medusa(directory: Path, target: TargetFacts) -> tuple[DrafterConfig, di
     shape = _shape(found, target)
     names = _names(shape)
     check_names(found, {theirs: shape.parameter_shapes()[ours] for theirs, ours in names.items()})
+    check_finite(found)
     config = DrafterConfig(
         "medusa2" if is_whole_model else "medusa1",
         target.fingerprint,

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -92,6 +93,20 @@ def write_tensors(
     part.chmod(0o644)
     part.replace(directory / file_name)
     (directory / "config.json").write_text(json.dumps(dict(config), indent=2) + "\n")
+
+
+def check_finite(tensors: Mapping[str, Tensor]) -> None:
+    """Refuse weights with values that are not numbers.
+
+    Raises:
+        CheckpointError: naming the first such tensor.
+    """
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise CheckpointError(
+                f"{name} holds values that are not numbers, as in checkpoints that were saved before all their weights "
+                "were loaded"
+            )
 
 
 def check_names(found: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]]) -> None:

@@ -16,13 +16,24 @@ import torch
 from torch import Tensor
 
 from paceline.checkpoints.target_facts import TargetFacts
-from paceline.checkpoints.tensor_files import check_names, read_public_config, read_tensors, write_tensors
+from paceline.checkpoints.tensor_files import (
+    check_finite,
+    check_names,
+    read_public_config,
+    read_tensors,
+    write_tensors,
+)
 from paceline.drafters.checkpoint import CheckpointError, DrafterConfig
 from paceline.drafters.medusa1 import read_target_head
 from paceline.drafters.medusa_heads import MAX_HEADS, MedusaShape, OutputHead, check_token_map
 
 PREFIX = "medusa_heads."
 SHARED = "lm_head.weight"
+
+
+def is_vllm(content: Mapping[str, Any]) -> bool:
+    """Whether a `config.json` is of vLLM's Medusa heads."""
+    return content.get("model_type") == "medusa" or content.get("architectures") == ["MedusaModel"]
 
 
 def read_vllm(directory: Path, target: TargetFacts) -> tuple[DrafterConfig, dict[str, Tensor]]:
@@ -49,6 +60,7 @@ def read_vllm(directory: Path, target: TargetFacts) -> tuple[DrafterConfig, dict
             if name.startswith("lm_head") and tensor.shape[0] == target.vocab:
                 found[name] = tensor[ids]  # vLLM cuts whole heads alike
     check_names(found, shape.tensor_shapes())
+    check_finite(found)
     config = DrafterConfig(
         "medusa1",
         target.fingerprint,

@@ -14,9 +14,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from paceline.checkpoints.medusa import FILE_NAME, read_medusa, write_medusa
+from paceline.checkpoints.medusa import FILE_NAME, is_medusa, read_medusa, write_medusa
 from paceline.checkpoints.target_facts import TargetFacts
-from paceline.checkpoints.vllm import read_vllm, store_target_head, write_vllm
+from paceline.checkpoints.vllm import is_vllm, read_vllm, store_target_head, write_vllm
 from paceline.drafters import load_drafter
 from paceline.drafters.checkpoint import CheckpointError, DrafterConfig, save_drafter
 from paceline.drafters.medusa_heads import MedusaHeads, MedusaShape, OutputHead
@@ -354,6 +354,27 @@ def test_what_does_not_belong_to_vllms_layout_is_named(tmp_path: Path) -> None:
         (path / "config.json").write_text(text)
         with pytest.raises(CheckpointError, match="JSON"):
             read_vllm(path, TARGET)
+
+
+def test_each_layout_is_told_by_its_configuration(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    save_file(dict(reference_heads(2, 1).state_dict()), tmp_path / FILE_NAME)
+    config, tensors = read_medusa(tmp_path, TARGET)
+    for write, name in ((write_medusa, "medusa"), (write_vllm, "vllm")):
+        write(tmp_path / name, config, tensors)
+        content = json.loads((tmp_path / name / "config.json").read_text())
+        assert (is_medusa(content), is_vllm(content)) == (name == "medusa", name == "vllm")
+
+
+def test_values_that_are_not_numbers_are_refused(tmp_path: Path) -> None:
+    broken = torch.full((VOCAB, HIDDEN), torch.nan)
+    with pytest.raises(CheckpointError, match=r"1\.1\.weight holds values"):
+        read_medusa(_medusa(tmp_path / "medusa", **{"1.1.weight": broken}), TARGET)
+    VllmMedusa(VllmConfig(num_heads=2)).save(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    save_file({**tensors, "lm_heads.1.weight": broken}, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"lm_heads\.1\.weight holds values"):
+        read_vllm(tmp_path, TARGET)
 
 
 def test_layouts_that_cannot_hold_heads_say_so(tmp_path: Path) -> None:
