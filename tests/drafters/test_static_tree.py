@@ -58,7 +58,6 @@ def test_the_prior_gives_a_tree_of_the_usual_shape() -> None:
     assert all(0.0 < x < 1.0 for row in prior for x in row)
     depths = [len(path) for path in paths(search_tree(prior, 63, 5))]
     counts = [depths.count(depth) for depth in range(1, 6)]
+    published = [10, 28, 23, 2, 0]
     assert sum(counts) == 63
-    assert counts[0] >= 3
-    assert counts[2] > 0
-    assert max(counts) in counts[:3]
+    assert all(abs(own - other) <= 3 for own, other in zip(counts, published, strict=True))
