@@ -5,9 +5,11 @@ Responsible for: what both ways share, whatever the format. Called by `paceline 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+
+from torch import Tensor
 
 from paceline.checkpoints.formats import find_format, format_named
 from paceline.checkpoints.target_facts import TargetFacts
@@ -75,14 +77,12 @@ def export_checkpoint(
             f"method {config.method!r} has no place in format {format_name!r}"
             + ("" if method is None else f"; it can be written as {', '.join(method.formats)}")
         )
-    tensors = read_all_tensors(directory)
+    tensors: Mapping[str, Tensor] = read_all_tensors(directory)
     if target_dir is not None:
         target = TargetFacts.read(target_dir)
         if target.fingerprint != config.target_fingerprint:
             raise CheckpointError(f"{directory.name!r} was not made for target {target.name!r}")
-        if "embed_tokens.weight" not in tensors and "lm_head.weight" in tensors:
-            tensors["embed_tokens.weight"] = target.embedding(tensors["lm_head.weight"].dtype)
-            config = replace(config, shape={**config.shape, "has_embedding": True})
+        config, tensors = entry.complete(config, tensors, target_dir)
     config = replace(config, target_name=verifier or "")
     entry.write(output, config, tensors)
     return config

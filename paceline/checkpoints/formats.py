@@ -14,9 +14,12 @@ from typing import Any
 from torch import Tensor
 
 from paceline.checkpoints.eagle import is_eagle, read_eagle, write_eagle
+from paceline.checkpoints.medusa import is_medusa, read_medusa, write_medusa
+from paceline.checkpoints.shared import store_embedding
 from paceline.checkpoints.speculators import is_speculators, read_speculators, write_speculators
 from paceline.checkpoints.target_facts import TargetFacts
 from paceline.checkpoints.tensor_files import read_public_config
+from paceline.checkpoints.vllm import is_vllm, read_vllm, store_target_head, write_vllm
 from paceline.drafters.checkpoint import CheckpointError, DrafterConfig
 
 
@@ -29,19 +32,24 @@ class Format:
         recognises: whether a `config.json` is of this format.
         read: from a public directory to Paceline's configuration and tensors.
         write: from Paceline's configuration and tensors to a public directory.
+        complete: adds what the drafter shares with its target, whose directory is the last argument; those who load
+            the format elsewhere may want it there.
     """
 
     name: str
     recognises: Callable[[Mapping[str, Any]], bool]
     read: Callable[[Path, TargetFacts], tuple[DrafterConfig, dict[str, Tensor]]]
     write: Callable[[Path, DrafterConfig, Mapping[str, Tensor]], None]
+    complete: Callable[[DrafterConfig, Mapping[str, Tensor], Path], tuple[DrafterConfig, dict[str, Tensor]]]
 
 
 FORMATS: dict[str, Format] = {
     entry.name: entry
     for entry in (
-        Format("speculators", is_speculators, read_speculators, write_speculators),
-        Format("eagle", is_eagle, read_eagle, write_eagle),
+        Format("speculators", is_speculators, read_speculators, write_speculators, store_embedding),
+        Format("eagle", is_eagle, read_eagle, write_eagle, store_embedding),
+        Format("medusa", is_medusa, read_medusa, write_medusa, store_target_head),
+        Format("vllm", is_vllm, read_vllm, write_vllm, store_target_head),
     )
 }
 """By name; the first that recognises a directory reads it."""

@@ -20,6 +20,8 @@ from paceline.drafters.eagle1 import Eagle1Drafter
 from paceline.drafters.eagle2 import Eagle2Drafter
 from paceline.drafters.eagle3 import Eagle3Drafter
 from paceline.drafters.independent import IndependentDrafter
+from paceline.drafters.medusa1 import Medusa1Drafter
+from paceline.drafters.medusa2 import Medusa2Drafter
 from paceline.drafters.method import DrafterClass
 from paceline.drafters.p_eagle import PEagleDrafter
 from paceline.models import model_fingerprint
@@ -30,6 +32,8 @@ METHODS: dict[str, DrafterClass] = {
     Eagle2Drafter.method: Eagle2Drafter,
     Eagle3Drafter.method: Eagle3Drafter,
     IndependentDrafter.method: IndependentDrafter,
+    Medusa1Drafter.method: Medusa1Drafter,
+    Medusa2Drafter.method: Medusa2Drafter,
     PEagleDrafter.method: PEagleDrafter,
 }
 

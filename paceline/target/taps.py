@@ -27,11 +27,14 @@ class TapSpec:
         norm_final: append the output of the final norm (what the LM head reads).
         projection: `[width_out, num_sources * hidden]`, applied on the target's side; None sends the
             concatenation.
+        last_only: of what a step commits only the newest position is read, the one before the last committed token: one
+            row a round. The engine gives all rows as for other taps; who moves features on moves that one.
     """
 
     layers: tuple[int, ...] = ()
     norm_final: bool = False
     projection: Tensor | None = None
+    last_only: bool = False
 
     @property
     def num_sources(self) -> int:

@@ -13,3 +13,9 @@ class TrainingError(PacelineError):
 
 class TrainingDataError(TrainingError):
     """A model directory, shard, manifest or checkpoint does not hold what it should."""
+
+
+class ExportRefusedError(TrainingError):
+    """What stands now must not be served; says why. Training goes on."""
+
+    reason = "EXPORT_REFUSED"

@@ -14,18 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from paceline.drafters.checkpoint import DrafterConfig, save_drafter
 from paceline.drafters.independent import MODEL_DIR
 from paceline.training.acceptance import AcceptanceCounts
+from paceline.training.backbone import final_hidden
 from paceline.training.data import Batch
 from paceline.training.eagle3 import TargetFacts
 from paceline.training.errors import TrainingDataError
 from paceline.training.losses import head_argmax, linear_soft_cross_entropy, softmax_head
-from paceline.training.rotary import rope_tables, rotate
 from paceline.training.teacher import TeacherShape, read_weights
 
 _EVAL_CHAIN = 5
@@ -173,25 +172,6 @@ class IndependentObjective:
         (folder / "config.json").write_text(json.dumps(asdict(config), indent=2) + "\n")
 
     def _forward(self, tokens: Tensor) -> Tensor:
-        """Final-norm hidden ``[rows, length, hidden]``; padding stands behind a row's tokens and needs no mask."""
-        s = self.shape
-        rows, length = tokens.shape
-        w = {k: p.to(self.dtype) for k, p in self._parameters.items()}
-        cos, sin = rope_tables(s.rope_theta, s.head_dim, 0, length, self.dtype)
-        x = F.embedding(tokens, self._embedding)
-        for i in range(s.num_layers):
-            p = f"model.layers.{i}."
-            a = F.rms_norm(x, (s.hidden,), w[p + "input_layernorm.weight"], s.rms_eps)
-            q, k, v = (
-                F.linear(a, w[p + f"self_attn.{n}_proj.weight"]).view(rows, length, -1, s.head_dim)
-                for n in "qkv"
-            )
-            q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-            o = F.scaled_dot_product_attention(
-                q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True, enable_gqa=True
-            )
-            x = x + F.linear(o.transpose(1, 2).reshape(rows, length, -1), w[p + "self_attn.o_proj.weight"])
-            m = F.rms_norm(x, (s.hidden,), w[p + "post_attention_layernorm.weight"], s.rms_eps)
-            gate, up = (F.linear(m, w[p + f"mlp.{n}_proj.weight"]) for n in ("gate", "up"))
-            x = x + F.linear(F.silu(gate) * up, w[p + "mlp.down_proj.weight"])
-        return F.rms_norm(x, (s.hidden,), w["model.norm.weight"], s.rms_eps)
+        """Final-norm hidden ``[rows, length, hidden]``."""
+        weights = {k: p.to(self.dtype) for k, p in self._parameters.items()}
+        return final_hidden(weights, self.shape, self._embedding, tokens)

@@ -11,6 +11,10 @@ import torch
 from torch import Tensor
 
 _CHUNK_ROWS = 128  # [128, 8192] float32 is 4 MiB: stays in a core's share of the cache
+_CHUNK_LOGITS = (
+    1 << 22
+)  # 16 MiB of float32: a weight's gradient is added to once a chunk, so chunks are larger
+_MIN_CHUNK_ROWS = 32
 
 
 def _at_least_float32(x: Tensor) -> Tensor:
@@ -95,6 +99,100 @@ def head_distillation(x: Tensor, teacher: Tensor, weight: Tensor) -> Tensor:
         The mean over rows of ``-sum_v softmax(teacher W^T)(v) log softmax(x W^T)(v)``, a float32 scalar.
     """
     return _HeadDistillation.apply(x, teacher, weight)  # type: ignore[no-any-return]
+
+
+class _LinearHeadLoss(torch.autograd.Function):
+    """Cross entropy of hard labels, or divergence from a teacher's softmax, a few rows of logits at a time."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        labels: Tensor | None,
+        teacher_x: Tensor | None,
+        teacher_weight: Tensor | None,
+    ) -> Tensor:
+        rows = x.shape[0]
+        step = max(_MIN_CHUNK_ROWS, _CHUNK_LOGITS // weight.shape[0])
+        grad_x = torch.empty_like(x)
+        # Summed in float32: of many parts in bfloat16 the small ones would be lost.
+        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
+        total = torch.zeros((), dtype=torch.float64)
+        for start in range(0, rows, step):
+            part = slice(start, start + step)
+            log_probs = (x[part] @ weight.T).float()
+            log_probs -= log_probs.logsumexp(dim=-1, keepdim=True)
+            if labels is not None:
+                own = labels[part].unsqueeze(1)
+                total -= log_probs.gather(1, own).sum().double()
+                grad = log_probs.exp_()
+                grad.scatter_add_(1, own, grad.new_full(own.shape, -1.0))
+            else:
+                assert teacher_x is not None
+                assert teacher_weight is not None
+                wanted = (teacher_x[part] @ teacher_weight.T).float().log_softmax(-1)
+                probs = wanted.exp()
+                total += (probs * (wanted - log_probs)).sum().double()
+                grad = log_probs.exp_().sub_(probs)
+            grad = grad.to(x.dtype)
+            grad_x[part] = grad @ weight
+            if grad_weight is not None:
+                grad_weight += grad.T @ x[part]
+        scale = 1.0 / max(rows, 1)
+        ctx.save_for_backward(
+            grad_x.mul_(scale), None if grad_weight is None else grad_weight.mul_(scale).to(weight.dtype)
+        )
+        return (total * scale).to(torch.float32)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        grad_x, grad_weight = ctx.saved_tensors
+        (grad,) = grads
+        of_weight = None if grad_weight is None else grad_weight * grad.to(grad_weight.dtype)
+        return grad_x * grad.to(grad_x.dtype), of_weight, None, None, None
+
+
+def linear_cross_entropy(x: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    """Cross entropy of a linear head against labels.
+
+    Args:
+        x: ``[rows, width]``.
+        weight: ``[vocab, width]``, same type as ``x``.
+        labels: int64 ``[rows]``.
+
+    Returns:
+        The mean over rows in nats, a float32 scalar.
+    """
+    return _LinearHeadLoss.apply(x, weight, labels, None, None)  # type: ignore[no-any-return]
+
+
+def linear_divergence(x: Tensor, weight: Tensor, teacher_x: Tensor, teacher_weight: Tensor) -> Tensor:
+    """Kullback-Leibler divergence of a linear head's softmax from a teacher's, ``KL(teacher || head)``.
+
+    Args:
+        x: ``[rows, width]``.
+        weight: ``[vocab, width]``, same type as ``x``.
+        teacher_x: ``[rows, teacher_width]``; gets no gradient.
+        teacher_weight: ``[vocab, teacher_width]``; gets no gradient.
+
+    Returns:
+        The mean over rows in nats, a float32 scalar.
+    """
+    return _LinearHeadLoss.apply(x, weight, None, teacher_x, teacher_weight)  # type: ignore[no-any-return]
+
+
+@torch.no_grad()
+def label_losses(x: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    """``-log softmax(x W^T)`` at each row's label, float32 ``[rows]``; for measuring, without a gradient."""
+    parts = [
+        (x[s : s + _CHUNK_ROWS] @ weight.T)
+        .float()
+        .log_softmax(-1)
+        .gather(1, labels[s : s + _CHUNK_ROWS, None])
+        for s in range(0, x.shape[0], _CHUNK_ROWS)
+    ]
+    return -torch.cat(parts).squeeze(1) if parts else torch.empty(0)
 
 
 def softmax_head(hidden: Tensor, weight: Tensor) -> Tensor:

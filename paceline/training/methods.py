@@ -9,19 +9,26 @@ from typing import TYPE_CHECKING
 
 import structlog
 import torch
+from torch import Tensor
 
+from paceline.drafters.medusa_heads import MAX_HEADS, MedusaShape, OutputHead
 from paceline.models import model_fingerprint
 from paceline.training import eagle1_start
 from paceline.training.data import Corpus
 from paceline.training.eagle1 import Eagle1Objective
 from paceline.training.eagle3 import Eagle3Objective, TargetFacts, choose_draft_vocab
-from paceline.training.eagle3_start import default_shape, fit_linear, starting_parameters
+from paceline.training.eagle3_start import default_shape, fit_linear
+from paceline.training.eagle3_start import starting_parameters as eagle3_parameters
 from paceline.training.errors import TrainingDataError
 from paceline.training.independent import IndependentObjective
+from paceline.training.medusa1 import Medusa1Objective
+from paceline.training.medusa2 import JointSettings, Medusa2Objective
+from paceline.training.medusa_heads import HeadStack, fit_look_ahead, starting_parameters
 from paceline.training.objective import Objective
 from paceline.training.p_eagle import PEagleObjective, PEagleShape
 from paceline.training.p_eagle_start import mean_taps, p_eagle_start, rarest_token
 from paceline.training.teacher import TeacherShape, default_tap_layers, read_weights
+from paceline.training.tuned_backbone import LoraSettings, TunedBackbone
 
 if TYPE_CHECKING:
     from paceline.training.trainer import TrainOptions
@@ -64,7 +71,7 @@ def _build_eagle3(options: TrainOptions, corpus: Corpus, fingerprint: str) -> Ob
     start = fit_linear(corpus, embedding, _FIT_TOKENS)
     return Eagle3Objective(
         shape,
-        starting_parameters(shape, start, head[draft_ids], options.seed),
+        eagle3_parameters(shape, start, head[draft_ids], options.seed),
         embedding,
         head,
         draft_ids,
@@ -149,11 +156,60 @@ def _build_independent(options: TrainOptions, corpus: Corpus, fingerprint: str) 
     )
 
 
+def _build_medusa1(options: TrainOptions, corpus: Corpus, fingerprint: str) -> Objective:
+    target = TeacherShape.from_config(json.loads((options.model_dir / "config.json").read_text()))
+    facts = TargetFacts(fingerprint, options.model_dir.name, (), target.max_positions)
+    heads = _medusa_heads(options, corpus, target, read_weights(options.model_dir))
+    return Medusa1Objective(heads, facts, options.step_decay)
+
+
+def _medusa_heads(
+    options: TrainOptions, corpus: Corpus, target: TeacherShape, weights: dict[str, Tensor]
+) -> HeadStack:
+    if options.num_heads > MAX_HEADS:
+        raise TrainingDataError(f"num_heads must be at most {MAX_HEADS}")
+    head = weights.get("lm_head.weight", weights["model.embed_tokens.weight"])
+    size = min(options.draft_vocab, target.vocab)
+    counts = corpus.count_answer_tokens(target.vocab)
+    draft_ids = choose_draft_vocab(counts, size)
+    log.info("draft_vocab", size=size, coverage=round(float(counts[draft_ids].sum() / counts.sum()), 4))
+    shape = MedusaShape(
+        hidden=target.hidden,
+        target_vocab=target.vocab,
+        draft_vocab=size,
+        num_heads=options.num_heads,
+        output=OutputHead(options.output),
+    )
+    parameters = starting_parameters(shape, head[draft_ids], options.seed)
+    if shape.output is OutputHead.OWN and options.head_start == "linear":
+        for k, ahead in enumerate(fit_look_ahead(corpus, shape.num_heads, _FIT_TOKENS)):
+            parameters[f"lm_heads.{k}.weight"] = parameters[f"lm_heads.{k}.weight"] @ ahead
+    return HeadStack(shape, parameters, head, draft_ids, getattr(torch, options.dtype))
+
+
+def _build_medusa2(options: TrainOptions, corpus: Corpus, fingerprint: str) -> Objective:
+    settings = LoraSettings(options.lora_rank, options.lora_alpha, options.lora_dropout)
+    backbone = TunedBackbone(options.model_dir, settings, options.seed, getattr(torch, options.dtype))
+    facts = TargetFacts(fingerprint, options.model_dir.name, (), backbone.shape.max_positions)
+    heads = _medusa_heads(options, corpus, backbone.shape, read_weights(options.model_dir))
+    joint = JointSettings(
+        decay=options.step_decay,
+        coefficient=options.heads_coefficient,
+        schedule=options.heads_schedule,
+        heads_first=options.heads_first,
+        base_loss=options.base_loss,
+        max_loss_increase=options.max_loss_increase,
+    )
+    return Medusa2Objective(heads, backbone, facts, joint)
+
+
 METHODS: dict[str, Callable[[TrainOptions, Corpus, str], Objective]] = {
     "eagle1": _build_eagle1,
     "eagle2": _build_eagle1,
     "eagle3": _build_eagle3,
     "independent": _build_independent,
+    "medusa1": _build_medusa1,
+    "medusa2": _build_medusa2,
     "p_eagle": _build_p_eagle,
 }
 

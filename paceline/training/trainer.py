@@ -26,13 +26,23 @@ from paceline.training.checkpoints import (
     save_run,
 )
 from paceline.training.data import Corpus, DataPosition
-from paceline.training.errors import TrainingDataError, TrainingError
+from paceline.training.errors import ExportRefusedError, TrainingDataError, TrainingError
 from paceline.training.methods import GRADIENT_LIMITS, build_objective
 from paceline.training.objective import Objective
 from paceline.training.schedule import learning_rate_factor
 from paceline.training.shards import read_manifest, shard_indices
+from paceline.training.tuned_backbone import PREFIX as BACKBONE_PREFIX
 
 log = structlog.get_logger()
+
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "dtype": ("bfloat16", "float32"),
+    "optimizer": ("adamw", "muon"),
+    "output": ("own", "shared", "target"),
+    "head_start": ("target", "linear"),
+    "heads_schedule": ("constant", "linear", "sine"),
+    "base_loss": ("kl", "ce"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +50,7 @@ class TrainOptions:
     """Options of :func:`run`.
 
     Attributes:
-        method: drafter method, such as ``eagle3``.
+        method: drafter method, such as ``eagle3``; see `paceline.training.methods`.
         model_dir: the target.
         data_dir: target-written shards to learn from.
         heldout_dir: shards of another seed, never trained on.
@@ -70,6 +80,19 @@ class TrainOptions:
         keep_floor: least share of rows at any such depth.
         num_segments: segments of a text whose gradients are taken one after the other, where the method can: less
             memory.
+        num_heads: Medusa's heads.
+        output: Medusa's output heads: ``own`` (one each), ``shared`` (one for all), or ``target`` (the target's).
+        head_start: where Medusa's own output heads begin: ``target`` (the target's rows) or ``linear`` (those behind a
+            linear look-ahead that is fitted first).
+        heads_coefficient: weight of Medusa-2's heads beside the loss of its target.
+        heads_schedule: of that weight over the joint stage: ``constant``, ``linear`` or ``sine``.
+        heads_first: share of a Medusa-2 run in which the heads alone are trained.
+        base_loss: of Medusa-2's target: ``kl`` to the original, or ``ce`` on the text.
+        max_loss_increase: held-out nats a token that Medusa-2's tuned target may be worse by.
+        backbone_divisor: how many times smaller the learning rate of Medusa-2's target is.
+        lora_rank: of the updates of Medusa-2's target.
+        lora_alpha: their scale.
+        lora_dropout: share of their inputs left out.
         eval_every: steps between held-out evaluations.
         checkpoint_every: steps between checkpoints.
         dtype: compute type; weights and optimiser state stay float32.
@@ -104,6 +127,18 @@ class TrainOptions:
     keep_ratio: float = 0.7
     keep_floor: float = 0.0
     num_segments: int = 1
+    num_heads: int = 5
+    output: str = "own"
+    head_start: str = "linear"
+    heads_coefficient: float = 0.2
+    heads_schedule: str = "constant"
+    heads_first: float = 0.3
+    base_loss: str = "kl"
+    max_loss_increase: float = 0.05
+    backbone_divisor: float = 4.0
+    lora_rank: int = 32
+    lora_alpha: float = 16.0
+    lora_dropout: float = 0.05
     eval_every: int = 100
     checkpoint_every: int = 100
     dtype: str = "bfloat16"
@@ -119,12 +154,17 @@ class TrainOptions:
             "num_layers",
             "num_depths",
             "num_segments",
+            "num_heads",
+            "lora_rank",
             "eval_every",
             "checkpoint_every",
         ):
             if getattr(self, name) < 1:
                 raise TrainingDataError(f"{name} must be at least 1")
-        for name in ("learning_rate", "head_learning_rate", "clip_norm", "step_decay"):
+        for name in (
+            *("learning_rate", "head_learning_rate", "clip_norm", "step_decay"),
+            *("heads_coefficient", "backbone_divisor", "lora_alpha"),
+        ):
             if not getattr(self, name) > 0:
                 raise TrainingDataError(f"{name} must be positive")
         if self.draft_vocab < 0:
@@ -138,10 +178,12 @@ class TrainOptions:
             raise TrainingDataError("keep_ratio must be above 0 and at most 1")
         if not 0 <= self.keep_floor <= 1:
             raise TrainingDataError("keep_floor must be from 0 to 1")
-        if self.dtype not in ("bfloat16", "float32"):
-            raise TrainingDataError("dtype must be bfloat16 or float32")
-        if self.optimizer not in ("adamw", "muon"):
-            raise TrainingDataError("optimizer must be adamw or muon")
+        for name in ("heads_first", "lora_dropout"):
+            if not 0 <= getattr(self, name) < 1:
+                raise TrainingDataError(f"{name} must be at least 0 and below 1")
+        for name, known in _CHOICES.items():
+            if getattr(self, name) not in known:
+                raise TrainingDataError(f"{name} must be {' or '.join(known)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,9 +206,6 @@ def run(options: TrainOptions, stop_after: int | None = None) -> TrainResult:
     options.validate()
     if options.num_threads:
         torch.set_num_threads(options.num_threads)
-    torch.manual_seed(
-        options.seed
-    )  # what objectives draw while they train; a checkpoint holds where that stands
     corpus = Corpus(options.data_dir, options.batch_tokens, options.seed)
     heldout = Corpus(options.heldout_dir, options.batch_tokens, options.seed, greedy_only=True)
     objective = build_objective(options, corpus)
@@ -188,10 +227,9 @@ class _Run:
         self._position = DataPosition()
         self._best_step = 0
         self._best = AcceptanceCounts()
+        torch.manual_seed(options.seed)  # of noise and dropout; a run that goes on has its own state back
         state = load_newest_run(options.run_dir)
-        if state is None:
-            torch.manual_seed(options.seed)  # of noise; a run that goes on has its own state back
-        else:
+        if state is not None:
             self._restore(state)
 
     def train(self, stop_after: int | None) -> TrainResult:
@@ -256,8 +294,13 @@ class _Run:
             chains=counts.reached[0] if counts.reached else 0,
         )
         if counts.mean_accepted > self._best.mean_accepted or self._best_step == 0:
+            before = self._best, self._best_step
             self._best, self._best_step = counts, self._step
-            self._objective.export(self._options.export_dir, self._facts())
+            try:
+                self._objective.export(self._options.export_dir, self._facts())
+            except ExportRefusedError as refusal:
+                self._best, self._best_step = before
+                log.warning("not exported", step=self._step, reason=str(refusal))
 
     def _facts(self) -> dict[str, Any]:
         manifest = read_manifest(self._corpus.folder)  # anew: a growing folder has grown
@@ -268,7 +311,7 @@ class _Run:
             "epochs": self._position.epoch,
             "data": {k: manifest.get(k) for k in ("command", "counts", "model_fingerprint")},
             "heldout_greedy_acceptance_per_depth": [round(x, 4) for x in self._best.per_depth],
-            "heldout_mean_accepted_of_5": round(self._best.mean_accepted, 4),
+            f"heldout_mean_accepted_of_{len(self._best.reached)}": round(self._best.mean_accepted, 4),
             "seed": self._options.seed,
         }
 
@@ -313,7 +356,10 @@ class _Run:
 def make_optimizers(
     options: TrainOptions, parameters: dict[str, nn.Parameter]
 ) -> list[torch.optim.Optimizer]:
-    """AdamW with its own rate for the head; with ``muon``, matrices other than the head go to Muon."""
+    """AdamW with its own rate for the head; with ``muon``, matrices other than the head go to Muon.
+
+    What is tuned of the target itself goes to AdamW at a rate that is `backbone_divisor` times smaller.
+    """
 
     def named(select: Any) -> list[nn.Parameter]:
         return [p for k, p in parameters.items() if select(k, p)]
@@ -321,13 +367,20 @@ def make_optimizers(
     def is_head(name: str, _: nn.Parameter) -> bool:
         return name.startswith("lm_head") or "embed" in name
 
+    def is_backbone(name: str, _: nn.Parameter) -> bool:
+        return name.startswith(BACKBONE_PREFIX)
+
+    def is_own(name: str, parameter: nn.Parameter) -> bool:
+        return not is_head(name, parameter) and not is_backbone(name, parameter)
+
     muon = options.optimizer == "muon"
-    heads = named(is_head)
-    matrices = named(lambda k, p: p.ndim == 2 and not is_head(k, p))
-    rest = named(lambda k, p: p.ndim != 2 and not is_head(k, p))
+    heads = named(lambda k, p: is_head(k, p) and not is_backbone(k, p))
+    matrices = named(lambda k, p: p.ndim == 2 and is_own(k, p))
+    rest = named(lambda k, p: p.ndim != 2 and is_own(k, p))
     adam_groups: list[tuple[Sequence[nn.Parameter], float]] = [
         (heads, options.head_learning_rate),
         (rest, options.learning_rate),
+        (named(is_backbone), options.learning_rate / options.backbone_divisor),
     ]
     if not muon:
         adam_groups.append((matrices, options.learning_rate))

@@ -163,8 +163,13 @@ class Subscription:
             message = f"features of shape {tuple(rows.shape)} from {chunk.start}, width {width} expected"
             self._inbox.put(FeaturesLost(route.local_id, "FEATURES_LOST", message))
             return
-        tokens = tuple(chunk.tokens)
-        if len(tokens) > rows.shape[0] or max(tokens, default=0) >= self._info.vocab_size:
+        tokens, last_only = tuple(chunk.tokens), self._info.tap.last_only
+        if last_only and rows.shape[0] > 1:
+            message = f"features of {rows.shape[0]} positions, one expected"
+            self._inbox.put(FeaturesLost(route.local_id, "FEATURES_LOST", message))
+            return
+        most = chunk.start + 1 if last_only else rows.shape[0]  # at least one token stood before them
+        if len(tokens) > most or max(tokens, default=0) >= self._info.vocab_size:
             self._inbox.put(FeaturesLost(route.local_id, "FEATURES_LOST", "malformed tokens beside features"))
             return
         self._inbox.put(Features(route.local_id, chunk.start, rows, tokens, time.monotonic()))

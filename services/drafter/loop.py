@@ -168,6 +168,7 @@ class DraftLoop:
             length=len(opening.tokens),
             share=opening.share,
             num_shares=opening.num_shares,
+            reads_last_only=self._drafter.tap is not None and self._drafter.tap.last_only,
         )
         self._sequences[sequence.local_id] = session.sequences[sequence.wire_id] = sequence
         if len(self._sequences) > self._limits.max_sequences:
@@ -207,16 +208,21 @@ class DraftLoop:
         sequence.want = Want(frame_id, arrived_at, arrived_at + self._limits.feature_wait_s)
 
     def _feed(self, chunk: Features) -> None:
-        """Feeds what continues the known features; repeats are cut, what lies past a gap is dropped."""
+        """Feeds what continues the known features; repeats are cut, what lies past a gap is dropped.
+
+        A drafter that reads the newest position alone knows no gaps.
+        """
         sequence = self._sequences.get(chunk.local_id)
         if sequence is None or self._drafter.tap is None:
             return
         known = sequence.num_features
+        if sequence.reads_last_only:
+            known = max(known, chunk.start)
         rows = chunk.rows[known - chunk.start :] if chunk.start <= known else chunk.rows[:0]
         if len(rows) == 0:
             return
         if self._guard(sequence, lambda: self._drafter.feed(sequence.local_id, known, rows)):
-            sequence.num_features += len(rows)
+            sequence.num_features = known + len(rows)
             sequence.missing_since = None
             self._go_on(sequence, chunk)
 
@@ -293,7 +299,7 @@ class DraftLoop:
 
     def _is_missing(self, sequence: DraftSequence) -> bool:
         """A commit proves that the target has run all positions before it; until one comes, it may not have begun."""
-        return self._drafter.tap is not None and sequence.has_commits and not sequence.has_features
+        return self._drafter.tap is not None and sequence.has_commits and sequence.lacks_features
 
     def _next_loss_at(self) -> float | None:
         times = [s.missing_since for s in self._sequences.values() if s.missing_since is not None]

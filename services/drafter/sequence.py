@@ -39,7 +39,9 @@ class DraftSequence:
         local_id: this process's id, never used twice; the drafter knows the sequence by it.
         wire_id: the verifier's id.
         epoch: the conductor's epoch for it.
-        num_features: positions whose features have been fed, counted from 0.
+        num_features: positions up to the newest whose features have been fed, counted from 0.
+        reads_last_only: the drafter reads the features of the newest position alone, so that those of a longer text are
+            of no use for a shorter one.
         has_commits: a commit has come in since the opening.
         want: the draft that is owed, if one is.
         drafted_length: committed length of the last draft made, 0 before the first.
@@ -66,8 +68,14 @@ class DraftSequence:
     share: int = 0
     num_shares: int = 1
     missing_since: float | None = None
+    reads_last_only: bool = False
 
     @property
     def has_features(self) -> bool:
         """Whether the features for a draft from the committed length are all in: one at least."""
-        return self.num_features >= max(1, self.length - 1)
+        return not self.lacks_features and not (self.reads_last_only and self.num_features >= self.length)
+
+    @property
+    def lacks_features(self) -> bool:
+        """Whether features have yet to come in; where they are ahead of the tokens, those have."""
+        return self.num_features < max(1, self.length - 1)

@@ -22,5 +22,17 @@ def feature_tap(spec: TapSpec | None, hidden_size: int) -> peer_pb2.FeatureTap:
         weights = spec.projection.detach().to(torch.float32).contiguous().cpu().numpy().tobytes()
         fingerprint = hashlib.sha256(weights).hexdigest()
     return peer_pb2.FeatureTap(
-        layers=list(spec.layers), width=spec.width(hidden_size), projection_fingerprint=fingerprint
+        layers=list(spec.layers),
+        width=spec.width(hidden_size),
+        projection_fingerprint=fingerprint,
+        final_norm=spec.norm_final,
+        last_only=spec.last_only,
     )
+
+
+def describe_tap(tap: peer_pb2.FeatureTap) -> str:
+    """A tap for people, in an error message."""
+    parts = [f"layers {list(tap.layers)}"] if tap.layers else []
+    parts += ["the final norm"] if tap.final_norm else []
+    where = "the last position" if tap.last_only else "all positions"
+    return f"{' and '.join(parts) or 'nothing'} at width {tap.width} of {where}"

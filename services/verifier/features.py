@@ -1,7 +1,8 @@
 """Target features on their way to drafters: a log per sequence, and the subscribers that read it.
 
 A log keeps what a tap gave for every committed position, so that a drafter that joins late or restarts gets all of
-it without a second target pass (EAGLE-3 on SmolLM2: 1.1 kB a token). Knows nothing of tensors' meaning. The loop
+it without a second target pass (EAGLE-3 on SmolLM2: 1.1 kB a token); of a tap that is read at the newest position alone
+it keeps that one. Knows nothing of tensors' meaning. The loop
 appends and attaches from its thread, the servicer reads a subscriber's queue on the event loop.
 """
 
@@ -32,35 +33,56 @@ class Subscriber(Outbox[target_pb2.StreamFeaturesResponse]):
 
 
 class FeatureLog:
-    """Features of one sequence's committed positions, 0 up to `length`.
+    """Features of one sequence's committed positions, `first` up to `length`.
+
+    A drafter that reads the newest position alone needs nothing older, whenever it joins: with `last_only` that is all
+    that is kept, and positions may be left out.
 
     Args:
         project: turns rows as the target captured them, `[n, sources]`, into features `[n, width]`.
+        last_only: whether the newest position is all that is kept.
     """
 
-    def __init__(self, project: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, project: Callable[[Tensor], Tensor], *, last_only: bool = False) -> None:
         self._project = project
         self._chunks: list[Tensor] = []  # each [n, width], in order
         self._captured: list[Tensor] = []  # each [n, sources]: what follows them and nobody has asked for yet
+        self.last_only = last_only
+        self.first = 0
         self.length = 0
 
-    def append(self, rows: Tensor, *, is_projected: bool = True) -> None:
-        """Add the next positions' features `[n, width]`, or what is to become them once somebody asks."""
+    def append(self, start: int, rows: Tensor, *, is_projected: bool = True) -> None:
+        """Add features of positions from `start` on: where the log ends, with `last_only` maybe later.
+
+        Args:
+            start: position of the first row.
+            rows: features `[n, width]`, or what is to become them once somebody asks.
+            is_projected: which of the two.
+        """
+        assert start == self.length or (self.last_only and start > self.length)
+        self.length = start + int(rows.shape[0])
+        if self.last_only:
+            self.first, rows = self.length - 1, rows[-1:]
+            self._chunks, self._captured = [], []
         if rows.untyped_storage().nbytes() > 2 * rows.nbytes:
             rows = rows.clone()  # a view would keep all rows of its step
         if is_projected:
             self._project_captured()
         (self._chunks if is_projected else self._captured).append(rows)
-        self.length += int(rows.shape[0])
 
-    def since(self, start: int) -> Tensor | None:
-        """Features of positions `start` to the end, `[length - start, width]`; None if there are none."""
+    def since(self, start: int) -> tuple[int, Tensor] | None:
+        """Features of positions from `start` to the end, as far as they are kept; None if there are none.
+
+        Returns:
+            Position of the first row, and `[n, width]`.
+        """
         if start >= self.length:
             return None
         self._project_captured()
         if len(self._chunks) > 1:
             self._chunks = [torch.cat(self._chunks)]
-        return self._chunks[0][start:]
+        start = max(start, self.first)
+        return start, self._chunks[0][start - self.first :]
 
     def _project_captured(self) -> None:
         if self._captured:
@@ -127,10 +149,10 @@ class FeatureHub:
                 for subscriber_id in readers:
                     self._push(sequence_id, subscriber_id)
 
-    def open(self, sequence_id: int) -> None:
-        """Start a log."""
+    def open(self, sequence_id: int, *, last_only: bool = False) -> None:
+        """Start a log; with `last_only` of the newest position alone."""
         with self._lock:
-            self._logs[sequence_id] = FeatureLog(self._project)
+            self._logs[sequence_id] = FeatureLog(self._project, last_only=last_only)
 
     def close(self, sequence_id: int) -> None:
         """Drop a log and its readers."""
@@ -162,10 +184,10 @@ class FeatureHub:
         """Features `[num_positions, width]` of a sequence's first positions; None where fewer, or none, are logged."""
         with self._lock:
             log = self._logs.get(sequence_id)
-            if log is None or log.length < max(num_positions, 1):
+            if log is None or log.first > 0 or log.length < max(num_positions, 1):
                 return None
-            rows = log.since(0)
-            return None if rows is None else rows[:num_positions]
+            logged = log.since(0)
+            return None if logged is None else logged[1][:num_positions]
 
     def append(
         self,
@@ -182,7 +204,7 @@ class FeatureHub:
 
         Args:
             sequence_id: the sequence.
-            start: position of the first row, at most the log's length.
+            start: position of the first row, at most the log's length unless only the newest position is logged.
             rows: `[n, width]` of the positions that the step settled.
             tokens: what the step committed, up to the position behind the last row; they are not logged.
             is_projected: False where the rows are as the target captured them.
@@ -191,12 +213,13 @@ class FeatureHub:
             log = self._logs.get(sequence_id)
             if log is None:
                 return
-            assert start <= log.length, f"features from {log.length} to {start - 1} are missing"
-            fresh = rows[log.length - start :]
+            is_joined = log.last_only or start <= log.length
+            assert is_joined, f"features from {log.length} to {start - 1} are missing"
+            fresh = rows[max(log.length - start, 0) :]
             if not len(fresh):
                 return
-            start = log.length
-            log.append(fresh, is_projected=is_projected)
+            start = max(start, log.length)
+            log.append(start, fresh, is_projected=is_projected)
             for subscriber_id, reader in self._readers.get(sequence_id, {}).items():
                 is_all = is_projected and reader.num_sent == start
                 self._push(sequence_id, subscriber_id, fresh if is_all else None, tokens)
@@ -209,13 +232,14 @@ class FeatureHub:
         if subscriber is None or self._is_paused:
             return
         reader, log = self._readers[sequence_id][subscriber_id], self._logs[sequence_id]
-        rows = log.since(reader.num_sent) if rows is None else rows
-        if rows is not None:
+        logged = log.since(reader.num_sent) if rows is None else (reader.num_sent, rows)
+        if logged is not None:
+            start, rows = logged
             subscriber.push(
                 target_pb2.StreamFeaturesResponse(
                     sequence_id=sequence_id,
                     epoch=reader.epoch,
-                    start=reader.num_sent,
+                    start=start,
                     features=tensors.encode(rows),
                     tokens=tokens,
                 )

@@ -326,8 +326,11 @@ class StepLoop:
                     going_on = commits[-1].tokens
             if output.features and turn.sequence.may_draft:
                 rows = output.features[which]
-                kept_rows = rows[: len(kept)] if kept[-1] == len(kept) - 1 else rows[kept]
-                settled.append((turn.sequence, start, kept_rows, going_on))
+                if self._engine.taps[0].last_only:  # only what a draft can go on from is of use
+                    start, kept = start + len(kept) - 1, kept[-1:] if going_on else []
+                if kept:
+                    kept_rows = rows[: len(kept)] if kept[-1] == len(kept) - 1 else rows[kept]
+                    settled.append((turn.sequence, start, kept_rows, going_on))
         for (
             features
         ) in settled:  # one right after the other, so that a drafter can draft for all of them together

@@ -141,10 +141,10 @@ class Room:
         if not self.shares_prefixes or not sequence.spec.may_share_prefix:
             return None
         limit = len(sequence.committed) - 1
-        # A drafter reads the features of every position; that of a sequence that was preempted has had them.
+        # Most drafters read the features of every position; that of a sequence that was preempted has had them.
         needs_features = (
             sequence.may_draft
-            and bool(self._engine.taps)
+            and any(not tap.last_only for tap in self._engine.taps)
             and self._features.length(sequence.sequence_id) < limit
         )
         best: Source | None = None

@@ -19,6 +19,7 @@ from paceline.errors import (
     StreamProtocolError,
 )
 from paceline.v1 import peer_pb2, target_pb2, target_pb2_grpc
+from services.runtime.feature_taps import describe_tap
 from services.runtime.frames import unpack_drafts
 from services.runtime.lease import check_hello, next_frame
 from services.verifier.constraints import ConstraintDesk
@@ -171,9 +172,8 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
             raise InvalidRequestError("subscriber_id", "must not be empty")
         if request.tap != self._info.tap:
             raise IncompatiblePeerError(
-                f"the drafter reads layers {list(request.tap.layers)} at width {request.tap.width}, this verifier "
-                f"taps layers {list(self._info.tap.layers)} at width {self._info.tap.width}: start it with the "
-                "drafter's own checkpoint as --tap-from"
+                f"the drafter reads {describe_tap(request.tap)}, this verifier taps {describe_tap(self._info.tap)}: "
+                "start it with the drafter's own checkpoint as --tap-from"
             )
         subscriber = Subscriber(asyncio.get_running_loop(), request.subscriber_id)
         self._features.subscribe(subscriber)

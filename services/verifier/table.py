@@ -168,8 +168,9 @@ class SequenceTable:
         self._by_id[sequence.sequence_id] = sequence
         # A drafter in this process reads no log; one is kept for those that share the prefix later.
         reads_log = self._drafter is None or self.room.shares_prefixes
-        if sequence.may_draft and self._engine.taps and reads_log:
-            self._features.open(sequence.sequence_id)
+        taps = self._engine.taps
+        if sequence.may_draft and taps and reads_log:
+            self._features.open(sequence.sequence_id, last_only=taps[0].last_only)
         self._may_admit = True
         opened = target_pb2.SequenceOpened(key=spec.key, sequence_id=sequence.sequence_id, epoch=spec.epoch)
         session.push(target_pb2.VerifyResponse(opened=[opened]))

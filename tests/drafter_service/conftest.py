@@ -39,7 +39,12 @@ def drafter_info(drafter: Drafter, **changes: Any) -> peer_pb2.PeerInfo:
         "method": drafter.method,
     }
     if drafter.tap is not None:
-        fields["tap"] = peer_pb2.FeatureTap(layers=drafter.tap.layers, width=WIDTH)
+        fields["tap"] = peer_pb2.FeatureTap(
+            layers=drafter.tap.layers,
+            width=WIDTH,
+            final_norm=drafter.tap.norm_final,
+            last_only=drafter.tap.last_only,
+        )
     return peer_pb2.PeerInfo(**(fields | changes))
 
 

@@ -68,9 +68,11 @@ class ScriptedDrafter:
         self.texts[sequence_id].extend(tokens)
 
     def feed(self, sequence_id: int, start: int, features: Tensor) -> None:
-        assert start == self.num_fed[sequence_id]
+        assert self.tap is not None
+        known = self.num_fed[sequence_id]
+        assert start >= known if self.tap.last_only else start == known
         assert torch.equal(features, feature_rows(start, len(features)))
-        self.num_fed[sequence_id] += len(features)
+        self.num_fed[sequence_id] = start + len(features)
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[DraftEntry | None]:
         assert self.may_draft.wait(20)
@@ -83,7 +85,9 @@ class ScriptedDrafter:
             if text[-1] in self.silent_after:
                 entries.append(None)
                 continue
-            if self.tap is not None and self.num_fed[request.sequence_id] < len(text) - 1:
+            num_fed = self.num_fed[request.sequence_id]
+            is_ahead = self.tap is not None and self.tap.last_only and num_fed >= len(text)
+            if self.tap is not None and (num_fed < len(text) - 1 or is_ahead):
                 entries.append(None)
                 continue
             tokens = continuation(text, request.num_tokens)

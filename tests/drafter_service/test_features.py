@@ -15,6 +15,7 @@ from tests.drafter_service.scripted import WIDTH, ScriptedDrafter, ScriptedFeatu
 
 PROMPT = [5, 6, 7, 8]
 TAP = TapSpec(layers=(1, 2))
+LAST = TapSpec(norm_final=True, last_only=True)
 
 
 class Stage:
@@ -33,8 +34,10 @@ class Stage:
         )
 
 
-async def stage(bench: Bench, verifier_info: dict[str, Any] | None = None, **settings: Any) -> Stage:
-    drafter = ScriptedDrafter(tap=TAP)
+async def stage(
+    bench: Bench, verifier_info: dict[str, Any] | None = None, tap: TapSpec = TAP, **settings: Any
+) -> Stage:
+    drafter = ScriptedDrafter(tap=tap)
     info = drafter_info(drafter)
     fields = {"instance_id": "verifier-1", "model_fingerprint": info.model_fingerprint, "tap": info.tap}
     verifier = ScriptedFeatures(peer_pb2.PeerInfo(**(fields | (verifier_info or {}))))
@@ -313,3 +316,60 @@ async def test_opening_must_name_its_verifier(bench: Bench) -> None:
     await on.conductor.send(opens=[opening(1, PROMPT)])
     answer = await on.conductor.read()
     assert [f.reason for f in answer.failures] == ["INVALID_FIELD"]
+
+
+async def test_of_a_last_only_tap_one_row_a_round_is_all_there_is(bench: Bench) -> None:
+    on = await stage(bench, tap=LAST, feature_wait_ms=5000)
+    await on.conductor.send(opens=[on.opening(1, PROMPT)])
+    await eventually(lambda: on.verifier.num_streams)
+    on.verifier.push(1, 3, 1, tokens=[9])  # the prompt's step: position 3 is the one before the new root
+    answer = await on.conductor.read_drafts()
+    assert list(answer.drafts.starts) == [5]
+    on.verifier.push(1, 6, 1, tokens=[10, 11, 12])  # three tokens, one row: positions 4 and 5 never come
+    answer = await on.conductor.read_drafts()
+    assert list(answer.drafts.tokens) == continuation([*PROMPT, 9, 10, 11, 12], 2)
+    on.verifier.push(1, 6, 1)  # once more, as after a reconnection
+    await on.conductor.send(commits=commits((1, 5, [10, 11, 12]), (1, 8, [13])))
+    on.verifier.push(1, 7, 1, tokens=[13])
+    assert list((await on.conductor.read_drafts()).drafts.starts) == [9]
+    assert list(on.drafter.num_fed.values()) == [8]
+
+
+async def test_last_only_features_of_a_longer_text_wait_for_its_tokens(bench: Bench) -> None:
+    """A drafter that joins late is sent the newest row without tokens; the conductor's commits follow."""
+    on = await stage(bench, tap=LAST, feature_wait_ms=20, feature_loss_s=0.2)
+    await on.conductor.send(opens=[on.opening(1, PROMPT)])
+    await eventually(lambda: on.verifier.num_streams)
+    on.verifier.push(1, 6, 1)
+    await asyncio.sleep(0.3)  # longer than what counts as a loss: the features are there, the tokens are not
+    assert not (await on.conductor.read()).failures
+    assert not any(entry for entry in on.drafter.batches if len(entry) > 1)
+    await on.conductor.send(commits=commits((1, 4, [9, 10, 11, 12])))
+    answer = await on.conductor.read_drafts()
+    assert list(answer.drafts.starts) == [8]
+    assert list(answer.drafts.tokens) == continuation([*PROMPT, 9, 10, 11, 12], 2)
+
+
+async def test_last_only_features_that_stop_coming_give_the_sequence_back(bench: Bench) -> None:
+    on = await stage(bench, tap=LAST, feature_wait_ms=5, feature_loss_s=0.2)
+    await on.conductor.send(opens=[on.opening(1, PROMPT)])
+    await eventually(lambda: on.verifier.num_streams)
+    on.verifier.push(1, 3, 1, tokens=[9])
+    await on.conductor.read_drafts()
+    await on.conductor.send(commits=commits((1, 5, [10])))
+    while not (answer := await on.conductor.read()).failures:
+        continue
+    assert [(f.sequence_id, f.reason) for f in answer.failures] == [(1, "FEATURES_LOST")]
+
+
+@pytest.mark.parametrize(("start", "rows", "tokens"), [(2, 2, [9]), (2, 1, [1, 2, 3, 4])])
+async def test_malformed_last_only_features_cost_only_their_sequence(
+    bench: Bench, start: int, rows: int, tokens: list[int]
+) -> None:
+    """More rows than the one, or more tokens than there are positions."""
+    on = await stage(bench, tap=LAST, feature_wait_ms=5000)
+    await on.conductor.send(opens=[on.opening(1, PROMPT), on.opening(2, PROMPT)])
+    await eventually(lambda: on.verifier.num_streams)
+    on.verifier.push(1, start, rows, tokens=tokens)
+    on.verifier.push(2, 3, 1, tokens=[9])
+    await assert_the_first_is_lost_and_the_second_drafted(on)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from paceline.drafters import Drafter, DrafterConfig, load_drafter
 from paceline.drafters.checkpoint import save_drafter
+from paceline.drafters.medusa_heads import MedusaShape
 from paceline.models import model_fingerprint
 from paceline.target import SequenceRows, TargetEngine
 from paceline.training.eagle1 import Eagle1Shape
@@ -206,9 +208,44 @@ def independent_dir(target_dir: Path, tmp_path_factory: pytest.TempPathFactory) 
     return path
 
 
+MEDUSA = MedusaShape(hidden=64, target_vocab=VOCAB, draft_vocab=len(DRAFT_IDS), num_heads=5)
+
+
+def medusa_tensors(shape: MedusaShape, seed: int = 9) -> dict[str, torch.Tensor]:
+    """Random heads whose likeliest tokens differ from text to text."""
+    random = torch.Generator().manual_seed(seed)
+    tensors = {
+        name: torch.randn(size, generator=random) * (1.5 * shape.hidden**-0.5 if len(size) == 2 else 0.3)
+        for name, size in shape.parameter_shapes().items()
+    }
+    if shape.is_reduced:
+        tensors["token_map"] = torch.tensor(DRAFT_IDS[: shape.draft_vocab])
+    return tensors
+
+
+def save_medusa(
+    path: Path, target_dir: Path, shape: MedusaShape, tensors: dict[str, torch.Tensor], **changes: object
+) -> Path:
+    """A checkpoint of some heads."""
+    content = {**asdict(shape), "max_positions": 64, **changes}
+    save_drafter(path, DrafterConfig("medusa1", model_fingerprint(target_dir), "tiny", content), tensors)
+    return path
+
+
+@pytest.fixture(scope="session")
+def medusa1_dir(target_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Five random heads of their own over a reduced vocabulary."""
+    return save_medusa(tmp_path_factory.mktemp("medusa1"), target_dir, MEDUSA, medusa_tensors(MEDUSA))
+
+
 @pytest.fixture(scope="session")
 def drafter_dirs(
-    eagle1_dir: Path, eagle2_dir: Path, eagle3_dir: Path, independent_dir: Path, p_eagle_dir: Path
+    eagle1_dir: Path,
+    eagle2_dir: Path,
+    eagle3_dir: Path,
+    independent_dir: Path,
+    medusa1_dir: Path,
+    p_eagle_dir: Path,
 ) -> dict[str, Path]:
     """The checkpoints by method."""
     return {
@@ -216,6 +253,7 @@ def drafter_dirs(
         "eagle2": eagle2_dir,
         "eagle3": eagle3_dir,
         "independent": independent_dir,
+        "medusa1": medusa1_dir,
         "p_eagle": p_eagle_dir,
     }
 

@@ -65,11 +65,11 @@ def test_the_drafter_killed_in_the_middle(
     first = Completion.from_events([*events, *stream])
     assert tokens([first, *rest]) == plain
     apart.deployment.restart("drafter")
-    again = _until_drafted(apart, prompts[1], sampling)
+    again = until_drafted(apart, prompts[1], sampling)
     assert again.token_ids == plain[1]
 
 
-def _until_drafted(site: Site, prompt: str, sampling: dict[str, Any]) -> Completion:
+def until_drafted(site: Site, prompt: str, sampling: dict[str, Any]) -> Completion:
     """Repeat a request until the restarted drafter takes part in it."""
     for _ in range(100):
         completion = site.complete(prompt, **sampling)

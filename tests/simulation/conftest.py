@@ -12,6 +12,7 @@ from tests.drafters.conftest import (  # noqa: F401  fixtures
     eagle3_dir,
     eagle3_tensors,
     independent_dir,
+    medusa1_dir,
     target_dir,
 )
 from tests.simulation.world import Kit
@@ -23,4 +24,13 @@ def kit(target_dir: Path, eagle3_dir: Path, independent_dir: Path) -> Iterator[K
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("services.verifier.room.GROWTH_TOKENS", 8)
-        yield Kit.load(target_dir, eagle3_dir, independent_dir)
+        yield Kit.load(target_dir, {"eagle3": eagle3_dir, "independent": independent_dir})
+
+
+@pytest.fixture(scope="module")
+def medusa_kit(target_dir: Path, medusa1_dir: Path) -> Iterator[Kit]:  # noqa: F811
+    """The same with heads that read the newest position alone."""
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("services.verifier.room.GROWTH_TOKENS", 8)
+        yield Kit.load(target_dir, {"medusa1": medusa1_dir})

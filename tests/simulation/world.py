@@ -7,7 +7,7 @@ what happens when. What each sequence commits is compared with its plain text as
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -38,7 +38,13 @@ SAMPLINGS = (
     SamplingParams(temperature=1.0, seed=13, top_p=0.9),
 )
 Placement = Literal[
-    "separate-eagle3", "separate-independent", "colocated-eagle3", "colocated-independent", "none"
+    "separate-eagle3",
+    "separate-independent",
+    "separate-medusa1",
+    "colocated-eagle3",
+    "colocated-independent",
+    "colocated-medusa1",
+    "none",
 ]
 
 
@@ -63,14 +69,14 @@ class Kit:
     drafters: dict[str, Drafter]
 
     @classmethod
-    def load(cls, target_dir: Path, eagle3_dir: Path, independent_dir: Path) -> Kit:
-        """Load everything in float32."""
+    def load(cls, target_dir: Path, drafter_dirs: Mapping[str, Path]) -> Kit:
+        """Load everything in float32; the first of the drafters reads features, and others none or the same."""
         drafters = {
             f"{placement}-{name}": load_drafter(path, target_dir, dtype=torch.float32)
-            for name, path in (("eagle3", eagle3_dir), ("independent", independent_dir))
+            for name, path in drafter_dirs.items()
             for placement in ("separate", "colocated")
         }
-        tap = drafters["colocated-eagle3"].tap
+        tap = next(iter(drafters.values())).tap
         assert tap is not None
         engines = [TargetEngine.load(target_dir, dtype=torch.float32, taps=[tap]) for _ in range(2)]
         texts = PlainTexts(TargetEngine.load(target_dir, dtype=torch.float32), MAX_NEW_TOKENS)

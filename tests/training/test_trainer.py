@@ -22,6 +22,9 @@ from paceline.training.schedule import learning_rate_factor
 from paceline.training.shards import shard_indices
 from paceline.training.trainer import TrainOptions, run
 
+# Heads begin as a fitted linear look-ahead, and a random target's text has little else to learn.
+GAIN = {"medusa1": 0.02, "medusa2": 0.02}
+
 
 def _options(
     target_dir: Path, text_dir: Path, heldout_dir: Path, out: Path, **changes: object
@@ -70,7 +73,14 @@ def _acceptance(options: TrainOptions, weights: dict[str, torch.Tensor] | None) 
 
 @pytest.mark.parametrize(
     ("method", "draft_vocab"),
-    [("eagle3", 128), ("independent", 0), ("independent", 128), ("p_eagle", 128)],
+    [
+        ("eagle3", 128),
+        ("independent", 0),
+        ("independent", 128),
+        ("medusa1", 128),
+        ("medusa2", 128),
+        ("p_eagle", 128),
+    ],
 )
 def test_training_raises_heldout_acceptance(
     method: str, draft_vocab: int, target_dir: Path, text_dir: Path, heldout_dir: Path, tmp_path: Path
@@ -90,7 +100,7 @@ def test_training_raises_heldout_acceptance(
     )
     result = run(options)
     untrained, trained = _acceptance(options, None), _acceptance(options, _newest(options.run_dir))
-    assert trained > untrained + 0.04
+    assert trained > untrained + GAIN.get(method, 0.04)
     assert result.best_mean_accepted >= trained - 1e-9
     config = json.loads((options.export_dir / "config.json").read_text())
     assert config["method"] == method
@@ -130,7 +140,7 @@ def test_loss_falls_on_one_batch(
     assert losses[-1] < losses[0] - 0.2
 
 
-@pytest.mark.parametrize("method", ["eagle3", "p_eagle"])
+@pytest.mark.parametrize("method", ["eagle3", "medusa2", "p_eagle"])
 def test_stopped_and_resumed_equals_uninterrupted(
     method: str, target_dir: Path, text_dir: Path, heldout_dir: Path, tmp_path: Path
 ) -> None:
@@ -252,6 +262,10 @@ def test_text_of_another_target_is_refused(
         ("draft_vocab", -1),
         ("keep_ratio", 0.0),
         ("num_segments", 0),
+        ("output", "none"),
+        ("base_loss", "mse"),
+        ("heads_first", 1.0),
+        ("backbone_divisor", 0.0),
     ],
 )
 def test_bad_options_are_named(

@@ -1,0 +1,29 @@
+"""What a drafter shares with its target, put beside it for those who load a checkpoint elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from torch import Tensor
+
+from paceline.checkpoints.target_facts import TargetFacts
+from paceline.drafters.checkpoint import DrafterConfig
+
+
+def store_embedding(
+    config: DrafterConfig, tensors: Mapping[str, Tensor], target_dir: Path
+) -> tuple[DrafterConfig, dict[str, Tensor]]:
+    """The target's token embedding beside a drafter that has none of its own.
+
+    Args:
+        config: of the drafter; one whose output head is the target's too is passed through.
+        tensors: of the drafter.
+        target_dir: the target.
+    """
+    if "embed_tokens.weight" in tensors or "lm_head.weight" not in tensors:
+        return config, dict(tensors)
+    embedding = TargetFacts.read(target_dir).embedding(tensors["lm_head.weight"].dtype)
+    stored = replace(config, shape={**config.shape, "has_embedding": True})
+    return stored, {**tensors, "embed_tokens.weight": embedding}

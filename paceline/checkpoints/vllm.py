@@ -1,0 +1,152 @@
+"""vLLM's layout of Medusa heads: `blocks.{head}.layers.{block}.*`, `lm_heads.{head}.weight`, and perhaps a `token_map`.
+
+Paceline's own names are these. What vLLM lets pass in silence is refused here: biases without `medusa_fc_bias`, which
+it drops, and names that it does not know. With `original_lm_head` all heads share one output head; where the file holds
+none, it is the target's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.checkpoints.target_facts import TargetFacts
+from paceline.checkpoints.tensor_files import (
+    check_finite,
+    check_names,
+    read_public_config,
+    read_tensors,
+    write_tensors,
+)
+from paceline.drafters.checkpoint import CheckpointError, DrafterConfig
+from paceline.drafters.medusa1 import read_target_head
+from paceline.drafters.medusa_heads import MAX_HEADS, MedusaShape, OutputHead, check_token_map
+
+PREFIX = "medusa_heads."
+SHARED = "lm_head.weight"
+
+
+def is_vllm(content: Mapping[str, Any]) -> bool:
+    """Whether a `config.json` is of vLLM's Medusa heads."""
+    return content.get("model_type") == "medusa" or content.get("architectures") == ["MedusaModel"]
+
+
+def read_vllm(directory: Path, target: TargetFacts) -> tuple[DrafterConfig, dict[str, Tensor]]:
+    """Read Medusa heads in vLLM's layout.
+
+    Args:
+        directory: `config.json` and safetensors.
+        target: the target they are for.
+
+    Raises:
+        CheckpointError: a field makes no sense, or a tensor is missing, surplus or of another shape.
+    """
+    content = read_public_config(directory)
+    found = {name.removeprefix(PREFIX): tensor for name, tensor in read_tensors(directory).items()}
+    is_shared = bool(content.get("original_lm_head", False))
+    if is_shared and SHARED not in found and "lm_heads.0.weight" in found:
+        found[SHARED] = found.pop("lm_heads.0.weight")
+    output = OutputHead.OWN if not is_shared else OutputHead.SHARED if SHARED in found else OutputHead.TARGET
+    shape = _shape(content, target, output)
+    if shape.is_reduced and "token_map" in found:
+        ids = check_token_map(found["token_map"], shape)
+        found["token_map"] = ids
+        for name, tensor in found.items():
+            if name.startswith("lm_head") and tensor.shape[0] == target.vocab:
+                found[name] = tensor[ids]  # vLLM cuts whole heads alike
+    check_names(found, shape.tensor_shapes())
+    check_finite(found)
+    config = DrafterConfig(
+        "medusa1",
+        target.fingerprint,
+        target.name,
+        {**asdict(shape), "max_positions": target.max_positions},
+        {"imported_from": "vllm"},
+    )
+    return config, found
+
+
+def write_vllm(directory: Path, config: DrafterConfig, tensors: Mapping[str, Tensor]) -> None:
+    """Write Medusa heads in vLLM's layout.
+
+    Raises:
+        CheckpointError: the output head is the target's and not in the checkpoint, or a tensor is missing or surplus.
+    """
+    shape = MedusaShape.from_config(config)
+    if shape.output is OutputHead.TARGET:
+        raise CheckpointError(
+            "the heads read the target's LM head: name the target with --target, to store it"
+        )
+    check_names(tensors, shape.tensor_shapes())
+    content = {
+        "architectures": ["MedusaModel"],
+        "model_type": "medusa",
+        "hidden_size": shape.hidden,
+        "vocab_size": shape.target_vocab,
+        "truncated_vocab_size": shape.draft_vocab,
+        "num_heads": shape.num_heads,
+        "num_hidden_layers": shape.num_layers,
+        "medusa_fc_bias": shape.has_bias,
+        "original_lm_head": shape.output is OutputHead.SHARED,
+    }
+    write_tensors(directory, "model.safetensors", content, tensors)
+
+
+def store_target_head(
+    config: DrafterConfig, tensors: Mapping[str, Tensor], target_dir: Path
+) -> tuple[DrafterConfig, dict[str, Tensor]]:
+    """Heads that read the target's LM head, with that head beside them, for readers that want it there.
+
+    Args:
+        config: of the heads; others are passed through.
+        tensors: of the heads.
+        target_dir: the target.
+
+    Raises:
+        CheckpointError: the target's head is of another shape.
+    """
+    shape = MedusaShape.from_config(config)
+    if shape.output is not OutputHead.TARGET:
+        return config, dict(tensors)
+    head = read_target_head(target_dir, shape, torch.bfloat16)
+    ids = check_token_map(tensors["token_map"], shape) if shape.is_reduced else slice(None)
+    stored = replace(config, shape={**config.shape, "output": OutputHead.SHARED})
+    return stored, {**tensors, SHARED: head[ids].contiguous()}
+
+
+def _shape(content: Mapping[str, Any], target: TargetFacts, output: OutputHead) -> MedusaShape:
+    """Sizes from the fields, with vLLM's defaults for absent ones."""
+
+    def number(name: str, default: int) -> int:
+        value = content.get(name)
+        value = default if value is None else value
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise CheckpointError(f"{name} must be a positive whole number, not {value!r}")
+        return value
+
+    if content.get("logit_scale", 1.0) != 1.0:
+        raise CheckpointError(f"logit_scale {content['logit_scale']!r} is not supported: it must be 1")
+    sizes = {"hidden_size": target.hidden, "vocab_size": target.vocab}
+    for name, expected in sizes.items():
+        if number(name, expected) != expected:
+            raise CheckpointError(f"{name} is {content[name]}, the target's is {expected}")
+    draft_vocab = number("truncated_vocab_size", target.vocab)
+    if draft_vocab > target.vocab:
+        raise CheckpointError(f"truncated_vocab_size is {draft_vocab}, above vocab_size")
+    num_heads = number("num_heads", 5)
+    if num_heads > MAX_HEADS:
+        raise CheckpointError(f"num_heads must be at most {MAX_HEADS}, not {num_heads}")
+    return MedusaShape(
+        hidden=target.hidden,
+        target_vocab=target.vocab,
+        draft_vocab=draft_vocab,
+        num_heads=num_heads,
+        num_layers=number("num_hidden_layers", 1),
+        has_bias=bool(content.get("medusa_fc_bias", False)),
+        output=output,
+    )

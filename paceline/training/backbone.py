@@ -1,0 +1,68 @@
+"""A Llama's forward pass that can be differentiated: causal, over right-padded batches, in plain torch.
+
+For objectives that train a whole model, or layers of one. Teachers and serving have faster forwards of their own, and
+tests hold them together. Knows nothing of losses; which linear maps are trained, and how, is the caller's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from paceline.training.rotary import rope_tables, rotate
+from paceline.training.teacher import TeacherShape
+
+LinearMap = Callable[[str, Tensor], Tensor]
+"""Applies the linear map of a name, such as ``model.layers.0.self_attn.q_proj``, to ``[..., in]``."""
+
+LINEAR_NAMES = (
+    *(f"self_attn.{x}_proj" for x in "qkvo"),
+    *(f"mlp.{x}_proj" for x in ("gate", "up", "down")),
+)
+"""Linear maps of a layer."""
+
+
+def final_hidden(
+    weights: Mapping[str, Tensor],
+    shape: TeacherShape,
+    embedding: Tensor,
+    tokens: Tensor,
+    linear: LinearMap | None = None,
+) -> Tensor:
+    """Output of the final norm.
+
+    Args:
+        weights: by transformers name, in the compute type: norms, and what `linear` is not given for.
+        shape: sizes; ``num_layers`` layers are run.
+        embedding: ``[vocab, hidden]`` in the compute type.
+        tokens: int64 ``[rows, length]``. Padding stands behind a row's tokens, so that no token sees it.
+        linear: how to apply linear maps; None multiplies with the weights.
+
+    Returns:
+        ``[rows, length, hidden]`` in the compute type.
+    """
+    apply = linear or (lambda name, x: F.linear(x, weights[name + ".weight"]))
+    rows, length = tokens.shape
+    cos, sin = rope_tables(shape.rope_theta, shape.head_dim, 0, length, embedding.dtype)
+
+    def norm(name: str, x: Tensor) -> Tensor:
+        return F.rms_norm(x, (shape.hidden,), weights[name + ".weight"], shape.rms_eps)
+
+    x = F.embedding(tokens, embedding)
+    for i in range(shape.num_layers):
+        layer = f"model.layers.{i}."
+        a = norm(layer + "input_layernorm", x)
+        q, k, v = (
+            apply(layer + f"self_attn.{n}_proj", a).view(rows, length, -1, shape.head_dim) for n in "qkv"
+        )
+        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        mixed = F.scaled_dot_product_attention(
+            q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True, enable_gqa=True
+        )
+        x = x + apply(layer + "self_attn.o_proj", mixed.transpose(1, 2).reshape(rows, length, -1))
+        m = norm(layer + "post_attention_layernorm", x)
+        gate, up = (apply(layer + f"mlp.{n}_proj", m) for n in ("gate", "up"))
+        x = x + apply(layer + "mlp.down_proj", F.silu(gate) * up)
+    return norm("model.norm", x)
