@@ -13,6 +13,10 @@ from torch import Tensor
 _CHUNK_ROWS = 128  # [128, 8192] float32 is 4 MiB: stays in a core's share of the cache
 
 
+def _at_least_float32(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 class _LinearSoftCrossEntropy(torch.autograd.Function):
     """Mean over rows of ``-sum_v P(v) log softmax(x W^T)(v)``, with both gradients found in the forward pass."""
 
@@ -23,14 +27,14 @@ class _LinearSoftCrossEntropy(torch.autograd.Function):
         total = torch.zeros((), dtype=torch.float64)
         for start in range(0, rows, _CHUNK_ROWS):
             part = slice(start, start + _CHUNK_ROWS)
-            logits = (x[part] @ weight.T).float()
-            probs = target_probs[part].float()
+            logits = _at_least_float32(x[part] @ weight.T)
+            probs = _at_least_float32(target_probs[part])
             log_sum = logits.logsumexp(dim=-1, keepdim=True)
             total += (log_sum.squeeze(-1) - (probs * logits).sum(-1)).sum().double()
             grad_logits[part] = logits.sub_(log_sum).exp_().sub_(probs)
         scale = 1.0 / max(rows, 1)
         ctx.save_for_backward((grad_logits @ weight) * scale, (grad_logits.T @ x) * scale)
-        return (total * scale).to(torch.float32)
+        return (total * scale).to(torch.promote_types(x.dtype, torch.float32))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -48,7 +52,7 @@ def linear_soft_cross_entropy(x: Tensor, weight: Tensor, target_probs: Tensor) -
         target_probs: ``[rows, vocab]``, rows sum to one; gets no gradient.
 
     Returns:
-        The mean over rows, a float32 scalar.
+        The mean over rows, a float32 scalar; float64 for float64 rows.
     """
     return _LinearSoftCrossEntropy.apply(x, weight, target_probs)  # type: ignore[no-any-return]
 
@@ -98,7 +102,7 @@ def softmax_head(hidden: Tensor, weight: Tensor) -> Tensor:
     out = hidden.new_empty(hidden.shape[0], weight.shape[0])
     for start in range(0, hidden.shape[0], _CHUNK_ROWS):
         part = slice(start, start + _CHUNK_ROWS)
-        out[part] = (hidden[part] @ weight.T).float().softmax(-1)
+        out[part] = _at_least_float32(hidden[part] @ weight.T).softmax(-1)
     return out
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import structlog
@@ -18,6 +19,8 @@ from paceline.training.eagle3_start import default_shape, fit_linear, starting_p
 from paceline.training.errors import TrainingDataError
 from paceline.training.independent import IndependentObjective
 from paceline.training.objective import Objective
+from paceline.training.p_eagle import PEagleObjective, PEagleShape
+from paceline.training.p_eagle_start import mean_taps, p_eagle_start, rarest_token
 from paceline.training.teacher import TeacherShape, default_tap_layers, read_weights
 
 if TYPE_CHECKING:
@@ -94,6 +97,41 @@ def _build_eagle1(options: TrainOptions, corpus: Corpus, fingerprint: str) -> Ob
     )
 
 
+def _build_p_eagle(options: TrainOptions, corpus: Corpus, fingerprint: str) -> Objective:
+    target = TeacherShape.from_config(json.loads((options.model_dir / "config.json").read_text()))
+    weights = read_weights(options.model_dir)
+    taps = default_tap_layers(target.num_layers)
+    counts = corpus.count_answer_tokens(target.vocab)
+    draft_ids = choose_draft_vocab(counts, options.draft_vocab)
+    embedding = weights["model.embed_tokens.weight"]
+    head = weights.get("lm_head.weight", embedding)
+    shape = PEagleShape(
+        **asdict(default_shape(target, len(taps), options.draft_vocab, None)),
+        num_layers=options.num_layers,
+        num_depths=options.num_depths,
+        mask_token=rarest_token(counts, embedding),
+    )
+    log.info(
+        "p_eagle",
+        draft_vocab=options.draft_vocab,
+        coverage=round(float(counts[draft_ids].sum() / counts.sum()), 4),
+        mask_token=shape.mask_token,
+    )
+    start = fit_linear(corpus, embedding, _FIT_TOKENS)
+    return PEagleObjective(
+        shape,
+        p_eagle_start(shape, start, mean_taps(corpus), head[draft_ids], embedding, options.seed),
+        head,
+        draft_ids,
+        start.tap_scale,
+        TargetFacts(fingerprint, options.model_dir.name, taps, target.max_positions),
+        keep_ratio=options.keep_ratio,
+        keep_floor=options.keep_floor,
+        num_segments=options.num_segments,
+        dtype=getattr(torch, options.dtype),
+    )
+
+
 def _build_independent(options: TrainOptions, corpus: Corpus, fingerprint: str) -> Objective:
     return IndependentObjective.cut_from_target(
         options.model_dir,
@@ -108,6 +146,7 @@ METHODS: dict[str, Callable[[TrainOptions, Corpus, str], Objective]] = {
     "eagle2": _build_eagle1,
     "eagle3": _build_eagle3,
     "independent": _build_independent,
+    "p_eagle": _build_p_eagle,
 }
 
 GRADIENT_LIMITS = {"eagle1": 0.5, "eagle2": 0.5}

@@ -63,7 +63,13 @@ class TrainOptions:
         token_weight: of the cross entropy beside it.
         token_rows: rows of a batch whose cross entropy such a method computes, chosen at random; 0 = all.
         feature_noise: largest entry of the noise on features that such a method reads while it learns.
-        num_layers: layers cut from the target, where the method does that (half from either end).
+        num_layers: layers cut from the target, where the method does that (half from either end), or of the drafter
+            itself, where it may have several.
+        num_depths: tokens drafted in one pass, where the method does that.
+        keep_ratio: rows trained at each such depth, of the depth before.
+        keep_floor: least share of rows at any such depth.
+        num_segments: segments of a text whose gradients are taken one after the other, where the method can: less
+            memory.
         eval_every: steps between held-out evaluations.
         checkpoint_every: steps between checkpoints.
         dtype: compute type; weights and optimiser state stay float32.
@@ -94,6 +100,10 @@ class TrainOptions:
     token_rows: int = 0
     feature_noise: float = 0.1
     num_layers: int = 4
+    num_depths: int = 8
+    keep_ratio: float = 0.7
+    keep_floor: float = 0.0
+    num_segments: int = 1
     eval_every: int = 100
     checkpoint_every: int = 100
     dtype: str = "bfloat16"
@@ -106,6 +116,9 @@ class TrainOptions:
             "batch_tokens",
             "warmup_steps",
             "test_steps",
+            "num_layers",
+            "num_depths",
+            "num_segments",
             "eval_every",
             "checkpoint_every",
         ):
@@ -119,6 +132,10 @@ class TrainOptions:
         for name in ("clip_value", "feature_weight", "token_weight", "feature_noise"):
             if not (getattr(self, name) or 0.0) >= 0:
                 raise TrainingDataError(f"{name} must not be negative")
+        if not 0 < self.keep_ratio <= 1:
+            raise TrainingDataError("keep_ratio must be above 0 and at most 1")
+        if not 0 <= self.keep_floor <= 1:
+            raise TrainingDataError("keep_floor must be from 0 to 1")
         if self.dtype not in ("bfloat16", "float32"):
             raise TrainingDataError("dtype must be bfloat16 or float32")
         if self.optimizer not in ("adamw", "muon"):
