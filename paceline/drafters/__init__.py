@@ -21,18 +21,22 @@ from paceline.drafters.eagle1 import Eagle1Drafter
 from paceline.drafters.eagle2 import Eagle2Drafter
 from paceline.drafters.eagle3 import Eagle3Drafter
 from paceline.drafters.independent import IndependentDrafter
+from paceline.drafters.p_eagle import PEagleDrafter
 from paceline.models import model_fingerprint
 from paceline.target import Device, TapSpec
 
-METHODS: dict[str, type[AutoregressiveDrafter] | type[IndependentDrafter]] = {
+METHODS: dict[str, type[AutoregressiveDrafter] | type[IndependentDrafter] | type[PEagleDrafter]] = {
     Eagle1Drafter.method: Eagle1Drafter,
     Eagle2Drafter.method: Eagle2Drafter,
     Eagle3Drafter.method: Eagle3Drafter,
     IndependentDrafter.method: IndependentDrafter,
+    PEagleDrafter.method: PEagleDrafter,
 }
 
 
-def _method(config: DrafterConfig) -> type[AutoregressiveDrafter] | type[IndependentDrafter]:
+def _method(
+    config: DrafterConfig,
+) -> type[AutoregressiveDrafter] | type[IndependentDrafter] | type[PEagleDrafter]:
     try:
         return METHODS[config.method]
     except KeyError:

@@ -50,6 +50,7 @@ class AutoregressiveDrafter(ABC):
         max_positions: the longest text that is drafted for.
         rule: how trees grow.
         device: where the layer runs.
+        num_layers: of the cache.
     """
 
     method: ClassVar[str]
@@ -65,6 +66,7 @@ class AutoregressiveDrafter(ABC):
         max_positions: int,
         rule: TreeRule,
         device: Device,
+        num_layers: int = 1,
     ) -> None:
         self._layer = layer
         self._draft_ids = draft_ids
@@ -73,7 +75,7 @@ class AutoregressiveDrafter(ABC):
         self._rule = rule
         self.tap: TapSpec | None = tap
         self.max_positions = max_positions
-        layout = KVLayout(1, layer.num_kv_heads, layer.head_dim, layer.dtype, device.torch_device)
+        layout = KVLayout(num_layers, layer.num_kv_heads, layer.head_dim, layer.dtype, device.torch_device)
         self._cache = KVCache(layout)
         self._sequences: dict[int, SequenceState] = {}
 

@@ -31,7 +31,8 @@ def block_shapes(config: DrafterConfig, prefix: str, read_width: int) -> dict[st
     """A block's tensors by name.
 
     Args:
-        config: the checkpoint's; `shape` holds the sizes, and `qkv_bias` where the products have one.
+        config: the checkpoint's; `shape` holds the sizes, `qkv_bias` where the products have one, and `head_norms`
+            where queries and keys are normed head by head.
         prefix: of the names, such as `midlayer.`.
         read_width: width of what attention reads.
     """
@@ -49,6 +50,8 @@ def block_shapes(config: DrafterConfig, prefix: str, read_width: int) -> dict[st
     }
     if config.flag("qkv_bias"):
         shapes |= {f"self_attn.{x}_proj.bias": (q if x == "q" else kv,) for x in "qkv"}
+    if config.flag("head_norms"):
+        shapes |= {f"self_attn.{x}_norm.weight": (head_dim,) for x in "qk"}
     return {prefix + name: shape for name, shape in shapes.items()}
 
 
@@ -86,6 +89,7 @@ class BlockWeights:
     Attributes:
         qkv: `[(num_heads + 2 * num_kv_heads) * head_dim, read_width]`.
         qkv_bias: one for each row of `qkv`, or None.
+        head_norms: `[num_heads + num_kv_heads, head_dim]`, of the norms of queries and keys, or None.
         out: `[hidden, num_heads * head_dim]`.
         mlp_norm: `[hidden]`, of the norm before the gated product.
         gate_up: `[2 * intermediate, hidden]`, gates first.
@@ -94,6 +98,7 @@ class BlockWeights:
 
     qkv: Tensor
     qkv_bias: Tensor | None
+    head_norms: Tensor | None
     out: Tensor
     mlp_norm: Tensor
     gate_up: Tensor
@@ -132,10 +137,15 @@ class BlockWeights:
             parts = [tensors[prefix + name].to(dtype) for name in names]
             return parts[0] if len(parts) == 1 else torch.cat(parts)
 
+        head_norms = None
+        if config.flag("head_norms"):
+            query, key = (get(f"self_attn.{x}_norm.weight") for x in "qk")
+            head_norms = torch.cat([query.expand(num_heads, -1), key.expand(num_kv_heads, -1)])
         has_bias = config.flag("qkv_bias")
         return cls(
             qkv=get(*(f"self_attn.{x}_proj.weight" for x in "qkv")),
             qkv_bias=get(*(f"self_attn.{x}_proj.bias" for x in "qkv")) if has_bias else None,
+            head_norms=head_norms,
             out=get("self_attn.o_proj.weight"),
             mlp_norm=get("post_attention_layernorm.weight"),
             gate_up=get("mlp.gate_proj.weight", "mlp.up_proj.weight"),
@@ -158,9 +168,19 @@ class BlockWeights:
 
 
 class DecoderBlock:
-    """The block in torch operators, with products packed for the device."""
+    """The block in torch operators, with products packed for the device.
 
-    def __init__(self, weights: BlockWeights, device: Device) -> None:
+    Args:
+        weights: of the block.
+        device: where it runs.
+        layer: layer of the cache slots.
+        is_last: whether no block follows that runs the same rows: the last one settles them as pending.
+    """
+
+    def __init__(self, weights: BlockWeights, device: Device, layer: int = 0, is_last: bool = True) -> None:
+        self._layer, self._is_last = layer, is_last
+        self._eps = weights.eps
+        self.head_norms = None if weights.head_norms is None else weights.head_norms.to(device.torch_device)
         self.hidden, self.dtype = weights.hidden, weights.dtype
         self.num_heads, self.num_kv_heads = weights.num_heads, weights.num_kv_heads
         self.head_dim, self.group = weights.head_dim, weights.num_heads // weights.num_kv_heads
@@ -188,6 +208,8 @@ class DecoderBlock:
         cos, sin = self.rope.gather(torch.tensor(positions, device=self.where), max(positions))
         heads = self.qkv(read).view(-1, self.num_heads + 2 * self.num_kv_heads, self.head_dim)
         rotary = heads.narrow(1, 0, self.num_heads + self.num_kv_heads)
+        if self.head_norms is not None:
+            rotary.copy_(F.rms_norm(rotary, (self.head_dim,), None, self._eps).mul_(self.head_norms))
         swapped = rotary.roll(self.head_dim // 2, -1)
         rotary.mul_(cos).addcmul_(swapped, sin)
         mixed, first = [], 0
@@ -202,10 +224,11 @@ class DecoderBlock:
     def _attend(self, heads: Tensor, part: Rows) -> Tensor:
         """One sequence's attention over its slot: `[n, num_heads * head_dim]`."""
         n, slot, used = heads.shape[0], part.slot, part.write_at
-        slot.append(0, used, heads.narrow(1, self.num_heads, 2 * self.num_kv_heads))
+        slot.append(self._layer, used, heads.narrow(1, self.num_heads, 2 * self.num_kv_heads))
         mask = self._mask(part)
-        slot.num_pending += n
-        keys, values = slot.view(0, 0, used + n)
+        if self._is_last:
+            slot.num_pending += n
+        keys, values = slot.view(self._layer, 0, used + n)
         # Query heads that share a key head become rows of it, so that keys are read once.
         queries = heads.narrow(1, 0, self.num_heads).reshape(n, self.num_kv_heads, self.group, self.head_dim)
         queries = queries.transpose(0, 1).reshape(1, self.num_kv_heads, n * self.group, self.head_dim)

@@ -68,4 +68,5 @@ class Eagle3Drafter(AutoregressiveDrafter):
                 config.size("max_positions"),
                 DynamicRule(),
                 device,
+                1 + len(layer_weights.upper),
             )

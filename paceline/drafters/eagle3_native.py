@@ -25,6 +25,12 @@ class NativeEagle3Layer(NativeLayer):
             program.embed(weights.embedding.contiguous(), embedded)
             program.norm(embedded, joined, weights.embed_norm, block.eps)
             program.norm(states, joined, weights.state_norm, block.eps, offset=width)
-            return joined, states
+            if not weights.adds_to_norm:
+                return joined, states
+            normed = program.buffer(block.hidden)
+            program.norm(states, normed, weights.state_norm, block.eps)
+            return joined, normed
 
-        super().__init__(block, weights.head, weights.final_norm, enter)
+        super().__init__(
+            block, weights.head, weights.final_norm, enter, weights.upper, weights.goes_on_from_norm
+        )

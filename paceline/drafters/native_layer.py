@@ -16,6 +16,7 @@ from torch import Tensor
 
 from paceline.drafters.decoder_block import BlockWeights
 from paceline.drafters.draft_layer import MAX_BEST, LayerOutput, Rows, join_rows
+from paceline.drafters.upper_block import UpperWeights
 from paceline.target import Device
 from paceline.target.decoder_weights import group_major
 from paceline.target.program import Epilogue, PackedWeight, Program, RowSegment, runs_on_kernels
@@ -63,9 +64,19 @@ class NativeLayer:
         head: `[draft_vocab, hidden]`, in the block's type.
         head_norm: `[hidden]`, of the norm before the head, or None.
         enter: adds what comes before the block.
+        upper: plain blocks above it.
+        goes_on_from_norm: whether `states` are the output behind the norm before the head.
     """
 
-    def __init__(self, weights: BlockWeights, head: Tensor, head_norm: Tensor | None, enter: Enter) -> None:
+    def __init__(
+        self,
+        weights: BlockWeights,
+        head: Tensor,
+        head_norm: Tensor | None,
+        enter: Enter,
+        upper: Sequence[UpperWeights] = (),
+        goes_on_from_norm: bool = False,
+    ) -> None:
         self.hidden, self.dtype = weights.hidden, weights.dtype
         self.num_kv_heads, self.head_dim = weights.num_kv_heads, weights.head_dim
         self.where = torch.device("cpu")
@@ -78,7 +89,15 @@ class NativeLayer:
         self._num_best = min(MAX_BEST, self._draft_vocab)
         self._best = program.buffer(2 * self._num_best, bound=True)
         read, residual = enter(program, self._states)
-        self._add_block(weights, read, residual)
+        stream = program.buffer(weights.hidden) if goes_on_from_norm else self._out
+        self._add_block(weights, read, residual, stream)
+        for layer, above in enumerate(upper, start=1):
+            above.block.rope.cover(weights.max_positions)
+            self._add_block(above.block, stream, stream, stream, layer, above.norm)
+        if goes_on_from_norm:
+            assert head_norm is not None
+            program.norm(stream, self._out, head_norm, weights.eps)
+            head_norm = None
         asked = program.buffer(weights.hidden)
         program.gather(self._out, asked)
         program.linear(
@@ -92,7 +111,16 @@ class NativeLayer:
         )
         program.top(self._logits, self._best, self._num_best)
 
-    def _add_block(self, weights: BlockWeights, read: int, residual: int) -> None:
+    def _add_block(
+        self,
+        weights: BlockWeights,
+        read: int,
+        residual: int,
+        stream: int,
+        layer: int = 0,
+        norm: Tensor | None = None,
+    ) -> None:
+        """Attention of `read`, normed if a norm is given, added to `residual`, and the gated product, into `stream`."""
         program, heads, kv_heads, dim = (
             self._program, weights.num_heads, weights.num_kv_heads, weights.head_dim,
         )  # fmt: skip
@@ -105,27 +133,29 @@ class NativeLayer:
         mixed_in = program.buffer((heads + 2 * kv_heads) * dim)
         mixed = program.buffer(heads * dim)
         gated = program.buffer(weights.intermediate)
-        program.linear(read, mixed_in, PackedWeight.pack(qkv, bias))
+        program.linear(read, mixed_in, PackedWeight.pack(qkv, bias), norm=norm, eps=weights.eps)
         program.attend(
             mixed_in,
             mixed,
-            0,
+            layer,
             num_heads=heads,
             num_kv_heads=kv_heads,
             head_dim=dim,
             scale=weights.scale,
             rope=weights.rope.table,
+            qk_norm=None if weights.head_norms is None else weights.head_norms.contiguous(),
+            eps=weights.eps,
         )
-        program.linear(mixed, self._out, PackedWeight.pack(out), Epilogue.ADD, residual=residual)
+        program.linear(mixed, stream, PackedWeight.pack(out), Epilogue.ADD, residual=residual)
         program.linear(
-            self._out,
+            stream,
             gated,
             PackedWeight.pack(weights.gate_up, is_gated=True),
             Epilogue.GATE_SILU,
             norm=weights.mlp_norm,
             eps=weights.eps,
         )
-        program.linear(gated, self._out, PackedWeight.pack(weights.down), Epilogue.ADD, residual=self._out)
+        program.linear(gated, stream, PackedWeight.pack(weights.down), Epilogue.ADD, residual=stream)
 
     def forward(self, rows: Sequence[Rows], wanted: Sequence[int]) -> LayerOutput:
         """Run rows of several sequences; see :class:`paceline.drafters.draft_layer.DraftLayer`."""

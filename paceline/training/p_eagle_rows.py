@@ -66,7 +66,8 @@ def may_see(query: Tensor, key: Tensor) -> Tensor:
     """
     anchor, depth = query.unsqueeze(-1)
     key_anchor, key_depth = key.unsqueeze(1)
-    return ((key_depth == 0) & (key_anchor <= anchor)) | ((key_anchor == anchor) & (key_depth <= depth))
+    seen: Tensor = ((key_depth == 0) & (key_anchor <= anchor)) | ((key_anchor == anchor) & (key_depth <= depth))
+    return seen
 
 
 class MaskTable:
@@ -95,7 +96,8 @@ class MaskTable:
             every = torch.stack([anchor, depth])
             self._table = may_see(every, every)
         place = rows[0] * self._num_depths + rows[1]
-        return self._table[place][:, place]
+        seen: Tensor = self._table[place][:, place]
+        return seen
 
 
 def owners(rows: Tensor, length: int, num_segments: int) -> Tensor:

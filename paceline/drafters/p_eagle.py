@@ -1,0 +1,371 @@
+"""P-EAGLE (2602.01469): all tokens of a draft from one pass of an EAGLE-3 layer with plain layers above it.
+
+Row `r` of a sequence joins the target's fused feature of position `r` with token `r + 1` and proposes token `r + 2`, as
+in EAGLE-3. Behind the last of these *true* rows stand *mask* rows, which join one shared learned feature with the mask
+token's embedding: mask row `d` proposes the token `d` places further. True rows stay in the drafter's cache, mask rows
+fall away once true features come in. A mask row sees the true rows and the mask rows before it, so asking for more
+tokens runs only the rows that are new.
+
+What a mask row proposes does not depend on the tokens drafted before it. So a tree is the product of the depths'
+guesses (`marginal_tree.py`), tokens may be drawn depth by depth, each from the distribution that is sent along, and
+there is nothing to draft past an outcome before its features are there.
+
+`fc` runs on the target's side (the tap's projection); the mask rows' feature passes through it once, when a checkpoint
+is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from paceline.drafters.base import DrafterError, DraftRequest, OutcomeRequest, UnknownDraftSequenceError
+from paceline.drafters.checkpoint import CheckpointError, DrafterConfig, load_tensor, load_tensors
+from paceline.drafters.choice import choose_chain_tokens, draw_chain_tokens, rank_children
+from paceline.drafters.comb import comb_entry, num_draws
+from paceline.drafters.draft_layer import MAX_BEST, DraftLayer, LayerOutput, Rows, join_rows
+from paceline.drafters.eagle3_layer import (
+    Eagle3Layer,
+    LayerWeights,
+    parameter_shapes,
+    read_draft_ids,
+    tap_layers,
+)
+from paceline.drafters.eagle3_native import NativeEagle3Layer, runs_natively
+from paceline.drafters.marginal_tree import marginal_tree
+from paceline.sampling import VerifyMode
+from paceline.target import Device, TapSpec
+from paceline.target.kv_cache import KVCache, KVLayout, Slot
+from paceline.trie import DraftEntry, DrawRule, SiblingDraws
+
+
+def p_eagle_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
+    """Tensors of a checkpoint by their public names (see docs/methods/p_eagle.md)."""
+    width, vocab = config.size("target_hidden"), config.size("target_vocab")
+    shapes = parameter_shapes(config)
+    shapes["embed_tokens.weight"] = (vocab, width)
+    shapes["mask_hidden"] = (1, 1, len(tap_layers(config)) * width)
+    return shapes
+
+
+def mask_token(config: DrafterConfig) -> int:
+    """Id whose embedding stands for a token that is not known yet.
+
+    Raises:
+        CheckpointError: it is no token of the target's.
+    """
+    token, vocab = config.shape.get("mask_token"), config.size("target_vocab")
+    if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocab:
+        raise CheckpointError(f"shape.mask_token must be a token from 0 to {vocab - 1}, not {token!r}")
+    return token
+
+
+@dataclass(slots=True)
+class Round:
+    """What is known of a sequence's next tokens, from the rows behind its committed ones.
+
+    Attributes:
+        depths: for each depth that was run, the pass and its row there.
+        tokens: of the chain drafted so far.
+        log_probs: of each token.
+        draws: of each token, where tokens are drawn; log_probs then stays empty.
+    """
+
+    depths: list[tuple[LayerOutput, int]] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+    draws: list[SiblingDraws] = field(default_factory=list)
+
+    def logits(self, first: int, end: int) -> Tensor:
+        """Draft logits of depths `first` to `end - 1`, `[end - first, draft_vocab]` float32."""
+        return join_rows([output.logits[row : row + 1] for output, row in self.depths[first:end]])
+
+    def entry(self, start: int, num_tokens: int) -> DraftEntry:
+        """The chain, or as much of it as is wanted, as a draft entry; where tokens were drawn, with their siblings."""
+        if self.draws:
+            return comb_entry(start, self.draws[:num_tokens])
+        return DraftEntry.chain(start, tuple(self.tokens[:num_tokens]), tuple(self.log_probs[:num_tokens]))
+
+
+@dataclass(slots=True)
+class SequenceState:
+    """What the drafter knows of a sequence: its tokens, features not yet run, and its slot."""
+
+    tokens: list[int]
+    slot: Slot
+    slot_id: int
+    pending: list[Tensor] = field(default_factory=list)  # features behind the true rows, each [n, hidden]
+    num_features: int = 0
+    round: Round = field(default_factory=Round)
+
+    @property
+    def is_ready(self) -> bool:
+        """True once features for all positions but the root's are in."""
+        return self.num_features >= len(self.tokens) - 1 and len(self.tokens) > 1
+
+    @property
+    def num_waiting(self) -> int:
+        """True rows that can be run."""
+        return min(self.num_features, len(self.tokens) - 1) - self.slot.length
+
+
+class PEagleDrafter:
+    """Drafts with parallel mask rows; see `paceline.drafters.base.Drafter`.
+
+    Args:
+        layer: EAGLE-3's, with its plain blocks.
+        num_layers: its blocks.
+        draft_ids: `[draft_vocab]` int64 target id of each draft id; None where they are the same.
+        draft_vocab: draft ids.
+        masked: `[1, hidden]`, the mask rows' feature behind `fc`.
+        mask_token: the mask rows' token.
+        num_depths: depths it was trained for: the longest chain.
+        tap: what is read from the target.
+        max_positions: the longest text that is drafted for.
+        device: where the layer runs.
+    """
+
+    method: ClassVar[str] = "p_eagle"
+    formats: ClassVar[tuple[str, ...]] = ("paceline", "speculators")
+    reads: ClassVar[str] = "three layers, fused"
+
+    def __init__(
+        self,
+        layer: DraftLayer,
+        num_layers: int,
+        draft_ids: Tensor | None,
+        draft_vocab: int,
+        masked: Tensor,
+        mask_token: int,
+        num_depths: int,
+        tap: TapSpec,
+        max_positions: int,
+        device: Device,
+    ) -> None:
+        self._layer = layer
+        self._draft_ids = draft_ids
+        self._target_id_of: list[int] | range = (
+            range(draft_vocab) if draft_ids is None else draft_ids.tolist()
+        )
+        self._masked = masked
+        self._mask_token = mask_token
+        self.num_depths = num_depths
+        self.tap: TapSpec | None = tap
+        self.max_positions = max_positions
+        layout = KVLayout(num_layers, layer.num_kv_heads, layer.head_dim, layer.dtype, device.torch_device)
+        self._cache = KVCache(layout)
+        self._sequences: dict[int, SequenceState] = {}
+
+    @classmethod
+    def read_tap(cls, directory: Path, config: DrafterConfig) -> TapSpec:
+        """The tap of a checkpoint: its layers, fused by `fc` on the target's side."""
+        return TapSpec(layers=tap_layers(config), projection=load_tensor(directory, "fc.weight"))
+
+    @classmethod
+    def load(
+        cls, directory: Path, config: DrafterConfig, target_dir: Path, device: Device, dtype: torch.dtype
+    ) -> PEagleDrafter:
+        """Load a checkpoint; it brings an embedding of its own, and reads nothing from the target's directory."""
+        with torch.inference_mode():
+            tensors = load_tensors(directory, p_eagle_shapes(config))
+            embedding = tensors["embed_tokens.weight"].to(device.torch_device, dtype)
+            weights = LayerWeights.read(config, tensors, embedding, dtype)
+            native = runs_natively(weights, device)
+            layer: DraftLayer = NativeEagle3Layer(weights) if native else Eagle3Layer(weights, device)
+            projection = tensors["fc.weight"]
+            masked = tensors["mask_hidden"].float().view(1, -1) @ projection.float().T
+            return cls(
+                layer,
+                1 + len(weights.upper),
+                read_draft_ids(config, tensors["d2t"], device.torch_device),
+                config.size("draft_vocab"),
+                masked.to(device.torch_device, dtype),
+                mask_token(config),
+                config.size("num_depths"),
+                TapSpec(layers=tap_layers(config), projection=projection),
+                config.size("max_positions"),
+                device,
+            )
+
+    def open(self, sequence_id: int, tokens: Sequence[int]) -> None:
+        """Start following a sequence."""
+        self.close(sequence_id)
+        # A slot may be one that grew while drafting, and what grew then can only be written in that mode.
+        with torch.inference_mode():
+            slot_id = self._cache.open(len(tokens) + 64)
+        self._sequences[sequence_id] = SequenceState(list(tokens), self._cache.get(slot_id), slot_id)
+
+    def close(self, sequence_id: int) -> None:
+        """Forget a sequence."""
+        state = self._sequences.pop(sequence_id, None)
+        if state is not None:
+            self._cache.close(state.slot_id)
+
+    def extend(self, sequence_id: int, start: int, tokens: Sequence[int]) -> None:
+        """Take in committed tokens."""
+        state = self._get(sequence_id)
+        known = len(state.tokens)
+        if start > known:
+            raise DrafterError(f"sequence {sequence_id}: tokens {known} to {start - 1} are missing")
+        state.tokens.extend(tokens[known - start :])
+
+    def feed(self, sequence_id: int, start: int, features: Tensor) -> None:
+        """Take in fused features."""
+        state = self._get(sequence_id)
+        skip = state.num_features - start
+        if skip < 0:
+            raise DrafterError(
+                f"sequence {sequence_id}: features from {state.num_features} to {start - 1} are missing"
+            )
+        if features.ndim != 2 or features.shape[1] != self._layer.hidden:
+            raise DrafterError(f"features must be [n, {self._layer.hidden}], not {list(features.shape)}")
+        if skip >= features.shape[0]:
+            return
+        fresh = features[skip:].to(device=self._layer.where, dtype=self._layer.dtype)
+        state.pending.append(fresh)
+        state.num_features += int(fresh.shape[0])
+
+    def draft(self, requests: Sequence[DraftRequest]) -> list[DraftEntry | None]:
+        """Draft chains, and trees for requests with more nodes than tokens, all sequences in one pass.
+
+        A wish for more tokens than the drafter was trained for gets as many as it was.
+        """
+        with torch.inference_mode():
+            able = [r for r in requests if self._can_draft(r)]
+            states = [self._get(r.sequence_id) for r in able]
+            self._run([(s, self._depth(r)) for r, s in zip(able, states, strict=True)])
+            trees = [i for i, r in enumerate(able) if r.may_rank and r.max_nodes > r.num_tokens]
+            chains = [i for i in range(len(able)) if i not in trees]
+            entries: dict[int, DraftEntry] = {}
+            self._lengthen([(able[i], states[i]) for i in chains])
+            for i in chains:
+                start, depth = len(states[i].tokens), self._depth(able[i])
+                entries[able[i].sequence_id] = states[i].round.entry(start, depth)
+            for i in trees:
+                entries[able[i].sequence_id] = self._tree(able[i], states[i])
+        return [entries.get(request.sequence_id) for request in requests]
+
+    def draft_outcomes(
+        self, requests: Sequence[OutcomeRequest], may_go_on: Callable[[], bool] = lambda: True
+    ) -> list[DraftEntry | None]:
+        """None for all: past an outcome there are no true features, and nothing here goes on from guessed ones."""
+        return [None for _ in requests]
+
+    def _get(self, sequence_id: int) -> SequenceState:
+        try:
+            return self._sequences[sequence_id]
+        except KeyError:
+            raise UnknownDraftSequenceError(f"sequence {sequence_id} is not open") from None
+
+    def _depth(self, request: DraftRequest) -> int:
+        return min(request.num_tokens, self.num_depths)
+
+    def _can_draft(self, request: DraftRequest) -> bool:
+        state = self._get(request.sequence_id)
+        depth = self._depth(request)
+        return depth > 0 and state.is_ready and len(state.tokens) + depth <= self.max_positions
+
+    def _run(self, wanted: Sequence[tuple[SequenceState, int]]) -> None:
+        """Run true rows that have come in since, and the mask rows still missing: one pass over all sequences."""
+        states, rows, left, selected = [], [], [], []
+        total = 0
+        for state, depth in wanted:
+            num_true, first = state.num_waiting, state.slot.length
+            if num_true > 0:
+                state.slot.num_pending = 0  # mask rows fall away
+                state.round = Round()
+                num_masks = depth - 1
+                features = join_rows(state.pending)
+                left.append([features[num_true:]] if num_true < features.shape[0] else [])
+                states_in = torch.cat((features[:num_true], self._masked.expand(num_masks, -1)))
+                tokens = [*state.tokens[first + 1 : first + 1 + num_true], *[self._mask_token] * num_masks]
+                at = first
+            else:
+                num_masks = depth - len(state.round.depths)
+                if num_masks <= 0:
+                    continue
+                left.append(state.pending)
+                states_in = self._masked.expand(num_masks, -1)
+                tokens = [self._mask_token] * num_masks
+                state.slot.num_pending = len(state.round.depths) - 1
+                at = first + state.slot.num_pending
+            states.append(state)
+            rows.append(Rows(state.slot, tokens, states_in, range(at, at + len(tokens))))
+            total += len(tokens)
+            # The last true row and all mask rows propose something.
+            selected.append(range(total - num_masks - (num_true > 0), total))
+        if not rows:
+            return
+        self._cache.reserve([(s.slot_id, part.num_rows) for s, part in zip(states, rows, strict=True)])
+        output = self._layer.forward(rows, [row for part in selected for row in part])
+        places = [0, *accumulate(len(part) for part in selected)]
+        for index, state in enumerate(states):
+            num_true = max(state.num_waiting, 0)
+            state.pending = left[index]  # not before the pass, which may fail for another sequence
+            state.slot.length += num_true
+            state.slot.num_pending -= num_true
+            state.round.depths += [(output, place) for place in range(places[index], places[index + 1])]
+
+    def _lengthen(self, requests: Sequence[tuple[DraftRequest, SequenceState]]) -> None:
+        """Choose the tokens that chains still lack; all depths of all sequences at once."""
+        growing = [(r, s) for r, s in requests if len(s.round.tokens) < self._depth(r)]
+        if not growing:
+            return
+        rows = [
+            (request, state, depth)
+            for request, state in growing
+            for depth in range(len(state.round.tokens), self._depth(request))
+        ]
+        logits = join_rows([s.round.logits(len(s.round.tokens), self._depth(r)) for r, s in growing])
+        drawn = [i for i, (request, *_) in enumerate(rows) if request.draw_rule is not DrawRule.TOP]
+        ranked = [i for i in range(len(rows)) if i not in set(drawn)]
+        if ranked:
+            chosen, log_probs = choose_chain_tokens(
+                logits[ranked] if drawn else logits,
+                self._draft_ids,
+                [len(rows[i][1].tokens) + rows[i][2] for i in ranked],
+                [rows[i][0].sampling for i in ranked],
+            )
+            for i, token, log_prob in zip(ranked, chosen.tolist(), log_probs.tolist(), strict=True):
+                rows[i][1].round.tokens.append(token)
+                rows[i][1].round.log_probs.append(log_prob)
+        if drawn:
+            draws = draw_chain_tokens(
+                logits[drawn],
+                self._draft_ids,
+                starts=[len(rows[i][1].tokens) for i in drawn],
+                positions=[len(rows[i][1].tokens) + rows[i][2] for i in drawn],
+                params=[rows[i][0].sampling for i in drawn],
+                rules=[rows[i][0].draw_rule for i in drawn],
+                support_sizes=[rows[i][0].support_size for i in drawn],
+                counts=[num_draws(rows[i][2], self._depth(rows[i][0]), rows[i][0].max_nodes) for i in drawn],
+            )
+            for i, siblings in zip(drawn, draws, strict=True):
+                rows[i][1].round.tokens.append(siblings.tokens[0])
+                rows[i][1].round.draws.append(siblings)
+
+    def _tree(self, request: DraftRequest, state: SequenceState) -> DraftEntry:
+        """The likeliest tree that the depths' guesses allow."""
+        start, depth = len(state.tokens), self._depth(request)
+        branch = min(MAX_BEST, request.max_nodes, len(self._target_id_of))
+        depths = state.round.depths[:depth]
+        log_probs: list[list[float]] = []
+        ids: list[list[int]] = []
+        if request.sampling.resolved_mode is VerifyMode.COUPLED:
+            positions = range(start, start + depth)
+            log_probs, ids = rank_children(
+                state.round.logits(0, depth), self._draft_ids, positions, [request.sampling] * depth, branch
+            )
+        else:
+            for output, row in depths:
+                best_log_probs, best_ids = output.best(branch)
+                log_probs.append(best_log_probs[row])
+                ids.append(best_ids[row])
+        tokens = [[self._target_id_of[i] for i in row] for row in ids]
+        return marginal_tree(start, log_probs, tokens, request.max_nodes)
