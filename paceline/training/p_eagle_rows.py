@@ -66,7 +66,9 @@ def may_see(query: Tensor, key: Tensor) -> Tensor:
     """
     anchor, depth = query.unsqueeze(-1)
     key_anchor, key_depth = key.unsqueeze(1)
-    seen: Tensor = ((key_depth == 0) & (key_anchor <= anchor)) | ((key_anchor == anchor) & (key_depth <= depth))
+    seen: Tensor = ((key_depth == 0) & (key_anchor <= anchor)) | (
+        (key_anchor == anchor) & (key_depth <= depth)
+    )
     return seen
 
 

@@ -55,7 +55,7 @@ class TrainOptions:
         clip_norm: global gradient norm.
         clip_value: largest entry of a gradient, 0 = no limit; unless given, what the method's authors take.
         optimizer: ``adamw``, or ``muon`` (matrices by Muon, the rest by AdamW).
-        seed: data order and starting weights.
+        seed: data order, starting weights and what is drawn while training.
         draft_vocab: size of a reduced draft vocabulary, where the method has one.
         test_steps: unrolled steps of training-time test, where the method has it.
         step_decay: loss ratio of one such step to the one before.
@@ -162,6 +162,9 @@ def run(options: TrainOptions, stop_after: int | None = None) -> TrainResult:
     options.validate()
     if options.num_threads:
         torch.set_num_threads(options.num_threads)
+    torch.manual_seed(
+        options.seed
+    )  # what objectives draw while they train; a checkpoint holds where that stands
     corpus = Corpus(options.data_dir, options.batch_tokens, options.seed)
     heldout = Corpus(options.heldout_dir, options.batch_tokens, options.seed, greedy_only=True)
     objective = build_objective(options, corpus)

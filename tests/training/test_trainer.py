@@ -67,7 +67,7 @@ def _acceptance(options: TrainOptions, weights: dict[str, torch.Tensor] | None) 
     return counts.mean_accepted
 
 
-@pytest.mark.parametrize("method", ["eagle3", "independent"])
+@pytest.mark.parametrize("method", ["eagle3", "independent", "p_eagle"])
 def test_training_raises_heldout_acceptance(
     method: str, target_dir: Path, text_dir: Path, heldout_dir: Path, tmp_path: Path
 ) -> None:
@@ -123,12 +123,13 @@ def test_loss_falls_on_one_batch(
     assert losses[-1] < losses[0] - 0.2
 
 
+@pytest.mark.parametrize("method", ["eagle3", "p_eagle"])
 def test_stopped_and_resumed_equals_uninterrupted(
-    target_dir: Path, text_dir: Path, heldout_dir: Path, tmp_path: Path
+    method: str, target_dir: Path, text_dir: Path, heldout_dir: Path, tmp_path: Path
 ) -> None:
-    whole = _options(target_dir, text_dir, heldout_dir, tmp_path / "whole")
+    whole = _options(target_dir, text_dir, heldout_dir, tmp_path / "whole", method=method)
     run(whole)
-    parts = _options(target_dir, text_dir, heldout_dir, tmp_path / "parts")
+    parts = _options(target_dir, text_dir, heldout_dir, tmp_path / "parts", method=method)
     assert run(parts, stop_after=5).step == 5
     assert run(parts).step == 12
     first, second = _newest(whole.run_dir), _newest(parts.run_dir)
@@ -184,7 +185,16 @@ def test_text_of_another_target_is_refused(
         run(_options(other, text_dir, heldout_dir, tmp_path))
 
 
-@pytest.mark.parametrize(("field", "value"), [("num_steps", 0), ("optimizer", "sgd"), ("learning_rate", 0.0)])
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("num_steps", 0),
+        ("optimizer", "sgd"),
+        ("learning_rate", 0.0),
+        ("keep_ratio", 0.0),
+        ("num_segments", 0),
+    ],
+)
 def test_bad_options_are_named(
     field: str, value: object, target_dir: Path, text_dir: Path, heldout_dir: Path, tmp_path: Path
 ) -> None:
