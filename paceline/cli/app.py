@@ -15,6 +15,9 @@ class PacelineGroup(LazyGroup):
     """The built-in commands."""
 
     table = {  # noqa: RUF012 (a constant, read through the base class)
+        "checkpoints": LazyCommand(
+            "paceline.cli.checkpoints", "app", "Import and export public drafter checkpoints."
+        ),
         "data": LazyCommand("paceline.cli.data", "app", "Write training data with the target itself."),
         "doctor": LazyCommand(
             "paceline.cli.doctor", "doctor", "Say what is missing on this machine and how to get it."

@@ -121,6 +121,19 @@ def load_tensors(directory: Path, expected: Mapping[str, tuple[int, ...]]) -> di
         return {name: handle.get_tensor(name) for name in expected}
 
 
+def read_all_tensors(directory: Path) -> dict[str, Tensor]:
+    """Read whatever tensors there are; for converters, which check them against the format they write.
+
+    Raises:
+        CheckpointError: there is no file of them.
+    """
+    path = directory / "model.safetensors"
+    if not path.is_file():
+        raise CheckpointError(f"{directory.name!r} has no model.safetensors")
+    with safe_open(path, framework="pt", device="cpu") as handle:
+        return {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118 - not a mapping
+
+
 def load_tensor(directory: Path, name: str) -> Tensor:
     """Read one tensor.
 

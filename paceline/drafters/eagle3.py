@@ -25,7 +25,7 @@ class Eagle3Drafter(AutoregressiveDrafter):
     """Drafts with an EAGLE-3 layer; see `paceline.drafters.base.Drafter`."""
 
     method: ClassVar[str] = "eagle3"
-    formats: ClassVar[tuple[str, ...]] = ("paceline", "eagle")
+    formats: ClassVar[tuple[str, ...]] = ("paceline", "eagle", "speculators")
     reads: ClassVar[str] = "three layers, fused"
 
     @classmethod

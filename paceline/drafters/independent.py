@@ -113,6 +113,8 @@ class IndependentDrafter:
     """Drafts with a model of its own; see `paceline.drafters.base.Drafter`."""
 
     method: ClassVar[str] = "independent"
+    formats: ClassVar[tuple[str, ...]] = ("paceline", "transformers")
+    reads: ClassVar[str] = "nothing"
     tap: TapSpec | None = None
 
     def __init__(self, engine: TargetEngine) -> None:

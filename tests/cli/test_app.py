@@ -48,11 +48,13 @@ def test_help_lists_every_command_and_imports_nothing_heavy() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "loaded []" in done.stdout
-    for command in ("up", "generate", "doctor", "models", "modes", "train", "data", "version"):
+    for command in ("up", "checkpoints", "generate", "doctor", "models", "modes", "train", "data", "version"):
         assert f"\n  {command} " in done.stdout
 
 
-@pytest.mark.parametrize("command", ["up", "generate", "doctor", "version", "models", "modes", "data"])
+@pytest.mark.parametrize(
+    "command", ["up", "checkpoints", "generate", "doctor", "version", "models", "modes", "data"]
+)
 def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_code(command, "--help") == 0
     assert "Usage: paceline" in capsys.readouterr().out

@@ -1,0 +1,88 @@
+"""Import and export of a whole checkpoint directory.
+
+Responsible for: what both ways share, whatever the format. Called by `paceline checkpoints`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from paceline.checkpoints.formats import find_format, format_named
+from paceline.checkpoints.target import TargetFacts
+from paceline.drafters import METHODS
+from paceline.drafters.checkpoint import CheckpointError, DrafterConfig, read_all_tensors, save_drafter
+
+
+def import_checkpoint(
+    directory: Path,
+    target_dir: Path,
+    output: Path,
+    format_name: str | None = None,
+    tap_layers: Sequence[int] | None = None,
+) -> DrafterConfig:
+    """Turn a public checkpoint into one that Paceline serves.
+
+    Args:
+        directory: the public checkpoint.
+        target_dir: the target it was made for; sizes are compared, and what is shared is read from it.
+        output: directory to write.
+        format_name: its format; None tells it by `config.json`.
+        tap_layers: layers whose *entering* streams are read, where the checkpoint's own ids mean something else.
+
+    Raises:
+        CheckpointError: it cannot be used; says why, naming the field or the tensor.
+    """
+    entry = find_format(directory) if format_name is None else format_named(format_name)
+    target = TargetFacts.read(target_dir)
+    config, tensors = entry.read(directory, target)
+    if tap_layers is not None:
+        given, known = list(tap_layers), config.shape.get("tap_layers")
+        if not isinstance(known, list) or len(given) != len(known):
+            raise CheckpointError(f"the checkpoint reads {known} of the target, which {given} cannot replace")
+        if not all(0 <= layer <= target.num_layers for layer in given):
+            raise CheckpointError(f"tap layers {given} are not all within 0..{target.num_layers}")
+        config = replace(config, shape={**config.shape, "tap_layers": given})
+    save_drafter(output, config, tensors)
+    return config
+
+
+def export_checkpoint(
+    directory: Path,
+    format_name: str,
+    output: Path,
+    target_dir: Path | None = None,
+    verifier: str | None = None,
+) -> DrafterConfig:
+    """Write one of Paceline's checkpoints in a public format.
+
+    Args:
+        directory: Paceline's checkpoint.
+        format_name: a key of `FORMATS`.
+        output: directory to write.
+        target_dir: the target; where it is given, what the drafter shares with it is written too.
+        verifier: how whoever loads the checkpoint finds the target: a hub's id, or a path. None leaves it open.
+
+    Raises:
+        CheckpointError: the format cannot express this checkpoint; says what.
+    """
+    entry = format_named(format_name)
+    config = DrafterConfig.read(directory)
+    method = METHODS.get(config.method)
+    if method is None or format_name not in method.formats:
+        raise CheckpointError(
+            f"method {config.method!r} has no place in format {format_name!r}"
+            + ("" if method is None else f"; it can be written as {', '.join(method.formats)}")
+        )
+    tensors = read_all_tensors(directory)
+    if target_dir is not None:
+        target = TargetFacts.read(target_dir)
+        if target.fingerprint != config.target_fingerprint:
+            raise CheckpointError(f"{directory.name!r} was not made for target {target.name!r}")
+        if "embed_tokens.weight" not in tensors and "lm_head.weight" in tensors:
+            tensors["embed_tokens.weight"] = target.embedding(tensors["lm_head.weight"].dtype)
+            config = replace(config, shape={**config.shape, "has_embedding": True})
+    config = replace(config, target_name=verifier or "")
+    entry.write(output, config, tensors)
+    return config

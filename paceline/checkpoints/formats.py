@@ -1,0 +1,74 @@
+"""The table of public formats: how each is recognised, read and written.
+
+Responsible for: names, and finding the format of a directory by what its `config.json` says. A new format is a module
+with a `read_NAME` and a `write_NAME`, and a line here. Called by `exchange.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from paceline.checkpoints.files import read_json_config
+from paceline.checkpoints.speculators import is_speculators, read_speculators, write_speculators
+from paceline.checkpoints.target import TargetFacts
+from paceline.drafters.checkpoint import CheckpointError, DrafterConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A public layout of checkpoints.
+
+    Attributes:
+        name: on the command line.
+        recognises: whether a `config.json` is of this format.
+        read: from a public directory to Paceline's configuration and tensors.
+        write: from Paceline's configuration and tensors to a public directory.
+    """
+
+    name: str
+    recognises: Callable[[Mapping[str, Any]], bool]
+    read: Callable[[Path, TargetFacts], tuple[DrafterConfig, dict[str, Tensor]]]
+    write: Callable[[Path, DrafterConfig, Mapping[str, Tensor]], None]
+
+
+FORMATS: dict[str, Format] = {
+    entry.name: entry
+    for entry in (Format("speculators", is_speculators, read_speculators, write_speculators),)
+}
+"""By name; the first that recognises a directory reads it."""
+
+
+def format_named(name: str) -> Format:
+    """A format by its name.
+
+    Raises:
+        CheckpointError: there is none of this name.
+    """
+    try:
+        return FORMATS[name]
+    except KeyError:
+        raise CheckpointError(f"format {name!r} is none of {', '.join(sorted(FORMATS))}") from None
+
+
+def find_format(directory: Path) -> Format:
+    """The format of a directory.
+
+    Raises:
+        CheckpointError: no configuration, or one that no format recognises.
+    """
+    content = read_json_config(directory)
+    if "format_version" in content and "method" in content:
+        raise CheckpointError(f"{directory.name!r} is a checkpoint of Paceline's own: serve it as it is")
+    for entry in FORMATS.values():
+        if entry.recognises(content):
+            return entry
+    said = content.get("architectures") or content.get("model_type") or "neither architectures nor model_type"
+    raise CheckpointError(
+        f"{directory.name!r}: no format recognises its config.json, which names {said}; known are "
+        f"{', '.join(sorted(FORMATS))}: name one with --format"
+    )

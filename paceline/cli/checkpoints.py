@@ -1,0 +1,74 @@
+"""``paceline checkpoints``: public drafter checkpoints in, and out.
+
+Responsible for: the commands over :mod:`paceline.checkpoints`. Deliberately does not know: any format. Called by
+:mod:`paceline.cli.app`, which imports it only when it is called: it needs torch.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paceline.checkpoints import FORMATS, export_checkpoint, import_checkpoint
+from paceline.errors import InvalidRequestError
+from paceline.models import resolve
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Import and export public drafter checkpoints.",
+)
+
+_NAMES = ", ".join(sorted(FORMATS))
+
+
+@app.command("import")
+def import_(
+    directory: Annotated[Path, typer.Argument(help="Directory of the public checkpoint.")],
+    target: Annotated[str, typer.Option(help="The target it was made for: a model's name, or a directory.")],
+    output: Annotated[Path, typer.Option(help="Directory to write.")],
+    format: Annotated[
+        str | None, typer.Option(help=f"Its format ({_NAMES}); without, config.json tells.")
+    ] = None,
+    tap_layers: Annotated[
+        str | None,
+        typer.Option(
+            help="Layers whose entering streams are read, such as 2,15,27, where the file's ids mean something else."
+        ),
+    ] = None,
+) -> None:
+    """Turn a public checkpoint into one that Paceline serves."""
+    layers = None if tap_layers is None else _layers(tap_layers)
+    config = import_checkpoint(directory, resolve(target), output, format, layers)
+    typer.echo(
+        f"{output}: {config.method} for {config.target_name}, reads layers {config.shape.get('tap_layers')}"
+    )
+
+
+@app.command("export")
+def export(
+    directory: Annotated[Path, typer.Argument(help="Directory of a checkpoint of Paceline's.")],
+    format: Annotated[str, typer.Option(help=f"Format to write: {_NAMES}.")],
+    output: Annotated[Path, typer.Option(help="Directory to write.")],
+    target: Annotated[
+        str | None,
+        typer.Option(help="The target: its embedding is written too, for who loads the drafter without it."),
+    ] = None,
+    verifier: Annotated[
+        str | None, typer.Option(help="Name of the target for who loads it, such as a hub's id.")
+    ] = None,
+) -> None:
+    """Write a checkpoint of Paceline's in a public format."""
+    target_dir = None if target is None else resolve(target)
+    config = export_checkpoint(directory, format, output, target_dir, verifier)
+    typer.echo(f"{output}: {config.method} as {format}")
+
+
+def _layers(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise InvalidRequestError("tap-layers", f"{text!r} is not a list of whole numbers") from None
