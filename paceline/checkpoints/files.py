@@ -132,7 +132,8 @@ def _files(directory: Path) -> list[Path]:
         for path in sorted(directory.glob(pattern)):
             raise CheckpointError(
                 f"{directory.name!r} has {path.name}, a pickle, which can run code and is never opened here: "
-                f"convert it where you trust it, `safetensors.torch.save_file(torch.load({path.name!r}, weights_only=True), "
-                "'model.safetensors')`, and leave the other file out"
+                "convert it where you trust it, "
+                f"`safetensors.torch.save_file(torch.load({path.name!r}, weights_only=True), 'model.safetensors')`, "
+                "and leave the other file out"
             )
     raise CheckpointError(f"{directory.name!r} has no model.safetensors")

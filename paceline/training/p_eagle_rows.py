@@ -105,7 +105,8 @@ class MaskTable:
 def owners(rows: Tensor, length: int, num_segments: int) -> Tensor:
     """Segment of each row, int64 ``[n]``: true rows by position, a mask row by the position of its chain's first."""
     anchor, depth = rows
-    return ((anchor + (depth > 0)) * num_segments // length).clamp_max(num_segments - 1)
+    owner: Tensor = (anchor + (depth > 0)) * num_segments // length
+    return owner.clamp_max(num_segments - 1)
 
 
 @dataclass(frozen=True, slots=True)
