@@ -6,6 +6,6 @@ code is loaded. Called by `paceline checkpoints`.
 
 from paceline.checkpoints.exchange import export_checkpoint, import_checkpoint
 from paceline.checkpoints.formats import FORMATS, Format
-from paceline.checkpoints.target import TargetFacts
+from paceline.checkpoints.target_facts import TargetFacts
 
 __all__ = ["FORMATS", "Format", "TargetFacts", "export_checkpoint", "import_checkpoint"]

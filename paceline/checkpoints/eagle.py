@@ -21,6 +21,7 @@ from paceline.checkpoints.tensor_files import check_names, read_public_config, r
 from paceline.drafters import eagle1_layer, eagle3_layer
 from paceline.drafters.checkpoint import CheckpointError, DrafterConfig
 from paceline.drafters.decoder_block import rope_parameters
+from paceline.drafters.upper_block import num_layers
 from paceline.training.teacher import default_tap_layers
 
 FILE = "model.safetensors"
@@ -32,6 +33,16 @@ SHAPES: dict[str, Callable[[DrafterConfig], dict[str, tuple[int, ...]]]] = {
     "eagle2": eagle1_layer.parameter_shapes,
     "eagle3": eagle3_layer.parameter_shapes,
 }
+
+
+def is_eagle(content: Mapping[str, Any]) -> bool:
+    """Whether a `config.json` is of this layout: one Llama layer, and no other format's mark."""
+    return (
+        "speculators_model_type" not in content
+        and content.get("model_type", "llama") == "llama"
+        and "hidden_size" in content
+        and content.get("num_hidden_layers", 1) == 1
+    )
 
 
 def read_eagle(directory: Path, target: TargetFacts) -> tuple[DrafterConfig, dict[str, Tensor]]:
@@ -90,6 +101,13 @@ def write_eagle(directory: Path, config: DrafterConfig, tensors: Mapping[str, Te
     """
     if config.method not in SHAPES:
         raise CheckpointError(f"EAGLE's layout holds {', '.join(SHAPES)}, not {config.method!r}")
+    for flag in ("norm_before_residual", "norm_output", "head_norms"):
+        if config.flag(flag):
+            raise CheckpointError(f"shape.{flag}: EAGLE's layout cannot say so; the speculators format can")
+    if num_layers(config) > 1:
+        raise CheckpointError(
+            f"shape.num_layers: EAGLE's layout has one layer, not {num_layers(config)}; the speculators format has more"
+        )
     check_names(tensors, SHAPES[config.method](config))
     content = _llama_config(config)
     content["torch_dtype"] = str(tensors["fc.weight"].dtype).removeprefix("torch.")

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from paceline.checkpoints.formats import find_format, format_named
-from paceline.checkpoints.target import TargetFacts
+from paceline.checkpoints.target_facts import TargetFacts
 from paceline.drafters import METHODS
 from paceline.drafters.checkpoint import CheckpointError, DrafterConfig, read_all_tensors, save_drafter
 

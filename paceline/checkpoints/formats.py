@@ -13,9 +13,10 @@ from typing import Any
 
 from torch import Tensor
 
-from paceline.checkpoints.files import read_json_config
+from paceline.checkpoints.eagle import is_eagle, read_eagle, write_eagle
 from paceline.checkpoints.speculators import is_speculators, read_speculators, write_speculators
-from paceline.checkpoints.target import TargetFacts
+from paceline.checkpoints.target_facts import TargetFacts
+from paceline.checkpoints.tensor_files import read_public_config
 from paceline.drafters.checkpoint import CheckpointError, DrafterConfig
 
 
@@ -38,7 +39,10 @@ class Format:
 
 FORMATS: dict[str, Format] = {
     entry.name: entry
-    for entry in (Format("speculators", is_speculators, read_speculators, write_speculators),)
+    for entry in (
+        Format("speculators", is_speculators, read_speculators, write_speculators),
+        Format("eagle", is_eagle, read_eagle, write_eagle),
+    )
 }
 """By name; the first that recognises a directory reads it."""
 
@@ -61,7 +65,7 @@ def find_format(directory: Path) -> Format:
     Raises:
         CheckpointError: no configuration, or one that no format recognises.
     """
-    content = read_json_config(directory)
+    content = read_public_config(directory)
     if "format_version" in content and "method" in content:
         raise CheckpointError(f"{directory.name!r} is a checkpoint of Paceline's own: serve it as it is")
     for entry in FORMATS.values():

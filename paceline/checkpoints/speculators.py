@@ -13,9 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.checkpoints.files import read_json_config, read_tensors, write_files
 from paceline.checkpoints.speculators_config import KINDS, read_kind, read_shape, write_config
-from paceline.checkpoints.target import TargetFacts
+from paceline.checkpoints.target_facts import TargetFacts
+from paceline.checkpoints.tensor_files import (
+    check_finite,
+    check_names,
+    read_public_config,
+    read_tensors,
+    write_tensors,
+)
 from paceline.drafters.checkpoint import CheckpointError, DrafterConfig
 from paceline.drafters.eagle3_layer import parameter_shapes, read_draft_ids
 from paceline.drafters.p_eagle import p_eagle_shapes
@@ -39,7 +45,7 @@ def read_speculators(directory: Path, target: TargetFacts) -> tuple[DrafterConfi
         CheckpointError: naming a field or tensor that is missing, surplus, of another size, or asks for what the
             drafters do not compute.
     """
-    content = read_json_config(directory)
+    content = read_public_config(directory)
     kind = read_kind(content)
     shape = read_shape(content, target)
     made = {
@@ -50,11 +56,13 @@ def read_speculators(directory: Path, target: TargetFacts) -> tuple[DrafterConfi
         KINDS[kind], target.fingerprint, target.name, {**shape, "has_embedding": True}, made
     )
     required = {_public(name): size for name, size in _shapes(config).items()}
-    names = [_EMBEDDING]
+    names = [_EMBEDDING]  # that may be absent
     if shape["draft_vocab"] == shape["target_vocab"]:
         names += ["d2t", "t2d"]
-    optional = {name: required.pop(name) for name in names}
-    tensors = {_own(name): tensor for name, tensor in read_tensors(directory, required, optional).items()}
+    found = read_tensors(directory)
+    check_names(found, {name: size for name, size in required.items() if name in found or name not in names})
+    check_finite(found)
+    tensors = {_own(name): tensor for name, tensor in found.items()}
     _check_vocabulary(config, tensors)
     embedding = tensors.get(_EMBEDDING)
     own = embedding is not None and not torch.equal(embedding, target.embedding(embedding.dtype))
@@ -74,23 +82,14 @@ def write_speculators(directory: Path, config: DrafterConfig, tensors: Mapping[s
         CheckpointError: naming what the format cannot express, or a tensor that does not fit the configuration.
     """
     content = write_config(config)
-    expected = _shapes(config)
-    problems = [f"{name} is missing" for name in sorted(set(expected) - set(tensors))]
-    problems += [f"{name} is surplus" for name in sorted(set(tensors) - set(expected))]
-    problems += [
-        f"{name} has shape {tuple(tensors[name].shape)}, not {size}"
-        for name, size in expected.items()
-        if name in tensors and tuple(tensors[name].shape) != size
-    ]
-    if problems:
-        raise CheckpointError("; ".join(problems))
+    check_names(tensors, _shapes(config))
     out = {_public(name): tensor for name, tensor in tensors.items()}
     ids = read_draft_ids(config, tensors["d2t"], torch.device("cpu"))
     if config.size("draft_vocab") == config.size("target_vocab"):
         del out["d2t"], out["t2d"]  # the format has none for a vocabulary that is not reduced
         if ids is not None:
             out["lm_head.weight"] = out["lm_head.weight"][ids.argsort()]
-    write_files(directory, content, out)
+    write_tensors(directory, "model.safetensors", content, out)
 
 
 def _shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from transformers import LlamaConfig, Qwen3Config
 
-from paceline.checkpoints.target import TargetFacts
+from paceline.checkpoints.target_facts import TargetFacts
 from paceline.drafters.checkpoint import CheckpointError, DrafterConfig
 from paceline.drafters.decoder_block import ROPE_TYPES, rope_parameters
 from paceline.drafters.upper_block import num_layers

@@ -227,22 +227,23 @@ def test_tensors_that_do_not_fit_are_named(target_dir: Path, tmp_path: Path) -> 
 
 def test_directories_that_are_no_checkpoints_say_what_to_do(target_dir: Path, tmp_path: Path) -> None:
     case = CASES["plain"]
-    with pytest.raises(CheckpointError, match="give the directory of a drafter's checkpoint"):
+    with pytest.raises(CheckpointError, match=r"no config\.json"):
         import_checkpoint(tmp_path, target_dir, tmp_path / "own")
-    with pytest.raises(CheckpointError, match=r"names \['LlamaForCausalLM'\]; known are speculators"):
+    with pytest.raises(CheckpointError, match=r"names \['LlamaForCausalLM'\]; known are eagle, speculators"):
         import_checkpoint(target_dir, target_dir, tmp_path / "own")
     pickled = tmp_path / "pickled"
     pickled.mkdir()
     (pickled / "config.json").write_text(json.dumps(public_config(case)))
     (pickled / "pytorch_model.bin").write_bytes(b"")
-    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin, a pickle.*save_file"):
+    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin is a pickle.*save_file"):
         import_checkpoint(pickled, target_dir, tmp_path / "own")
     (pickled / "model.safetensors").write_bytes(b"\x00" * 20)
-    with pytest.raises(CheckpointError, match="pickled"):
+    with pytest.raises(CheckpointError, match="cannot be read"):
         import_checkpoint(pickled, target_dir, tmp_path / "own")
+    (pickled / "model.safetensors").unlink()
     outside = {"weight_map": {"norm.weight": "../elsewhere.safetensors"}}
     (pickled / "model.safetensors.index.json").write_text(json.dumps(outside))
-    with pytest.raises(CheckpointError, match="outside the directory"):
+    with pytest.raises(CheckpointError, match="outside the checkpoint"):
         import_checkpoint(pickled, target_dir, tmp_path / "own")
     write_public(tmp_path / "public", public_config(case), random_weights(case))
     import_checkpoint(tmp_path / "public", target_dir, tmp_path / "own")
@@ -250,6 +251,39 @@ def test_directories_that_are_no_checkpoints_say_what_to_do(target_dir: Path, tm
         import_checkpoint(tmp_path / "own", target_dir, tmp_path / "other")
     with pytest.raises(CheckpointError, match="'gguf' is none of"):
         export_checkpoint(tmp_path / "own", "gguf", tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("normed-residual-wide-heads", "norm_before_residual"),
+        ("normed-output", "norm_output"),
+        ("qwen3-two-layers", "head_norms"),
+        ("llama3-rope-three-layers", "num_layers.*not 3"),
+        ("parallel", "method 'p_eagle' has no place"),
+    ],
+)
+def test_what_eagles_own_layout_cannot_say_is_not_written_in_it(
+    name: str, message: str, target_dir: Path, tmp_path: Path
+) -> None:
+    write_public(tmp_path / "public", public_config(CASES[name]), random_weights(CASES[name]))
+    import_checkpoint(tmp_path / "public", target_dir, tmp_path / "own")
+    with pytest.raises(CheckpointError, match=message):
+        export_checkpoint(tmp_path / "own", "eagle", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_formats_are_told_apart(target_dir: Path, tmp_path: Path) -> None:
+    """One drafter, out in EAGLE's own layout and back in without naming it."""
+    case = CASES["linear-rope"]
+    write_public(tmp_path / "public", public_config(case), random_weights(case))
+    import_checkpoint(tmp_path / "public", target_dir, tmp_path / "own")
+    export_checkpoint(tmp_path / "own", "eagle", tmp_path / "eagle")
+    again = import_checkpoint(tmp_path / "eagle", target_dir, tmp_path / "again")
+    assert again.training["imported_from"] == "eagle"
+    first, second = (load_file(tmp_path / part / "model.safetensors") for part in ("own", "again"))
+    assert set(first) - set(second) <= {"embed_tokens.weight"}
+    assert all(torch.equal(first[n], second[n]) for n in second)
 
 
 def test_an_independent_drafter_cannot_be_exported(tmp_path: Path) -> None:
@@ -282,7 +316,7 @@ def test_the_commands(target_dir: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert (code, out.strip()) == (0, f"{again}: eagle3 as speculators")
     code, _, err = run("export", own, "--format", "speculators", "--output", again, "--target", own)
     assert code == 1
-    assert "hidden_size" in err
+    assert "own' is no target: its config.json has no usable hidden_size" in err
     code, _, err = run(
         "import",
         str(tmp_path / "public"),
