@@ -21,6 +21,7 @@ from paceline.drafters import DraftRequest, drafter_tap, load_drafter
 from paceline.drafters.checkpoint import DrafterConfig, save_drafter
 from paceline.drafters.eagle1_layer import parameter_shapes as eagle1_shapes
 from paceline.drafters.eagle3_layer import parameter_shapes
+from paceline.drafters.p_eagle import p_eagle_shapes
 from paceline.errors import IncompatiblePeerError
 from paceline.models import model_fingerprint
 from paceline.target import SequenceRows, TargetEngine
@@ -110,6 +111,23 @@ def eagle3_dir(tmp_path_factory: pytest.TempPathFactory, target_dir: Path) -> Pa
             tensors[name] = torch.ones(size, dtype=torch.bool)
         else:
             tensors[name] = torch.ones(size) if "norm" in name else torch.randn(size) * 0.3
+    save_drafter(path, config, tensors)
+    return path
+
+
+@pytest.fixture(scope="module")
+def p_eagle_dir(tmp_path_factory: pytest.TempPathFactory, target_dir: Path, eagle3_dir: Path) -> Path:
+    """A P-EAGLE drafter with random weights, of the EAGLE-3 drafter's sizes and two layers."""
+    path = tmp_path_factory.mktemp("p_eagle")
+    shape = {**DrafterConfig.read(eagle3_dir).shape, "num_layers": 2, "num_depths": 3, "mask_token": 63}
+    config = DrafterConfig("p_eagle", model_fingerprint(target_dir), "tiny", shape)
+    torch.manual_seed(13)
+    tensors = {
+        name: torch.ones(size) if "norm" in name else torch.randn(size) * 0.3
+        for name, size in p_eagle_shapes(config).items()
+    }
+    tensors["d2t"] = torch.zeros(VOCAB_SIZE, dtype=torch.int64)
+    tensors["t2d"] = torch.ones(VOCAB_SIZE, dtype=torch.bool)
     save_drafter(path, config, tensors)
     return path
 
@@ -218,7 +236,7 @@ def test_drafter_for_another_target_is_refused(tmp_path: Path, independent_dir: 
         Host.load(Settings(drafter=independent_dir, model=str(other), dtype="float32"), num_threads=1)
 
 
-@pytest.mark.parametrize(("method", "width"), [("eagle1", HIDDEN_SIZE), ("eagle3", 24)])
+@pytest.mark.parametrize(("method", "width"), [("eagle1", HIDDEN_SIZE), ("eagle3", 24), ("p_eagle", 24)])
 async def test_it_drafts_over_the_wire_what_it_drafts_alone(
     bench: Bench, target_dir: Path, method: str, width: int, request: pytest.FixtureRequest
 ) -> None:

@@ -17,6 +17,7 @@ TAPS = {
     # method: what it taps, and numbers per committed token
     "eagle1": (TapSpec(norm_final=True), HIDDEN),
     "eagle3": (TapSpec(layers=(1, 2, 3), projection=torch.randn(FUSED, 3 * HIDDEN)), FUSED),
+    "p_eagle": (TapSpec(layers=(1, 2, 3), projection=torch.randn(FUSED, 3 * HIDDEN)), FUSED),
     "eagle3, not fused": (TapSpec(layers=(1, 2, 3)), 3 * HIDDEN),
 }
 
