@@ -232,15 +232,15 @@ class PEagleDrafter:
         state.num_features += int(fresh.shape[0])
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[DraftEntry | None]:
-        """Draft chains, and trees for requests with more nodes than tokens, all sequences in one pass.
+        """Draft chains, and trees for requests with more nodes than tokens in a row, all sequences in one pass.
 
-        A wish for more tokens than the drafter was trained for gets as many as it was.
+        A wish for more tokens in a row than the drafter was trained for gets as many as it was, and nodes beside them.
         """
         with torch.inference_mode():
             able = [r for r in requests if self._can_draft(r)]
             states = [self._get(r.sequence_id) for r in able]
             self._run([(s, self._depth(r)) for r, s in zip(able, states, strict=True)])
-            trees = [i for i, r in enumerate(able) if r.may_rank and r.max_nodes > r.num_tokens]
+            trees = [i for i, r in enumerate(able) if r.may_rank and r.max_nodes > self._depth(r)]
             chains = [i for i in range(len(able)) if i not in trees]
             entries: dict[int, DraftEntry] = {}
             self._lengthen([(able[i], states[i]) for i in chains])
