@@ -10,7 +10,7 @@ the rule by which its trees grow (`tree_rule.py`).
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -20,26 +20,25 @@ import torch
 from torch import Tensor
 
 from paceline.drafters.base import (
-    DrafterError,
     DraftRequest,
     OutcomeRequest,
-    UnknownDraftSequenceError,
     may_rank,
 )
 from paceline.drafters.checkpoint import DrafterConfig
 from paceline.drafters.choice import choose_chain_tokens, draw_chain_tokens, rank_children
 from paceline.drafters.comb import num_draws
 from paceline.drafters.draft_layer import DraftLayer, LayerOutput, Rows, join_rows
+from paceline.drafters.feature_follower import FeatureFollower
 from paceline.drafters.sequence_state import Chain, SequenceState, StableRow, Tree
 from paceline.drafters.tree import ROOT, GrowingTree
 from paceline.drafters.tree_rule import TreeRule
 from paceline.sampling import SamplingParams, VerifyMode
 from paceline.target import Device, TapSpec
-from paceline.target.kv_cache import KVCache, KVLayout
+from paceline.target.kv_cache import Slot
 from paceline.trie import DraftEntry, DrawRule
 
 
-class AutoregressiveDrafter(ABC):
+class AutoregressiveDrafter(FeatureFollower[SequenceState]):
     """Drafts with a layer that goes on from its own output; see `paceline.drafters.base.Drafter`.
 
     Args:
@@ -68,16 +67,11 @@ class AutoregressiveDrafter(ABC):
         device: Device,
         num_layers: int = 1,
     ) -> None:
-        self._layer = layer
+        super().__init__(layer, tap, max_positions, device, num_layers)
         self._draft_ids = draft_ids
         self._target_id_of: list[int] | None = None if draft_ids is None else draft_ids.tolist()
         self._vocab = vocab
         self._rule = rule
-        self.tap: TapSpec | None = tap
-        self.max_positions = max_positions
-        layout = KVLayout(num_layers, layer.num_kv_heads, layer.head_dim, layer.dtype, device.torch_device)
-        self._cache = KVCache(layout)
-        self._sequences: dict[int, SequenceState] = {}
 
     @classmethod
     @abstractmethod
@@ -99,43 +93,8 @@ class AutoregressiveDrafter(ABC):
             CheckpointError: the checkpoint cannot be used.
         """
 
-    def open(self, sequence_id: int, tokens: Sequence[int]) -> None:
-        """Start following a sequence."""
-        self.close(sequence_id)
-        # A slot may be one that grew while drafting, and what grew then can only be written in that mode.
-        with torch.inference_mode():
-            slot_id = self._cache.open(len(tokens) + 64)
-        self._sequences[sequence_id] = SequenceState(list(tokens), self._cache.get(slot_id), slot_id)
-
-    def close(self, sequence_id: int) -> None:
-        """Forget a sequence."""
-        state = self._sequences.pop(sequence_id, None)
-        if state is not None:
-            self._cache.close(state.slot_id)
-
-    def extend(self, sequence_id: int, start: int, tokens: Sequence[int]) -> None:
-        """Take in committed tokens."""
-        state = self._get(sequence_id)
-        known = len(state.tokens)
-        if start > known:
-            raise DrafterError(f"sequence {sequence_id}: tokens {known} to {start - 1} are missing")
-        state.tokens.extend(tokens[known - start :])
-
-    def feed(self, sequence_id: int, start: int, features: Tensor) -> None:
-        """Take in features."""
-        state = self._get(sequence_id)
-        skip = state.num_features - start
-        if skip < 0:
-            raise DrafterError(
-                f"sequence {sequence_id}: features from {state.num_features} to {start - 1} are missing"
-            )
-        if features.ndim != 2 or features.shape[1] != self._layer.hidden:
-            raise DrafterError(f"features must be [n, {self._layer.hidden}], not {list(features.shape)}")
-        if skip >= features.shape[0]:
-            return
-        fresh = features[skip:].to(device=self._layer.where, dtype=self._layer.dtype)
-        state.pending.append(fresh)
-        state.num_features += int(fresh.shape[0])
+    def _begin(self, tokens: list[int], slot: Slot, slot_id: int) -> SequenceState:
+        return SequenceState(tokens, slot, slot_id)
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[DraftEntry | None]:
         """Draft chains, and trees for requests with more nodes than tokens, all sequences together."""
@@ -177,12 +136,6 @@ class AutoregressiveDrafter(ABC):
                 for (request, _, tree), own in zip(growing, ends, strict=True)
             }
         return [entries.get(request.sequence_id) for request in requests]
-
-    def _get(self, sequence_id: int) -> SequenceState:
-        try:
-            return self._sequences[sequence_id]
-        except KeyError:
-            raise UnknownDraftSequenceError(f"sequence {sequence_id} is not open") from None
 
     def _can_draft(self, request: DraftRequest) -> bool:
         state = self._get(request.sequence_id)

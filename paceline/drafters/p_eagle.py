@@ -25,7 +25,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from paceline.drafters.base import DrafterError, DraftRequest, OutcomeRequest, UnknownDraftSequenceError
+from paceline.drafters.base import DraftRequest, OutcomeRequest
 from paceline.drafters.checkpoint import CheckpointError, DrafterConfig, load_tensor, load_tensors
 from paceline.drafters.choice import choose_chain_tokens, draw_chain_tokens, rank_children
 from paceline.drafters.comb import comb_entry, num_draws
@@ -38,10 +38,11 @@ from paceline.drafters.eagle3_layer import (
     tap_layers,
 )
 from paceline.drafters.eagle3_native import NativeEagle3Layer, runs_natively
+from paceline.drafters.feature_follower import FeatureFollower, FollowedSequence
 from paceline.drafters.marginal_tree import marginal_tree
 from paceline.sampling import VerifyMode
 from paceline.target import Device, TapSpec
-from paceline.target.kv_cache import KVCache, KVLayout, Slot
+from paceline.target.kv_cache import Slot
 from paceline.trie import DraftEntry, DrawRule, SiblingDraws
 
 
@@ -94,20 +95,10 @@ class Round:
 
 
 @dataclass(slots=True)
-class SequenceState:
-    """What the drafter knows of a sequence: its tokens, features not yet run, and its slot."""
+class SequenceState(FollowedSequence):
+    """What the drafter knows of a sequence: what it follows, and what it has run behind its committed tokens."""
 
-    tokens: list[int]
-    slot: Slot
-    slot_id: int
-    pending: list[Tensor] = field(default_factory=list)  # features behind the true rows, each [n, hidden]
-    num_features: int = 0
     round: Round = field(default_factory=Round)
-
-    @property
-    def is_ready(self) -> bool:
-        """True once features for all positions but the root's are in."""
-        return self.num_features >= len(self.tokens) - 1 and len(self.tokens) > 1
 
     @property
     def num_waiting(self) -> int:
@@ -115,7 +106,7 @@ class SequenceState:
         return min(self.num_features, len(self.tokens) - 1) - self.slot.length
 
 
-class PEagleDrafter:
+class PEagleDrafter(FeatureFollower[SequenceState]):
     """Drafts with parallel mask rows; see `paceline.drafters.base.Drafter`.
 
     Args:
@@ -148,7 +139,7 @@ class PEagleDrafter:
         max_positions: int,
         device: Device,
     ) -> None:
-        self._layer = layer
+        super().__init__(layer, tap, max_positions, device, num_layers)
         self._draft_ids = draft_ids
         self._target_id_of: list[int] | range = (
             range(draft_vocab) if draft_ids is None else draft_ids.tolist()
@@ -156,11 +147,6 @@ class PEagleDrafter:
         self._masked = masked
         self._mask_token = mask_token
         self.num_depths = num_depths
-        self.tap: TapSpec | None = tap
-        self.max_positions = max_positions
-        layout = KVLayout(num_layers, layer.num_kv_heads, layer.head_dim, layer.dtype, device.torch_device)
-        self._cache = KVCache(layout)
-        self._sequences: dict[int, SequenceState] = {}
 
     @classmethod
     def read_tap(cls, directory: Path, config: DrafterConfig) -> TapSpec:
@@ -193,43 +179,8 @@ class PEagleDrafter:
                 device,
             )
 
-    def open(self, sequence_id: int, tokens: Sequence[int]) -> None:
-        """Start following a sequence."""
-        self.close(sequence_id)
-        # A slot may be one that grew while drafting, and what grew then can only be written in that mode.
-        with torch.inference_mode():
-            slot_id = self._cache.open(len(tokens) + 64)
-        self._sequences[sequence_id] = SequenceState(list(tokens), self._cache.get(slot_id), slot_id)
-
-    def close(self, sequence_id: int) -> None:
-        """Forget a sequence."""
-        state = self._sequences.pop(sequence_id, None)
-        if state is not None:
-            self._cache.close(state.slot_id)
-
-    def extend(self, sequence_id: int, start: int, tokens: Sequence[int]) -> None:
-        """Take in committed tokens."""
-        state = self._get(sequence_id)
-        known = len(state.tokens)
-        if start > known:
-            raise DrafterError(f"sequence {sequence_id}: tokens {known} to {start - 1} are missing")
-        state.tokens.extend(tokens[known - start :])
-
-    def feed(self, sequence_id: int, start: int, features: Tensor) -> None:
-        """Take in fused features."""
-        state = self._get(sequence_id)
-        skip = state.num_features - start
-        if skip < 0:
-            raise DrafterError(
-                f"sequence {sequence_id}: features from {state.num_features} to {start - 1} are missing"
-            )
-        if features.ndim != 2 or features.shape[1] != self._layer.hidden:
-            raise DrafterError(f"features must be [n, {self._layer.hidden}], not {list(features.shape)}")
-        if skip >= features.shape[0]:
-            return
-        fresh = features[skip:].to(device=self._layer.where, dtype=self._layer.dtype)
-        state.pending.append(fresh)
-        state.num_features += int(fresh.shape[0])
+    def _begin(self, tokens: list[int], slot: Slot, slot_id: int) -> SequenceState:
+        return SequenceState(tokens, slot, slot_id)
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[DraftEntry | None]:
         """Draft chains, and trees for requests with more nodes than tokens in a row, all sequences in one pass.
@@ -256,12 +207,6 @@ class PEagleDrafter:
     ) -> list[DraftEntry | None]:
         """None for all: past an outcome there are no true features, and nothing here goes on from guessed ones."""
         return [None for _ in requests]
-
-    def _get(self, sequence_id: int) -> SequenceState:
-        try:
-            return self._sequences[sequence_id]
-        except KeyError:
-            raise UnknownDraftSequenceError(f"sequence {sequence_id} is not open") from None
 
     def _depth(self, request: DraftRequest) -> int:
         return min(request.num_tokens, self.num_depths)

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from paceline.drafters.comb import comb_entry
 from paceline.drafters.draft_layer import LayerOutput
+from paceline.drafters.feature_follower import FollowedSequence
 from paceline.drafters.tree import GrowingTree
-from paceline.target.kv_cache import Slot
 from paceline.trie import DraftEntry, SiblingDraws
 
 
@@ -91,19 +91,9 @@ class StableRow:
 
 
 @dataclass(slots=True)
-class SequenceState:
-    """What the drafter knows of a sequence: its tokens, features not yet run, and its slot."""
+class SequenceState(FollowedSequence):
+    """What the drafter knows of a sequence: what it follows, its last stable row, and what it drafted last."""
 
-    tokens: list[int]
-    slot: Slot
-    slot_id: int
-    pending: list[Tensor] = field(default_factory=list)  # features behind the stable rows, each [n, hidden]
-    num_features: int = 0
     stable: StableRow | None = None  # absent before the first
     chain: Chain | None = None
     tree: Tree | None = None
-
-    @property
-    def is_ready(self) -> bool:
-        """True once features for all positions but the root's are in."""
-        return self.num_features >= len(self.tokens) - 1 and len(self.tokens) > 1
