@@ -45,6 +45,9 @@ from paceline.target import Device, TapSpec
 from paceline.target.kv_cache import Slot
 from paceline.trie import DraftEntry, DrawRule, SiblingDraws
 
+Ranked = tuple[list[list[float]], list[list[int]]]
+"""Of each row of a pass its likeliest tokens, best first: log-probabilities, and draft ids."""
+
 
 def p_eagle_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
     """Tensors of a checkpoint by their public names (see docs/methods/p_eagle.md)."""
@@ -198,8 +201,9 @@ class PEagleDrafter(FeatureFollower[SequenceState]):
             for i in chains:
                 start, depth = len(states[i].tokens), self._depth(able[i])
                 entries[able[i].sequence_id] = states[i].round.entry(start, depth)
+            best: dict[int, Ranked] = {}
             for i in trees:
-                entries[able[i].sequence_id] = self._tree(able[i], states[i])
+                entries[able[i].sequence_id] = self._tree(able[i], states[i], best)
         return [entries.get(request.sequence_id) for request in requests]
 
     def draft_outcomes(
@@ -295,8 +299,8 @@ class PEagleDrafter(FeatureFollower[SequenceState]):
                 rows[i][1].round.tokens.append(siblings.tokens[0])
                 rows[i][1].round.draws.append(siblings)
 
-    def _tree(self, request: DraftRequest, state: SequenceState) -> DraftEntry:
-        """The likeliest tree that the depths' guesses allow."""
+    def _tree(self, request: DraftRequest, state: SequenceState, best: dict[int, Ranked]) -> DraftEntry:
+        """The likeliest tree that the depths' guesses allow; `best` keeps what was ranked of each pass."""
         start, depth = len(state.tokens), self._depth(request)
         branch = min(MAX_BEST, request.max_nodes, len(self._target_id_of))
         depths = state.round.depths[:depth]
@@ -309,8 +313,10 @@ class PEagleDrafter(FeatureFollower[SequenceState]):
             )
         else:
             for output, row in depths:
-                best_log_probs, best_ids = output.best(branch)
-                log_probs.append(best_log_probs[row])
-                ids.append(best_ids[row])
+                if id(output) not in best:
+                    best[id(output)] = output.best(min(MAX_BEST, len(self._target_id_of)))
+                ranked_log_probs, ranked_ids = best[id(output)]
+                log_probs.append(ranked_log_probs[row][:branch])
+                ids.append(ranked_ids[row][:branch])
         tokens = [[self._target_id_of[i] for i in row] for row in ids]
         return marginal_tree(start, log_probs, tokens, request.max_nodes)
