@@ -16,6 +16,8 @@ from paceline.models import model_fingerprint
 from paceline.target import SequenceRows, TargetEngine
 from paceline.training.eagle1 import Eagle1Shape
 from paceline.training.eagle3 import Eagle3Shape
+from paceline.training.p_eagle import PEagleShape
+from tests.drafters.p_eagle_checkpoint import MASK_TOKEN, random_tensors, save
 
 VOCAB = 97
 DRAFT_IDS = [3, 4, 7, *range(10, 60), 90, 96]
@@ -44,6 +46,13 @@ EAGLE1_SHAPE = Eagle1Shape(
     target_vocab=VOCAB,
     rope_theta=10000.0,
     rms_eps=1e-5,
+)
+
+P_EAGLE_SHAPE = PEagleShape(
+    **{name: getattr(SHAPE, name) for name in Eagle3Shape.__dataclass_fields__},
+    num_layers=3,
+    num_depths=6,
+    mask_token=MASK_TOKEN,
 )
 
 
@@ -167,6 +176,21 @@ def eagle2_dir(
 
 
 @pytest.fixture(scope="session")
+def p_eagle_tensors() -> dict[str, torch.Tensor]:
+    """Random weights of a P-EAGLE checkpoint, by public name."""
+    return random_tensors(P_EAGLE_SHAPE, DRAFT_IDS, seed=5)
+
+
+@pytest.fixture(scope="session")
+def p_eagle_dir(
+    target_dir: Path, p_eagle_tensors: dict[str, torch.Tensor], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """The checkpoint of those weights."""
+    path = tmp_path_factory.mktemp("p_eagle")
+    return save(path, P_EAGLE_SHAPE, p_eagle_tensors, model_fingerprint(target_dir), TAP_LAYERS, 64)
+
+
+@pytest.fixture(scope="session")
 def independent_dir(target_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random one-layer model of the target's vocabulary."""
     path = tmp_path_factory.mktemp("independent")
@@ -184,7 +208,7 @@ def independent_dir(target_dir: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.fixture(scope="session")
 def drafter_dirs(
-    eagle1_dir: Path, eagle2_dir: Path, eagle3_dir: Path, independent_dir: Path
+    eagle1_dir: Path, eagle2_dir: Path, eagle3_dir: Path, independent_dir: Path, p_eagle_dir: Path
 ) -> dict[str, Path]:
     """The checkpoints by method."""
     return {
@@ -192,6 +216,7 @@ def drafter_dirs(
         "eagle2": eagle2_dir,
         "eagle3": eagle3_dir,
         "independent": independent_dir,
+        "p_eagle": p_eagle_dir,
     }
 
 

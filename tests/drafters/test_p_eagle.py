@@ -30,39 +30,20 @@ from paceline.training.p_eagle import PEagleObjective, PEagleShape
 from paceline.training.p_eagle_rows import FlatRows, MaskTable, all_rows
 from paceline.trie import DraftEntry, DrawRule
 from tests.drafters.conftest import DRAFT_IDS, TAP_LAYERS, VOCAB, Target, text
-from tests.drafters.p_eagle_checkpoint import MASK_TOKEN, random_tensors, reference_logits, save
+from tests.drafters.conftest import P_EAGLE_SHAPE as SHAPE
+from tests.drafters.p_eagle_checkpoint import random_tensors, reference_logits, save
 
 Load = Callable[[Path], Drafter]
 
-SHAPE = PEagleShape(
-    hidden=64,
-    target_hidden=64,
-    num_taps=len(TAP_LAYERS),
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=16,
-    intermediate=96,
-    draft_vocab=len(DRAFT_IDS),
-    target_vocab=VOCAB,
-    rope_theta=10000.0,
-    rms_eps=1e-5,
-    num_layers=3,
-    num_depths=6,
-    mask_token=MASK_TOKEN,
-)
+
+@pytest.fixture(scope="module")
+def tensors(p_eagle_tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return p_eagle_tensors
 
 
 @pytest.fixture(scope="module")
-def tensors() -> dict[str, Tensor]:
-    return random_tensors(SHAPE, DRAFT_IDS, seed=5)
-
-
-@pytest.fixture(scope="module")
-def checkpoint(
-    target_dir: Path, tensors: dict[str, Tensor], tmp_path_factory: pytest.TempPathFactory
-) -> Path:
-    path = tmp_path_factory.mktemp("p_eagle")
-    return save(path, SHAPE, tensors, model_fingerprint(target_dir), TAP_LAYERS, max_positions=64)
+def checkpoint(p_eagle_dir: Path) -> Path:
+    return p_eagle_dir
 
 
 @pytest.fixture
