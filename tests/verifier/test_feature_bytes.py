@@ -44,7 +44,7 @@ async def test_bytes_of_a_committed_token(method: str, dtype: torch.dtype, targe
     tap, numbers = TAPS[method]
     engine = TargetEngine.load(target_dir, "cpu", dtype, taps=[tap])
     features = engine.step([SequenceRows(engine.open(), list(range(9)), num_logits="none")]).features[0]
-    hub = FeatureHub()
+    hub = FeatureHub(engine.project)
     hub.open(1)
     subscriber = Subscriber(asyncio.get_running_loop(), "d")
     hub.subscribe(subscriber)
