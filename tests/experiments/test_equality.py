@@ -21,6 +21,7 @@ from tests.drafters.conftest import (  # noqa: F401  fixtures
     eagle3_dir,
     eagle3_tensors,
     independent_dir,
+    medusa1_dir,
     p_eagle_dir,
     p_eagle_tensors,
     target_dir,
@@ -34,7 +35,7 @@ SAMPLINGS = [
 ]
 
 
-@pytest.mark.parametrize("method", ["eagle1", "eagle2", "eagle3", "independent", "p_eagle"])
+@pytest.mark.parametrize("method", ["eagle1", "eagle2", "eagle3", "independent", "medusa1", "p_eagle"])
 def test_drafts_and_company_leave_texts_alone(
     target_dir: Path,  # noqa: F811
     drafter_dirs: dict[str, Path],  # noqa: F811
