@@ -8,12 +8,21 @@ Called by services.scheduler.registry at every planning interval.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 
-from paceline.scheduling import MeasuredHits, Placement, PlanInputs, Policy, PolicyState, evaluate_policy
-from paceline.scheduling.speed import MeasuredSpeed
+from paceline.scheduling import (
+    MeasuredHits,
+    Placement,
+    PlanInputs,
+    Policy,
+    PolicyMode,
+    PolicyState,
+    StepCurve,
+    evaluate_policy,
+)
+from paceline.scheduling.speed import MeasuredSpeed, SpeedMeter, TimedPass
 from services.scheduler.measurements import Measurements
 from services.scheduler.subject import Subject
 
@@ -54,17 +63,23 @@ class Decision:
 
 
 class Planner:
-    """Decides for one subject; keeps the state machine that stops policies from flapping.
+    """Decides for one subject; keeps the state machine that stops policies from flapping, and what they brought.
 
     Args:
         subject: what is planned for.
         limits: the deployment's bounds.
         clock: monotonic seconds.
+
+    Attributes:
+        measured_speed: what the policy in force brought; None while that cannot be said, or while it asks for no
+            drafts.
     """
 
     def __init__(self, subject: Subject, limits: PlanningLimits, clock: Callable[[], float]) -> None:
         self._subject = subject
         self._limits = limits
+        self.measured_speed: MeasuredSpeed | None = None
+        self._meter = SpeedMeter()
         self._state = PolicyState(
             clock,
             probe_interval_s=limits.probe_interval_s,
@@ -73,25 +88,42 @@ class Planner:
         )
 
     def decide(
-        self, measurements: Measurements, num_sequences: int, speed: MeasuredSpeed | None = None
+        self,
+        measurements: Measurements,
+        num_sequences: int,
+        passes: Iterable[TimedPass] = (),
+        version: int = 0,
     ) -> Decision:
         """The policy for now.
 
         Args:
             measurements: all that is known.
             num_sequences: running sequences; at least 1 is assumed.
-            speed: what the policy in force was measured to bring; None while that cannot be said.
+            passes: made since the last decision.
+            version: of the policy in force, as it is published.
         """
         if not self._subject.is_speculative:
             return self._decision(Policy.off(0, "off: there is no drafter"), num_sequences, 1.0)
         missing = self._missing(measurements)
         if missing:
             return self._decision(self._cold_policy(missing), num_sequences, 1.0)
-        inputs = self._inputs(measurements, max(1, num_sequences), self._hits(speed))
-        # The model is overruled only by what is surely below it.
-        policy = self._state.decide(inputs, None if speed is None else speed.at_best)
+        curve = measurements.curve.estimator()
+        for one in passes:
+            self._meter.add(one, curve.seconds)
+        speed = self.measured_speed = (
+            self._meter.measured(version) if self._state.current.draft_length else None
+        )
+        inputs = self._inputs(measurements, curve, max(1, num_sequences), self._hits(speed))
+        policy = self._state.decide(inputs, self._verdict(speed))
         expected = evaluate_policy(inputs, policy).speedup
         return self._decision(policy, num_sequences, expected)
+
+    def _verdict(self, speed: MeasuredSpeed | None) -> float | None:
+        """The measured speed-up that is held against the model: that of a trial, or one that is surely a loss."""
+        if speed is None:
+            return None
+        is_trial = self._state.mode is PolicyMode.PROBING
+        return speed.at_best if is_trial or speed.at_best < 1 else None
 
     def _hits(self, speed: MeasuredSpeed | None) -> MeasuredHits | None:
         """How often outcomes had been drafted past, where the policy in force asks for it."""
@@ -127,10 +159,9 @@ class Planner:
         return Policy(0, length, budget, hold_us, ahead, reason)
 
     def _inputs(
-        self, measurements: Measurements, num_sequences: int, hits: MeasuredHits | None
+        self, measurements: Measurements, curve: StepCurve, num_sequences: int, hits: MeasuredHits | None
     ) -> PlanInputs:
         limits = self._limits
-        curve = measurements.curve.estimator()
         draft_model = measurements.draft_time.estimator()
         round_trip = measurements.network.estimator()
         mean_draft_s = measurements.draft_time.mean_s

@@ -21,7 +21,7 @@ from typing import Any
 import structlog
 
 from paceline.errors import CapacityError
-from paceline.scheduling.speed import MeasuredSpeed, SpeedMeter, TimedPass
+from paceline.scheduling.speed import TimedPass
 from services.runtime import metrics
 from services.runtime.redis_store import StoreUnavailableError
 from services.scheduler.measurements import Measurements
@@ -31,6 +31,8 @@ from services.scheduler.store import MAX_HISTORY, MeasurementStore, Synced, part
 from services.scheduler.subject import Subject
 
 _log = structlog.get_logger()
+
+MAX_PASSES = 4096
 
 
 class SubjectState:
@@ -48,7 +50,7 @@ class SubjectState:
         self.subject = subject
         self.planner = planner
         self.measurements = Measurements()
-        self.speed = SpeedMeter()
+        self.passes: deque[TimedPass] = deque(maxlen=MAX_PASSES)  # since the last decision
         self.pending = Measurements()  # measured here and not yet merged into Redis
         self.synced = Synced()
         self.policy: PublishedPolicy | None = None
@@ -72,16 +74,7 @@ class SubjectState:
         self.measurements = self.measurements.merged(delta)
         self.pending = self.pending.merged(delta)
         self.has_news = True
-        if passes and self.measurements.curve.count:
-            plain_step = self.measurements.curve.estimator().seconds
-            for one in passes:
-                self.speed.add(one, plain_step)
-
-    @property
-    def measured_speed(self) -> MeasuredSpeed | None:
-        """What the policy in force brought; None while that cannot be said, or while it asks for no drafts."""
-        policy = self.policy
-        return None if policy is None or not policy.draft_length else self.speed.measured(policy.version)
+        self.passes.extend(passes)
 
     def to_dict(self) -> dict[str, Any]:
         """For people and tests: the layout kept in Redis, by part."""
@@ -89,7 +82,7 @@ class SubjectState:
             "key": asdict(self.subject),
             "num_running_sequences": self.num_running_sequences,
             **{part.name: part_to_dict(part) for part in self.measurements.parts()},
-            "measured_speed": None if (speed := self.measured_speed) is None else asdict(speed),
+            "measured_speed": None if (speed := self.planner.measured_speed) is None else asdict(speed),
             "policy_history": list(self.history),
         }
 
@@ -243,9 +236,12 @@ class Registry:
         state.synced_at = now
 
     async def _plan(self, state: SubjectState) -> None:
-        speed = state.measured_speed
-        decision = state.planner.decide(state.measurements, state.num_running_sequences, speed)
-        if speed is not None:
+        version = 0 if state.policy is None else state.policy.version
+        decision = state.planner.decide(
+            state.measurements, state.num_running_sequences, state.passes, version
+        )
+        state.passes.clear()
+        if (speed := state.planner.measured_speed) is not None:
             metrics.POLICY_MEASURED_SPEEDUP.labels(
                 state.subject.model_label, state.subject.method or "none", state.subject.placement
             ).set(speed.speedup)

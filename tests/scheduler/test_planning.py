@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from paceline.scheduling.speed import MeasuredSpeed
+from paceline.scheduling.speed import TimedPass
 from services.scheduler.measurements import (
     AcceptancePart,
     CurvePart,
@@ -246,14 +246,17 @@ def test_versions_rise_whatever_the_clock_does() -> None:
     assert next_version(500, 1_001) == 1_002
 
 
-def test_what_is_surely_slower_than_the_model_says_is_turned_off_until_a_trial_proves_it() -> None:
+def passes(version: int, num_tokens: int, count: int = 200, num_hits: int = 0) -> list[TimedPass]:
+    """Of a policy, 20 ms a plain step (see `measured`) and 30 a drafted one."""
+    return [TimedPass(version, 5, 1, num_tokens, num_hits, True, 22e-3, 8e-3, 0.0)] * count
+
+
+def test_what_is_surely_a_loss_is_turned_off_until_a_trial_proves_otherwise() -> None:
     clock, good = Clock(), measured()
     planner = Planner(subject(), LIMITS, clock)
     assert planner.decide(good, 1).policy.draft_length > 0
-    unsure = MeasuredSpeed(speedup=0.98, error=0.2, hit_rate=0.0, num_passes=40)
-    assert planner.decide(good, 1, unsure).policy.draft_length > 0
-    sure = dataclasses.replace(unsure, error=0.01)
-    off = planner.decide(good, 1, sure).policy
+    assert planner.decide(good, 1, passes(7, 1, count=10), 7).policy.draft_length > 0  # too few to say
+    off = planner.decide(good, 1, passes(7, 1), 7).policy
     assert off.draft_length == 0
     assert "measured" in off.reason
     clock.now += 5
@@ -261,8 +264,9 @@ def test_what_is_surely_slower_than_the_model_says_is_turned_off_until_a_trial_p
     clock.now += 6
     assert planner.decide(good, 1).policy.draft_length > 0
     clock.now += 1.1
-    fast = dataclasses.replace(sure, speedup=1.4)
-    assert planner.decide(good, 1, fast).policy.draft_length > 0
+    assert planner.decide(good, 1, passes(8, 3), 8).policy.draft_length > 0
+    clock.now += 20
+    assert planner.decide(good, 1, passes(8, 2), 8).policy.draft_length > 0  # a gain, if a smaller one
 
 
 def test_measured_hits_change_what_is_enumerated() -> None:
@@ -271,5 +275,7 @@ def test_measured_hits_change_what_is_enumerated() -> None:
     slow_target = measured(step_us=60_000, rtt_us=30_000)
     believed = planner.decide(slow_target, 1)
     assert believed.policy.outcomes > 0
-    never = MeasuredSpeed(speedup=2.0, error=0.1, hit_rate=0.0, num_passes=400)
-    assert planner.decide(slow_target, 1, never).expected_speedup < believed.expected_speedup
+    never = planner.decide(slow_target, 1, passes(3, 8), 3)
+    assert planner.measured_speed is not None
+    assert planner.measured_speed.hit_rate == 0
+    assert never.expected_speedup < believed.expected_speedup
