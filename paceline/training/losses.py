@@ -21,10 +21,6 @@ def _at_least_float32(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def _at_least_float32(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
 class _LinearSoftCrossEntropy(torch.autograd.Function):
     """Mean over rows of ``-sum_v P(v) log softmax(x W^T)(v)``, with both gradients found in the forward pass."""
 
