@@ -17,7 +17,7 @@ from torch import Tensor
 from paceline.drafts import DraftTree
 from paceline.sampling import rows as kernel_rows
 from paceline.sampling.block import verify_block
-from paceline.sampling.choices import largest, target_choices
+from paceline.sampling.choices import coupled_choices, largest
 from paceline.sampling.params import SamplingParams, VerifyMode
 from paceline.sampling.processors import ProbRows, RowParams, measure_rows, target_probs
 from paceline.sampling.tree_rejection import keyed_walk
@@ -148,10 +148,8 @@ def _walk_coupled(
         ]
         rows = [firsts[index] + row for index, row, _ in asked]
         positions = [committed_lengths[index] + depth for index, _, depth in asked]
-        row_params = RowParams.build(
-            [params[index] for index, _, _ in asked], [1] * len(asked), logits.device
-        )
-        choices = target_choices(logits, positions, row_params, rows, maxima).tolist()
+        own = [params[index] for index, _, _ in asked]
+        choices = coupled_choices(logits, rows, positions, own, maxima)
         for (index, row, _), choice in zip(asked, choices, strict=True):
             if index not in walks or walks[index].row != row:
                 continue  # the walk has ended or gone another way

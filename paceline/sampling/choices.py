@@ -84,6 +84,35 @@ def target_choices(
     return choices
 
 
+def coupled_choices(
+    logits: Tensor,
+    at: Sequence[int],
+    positions: Sequence[int],
+    params: Sequence[SamplingParams],
+    maxima: Tensor | None = None,
+) -> list[int]:
+    """`target_choices` of rows in coupled mode alone, on the shortest way: a walk asks for few rows, many times a step.
+
+    Args:
+        logits: [rows, vocab] float32
+        at: which rows choose.
+        positions: absolute position of the token that each of them chooses.
+        params: sampling parameters of each.
+        maxima: as in `target_choices`.
+    """
+    if kernel_rows.can_run(logits):
+        found = [
+            winner
+            for winner in kernel_rows.choose(logits, at, positions, params, maxima=maxima)
+            if winner is not None
+        ]
+        if len(found) == len(at):
+            return found
+    rows = RowParams.build(params, [1] * len(params), logits.device)
+    chosen: list[int] = target_choices(logits, positions, rows, at, maxima).tolist()
+    return chosen
+
+
 def race_listed(
     processed: Tensor, positions: Sequence[int], rows: RowParams, token_ids: Tensor | None
 ) -> Tensor:

@@ -32,7 +32,7 @@ _MIN_ROUND_TRIPS = 4
 _MIN_BUCKETS = 2  # a single point of the curve tells no slope
 _COLD_EXTRA_NODES = 2  # beyond a chain, before anything is known
 
-ONE_PASS_METHODS = frozenset({"medusa", "p_eagle", "pard", "dflash", "dspark"})
+ONE_PASS_METHODS = frozenset({"medusa1", "medusa2", "p_eagle", "pard1", "pard2", "dflash", "dspark"})
 """Drafters that make all tokens of a draft in one pass: their time does not grow with its length."""
 
 
