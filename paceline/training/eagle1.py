@@ -25,6 +25,7 @@ from paceline.training.data import Batch
 from paceline.training.eagle3 import TargetFacts
 from paceline.training.errors import TrainingDataError
 from paceline.training.losses import head_best, head_distillation
+from paceline.training.objective import checked_parameters
 from paceline.training.unroll import unroll
 
 _EVAL_CHAIN = 5
@@ -97,17 +98,13 @@ class Eagle1Objective:
         noise: float = 0.1,
         dtype: torch.dtype = torch.bfloat16,
     ) -> None:
-        expected = shape.parameter_shapes()
-        wrong = {k for k in expected if k not in parameters or tuple(parameters[k].shape) != expected[k]}
-        if wrong or set(parameters) - set(expected):
-            raise TrainingDataError(f"{method} parameters do not fit the shape: {sorted(wrong)}")
         self.method = method
         self.shape = shape
         self.dtype = dtype
         self.target = target
         self.feature_weight, self.token_weight, self.token_rows = feature_weight, token_weight, token_rows
         self.noise = noise
-        self._parameters = {k: nn.Parameter(v.float().clone()) for k, v in parameters.items()}
+        self._parameters = checked_parameters(method, shape.parameter_shapes(), parameters)
         self._embedding = embedding.to(dtype)
         self._head = head.to(dtype)
         self._chosen = torch.zeros(_EVAL_CHAIN, _NUM_RANKS, dtype=torch.int64)

@@ -23,6 +23,7 @@ from paceline.training.acceptance import AcceptanceCounts
 from paceline.training.data import Batch
 from paceline.training.errors import TrainingDataError
 from paceline.training.losses import head_argmax, linear_soft_cross_entropy, softmax_head
+from paceline.training.objective import checked_parameters
 from paceline.training.unroll import unroll
 
 _EVAL_CHAIN = 5
@@ -117,17 +118,13 @@ class Eagle3Objective:
         step_decay: float = 0.8,
         dtype: torch.dtype = torch.bfloat16,
     ) -> None:
-        expected = shape.parameter_shapes()
-        wrong = {k for k in expected if k not in parameters or tuple(parameters[k].shape) != expected[k]}
-        if wrong or set(parameters) - set(expected):
-            raise TrainingDataError(f"eagle3 parameters do not fit the shape: {sorted(wrong)}")
         self.shape = shape
         self.dtype = dtype
         self.target = target
         self.test_steps = test_steps
         self.step_decay = step_decay
         self._active_steps = test_steps
-        self._parameters = {k: nn.Parameter(v.float().clone()) for k, v in parameters.items()}
+        self._parameters = checked_parameters(self.method, shape.parameter_shapes(), parameters)
         self._embedding = embedding.to(dtype)
         self._whole_head = target_head
         self.set_constants({"draft_ids": draft_ids, "tap_scale": tap_scale})

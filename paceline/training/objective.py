@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 
 from paceline.training.acceptance import AcceptanceCounts
 from paceline.training.data import Batch
+from paceline.training.errors import TrainingDataError
 
 
 class Objective(Protocol):
@@ -36,3 +38,17 @@ class Objective(Protocol):
 
     def export(self, folder: Path, facts: dict[str, Any]) -> None:
         """Writes a servable checkpoint: ``config.json`` (with ``facts`` under ``training``) and safetensors."""
+
+
+def checked_parameters(
+    method: str, expected: Mapping[str, tuple[int, ...]], parameters: Mapping[str, Tensor]
+) -> dict[str, nn.Parameter]:
+    """Float32 parameters of their own, by checkpoint name.
+
+    Raises:
+        TrainingDataError: a tensor is missing, surplus or of another shape than expected.
+    """
+    wrong = {k for k in expected if k not in parameters or tuple(parameters[k].shape) != expected[k]}
+    if wrong or set(parameters) - set(expected):
+        raise TrainingDataError(f"{method} parameters do not fit the shape: {sorted(wrong)}")
+    return {k: nn.Parameter(v.float().clone()) for k, v in parameters.items()}

@@ -27,6 +27,7 @@ from paceline.training.data import Batch
 from paceline.training.eagle3 import Eagle3Shape, TargetFacts
 from paceline.training.errors import TrainingDataError
 from paceline.training.losses import head_argmax, linear_soft_cross_entropy, softmax_head
+from paceline.training.objective import checked_parameters
 from paceline.training.p_eagle_rows import FlatRows, MaskTable, all_rows, sample_rows, segments
 from paceline.training.rotary import rope_tables, rotate
 
@@ -103,17 +104,13 @@ class PEagleObjective:
         num_segments: int = 1,
         dtype: torch.dtype = torch.bfloat16,
     ) -> None:
-        expected = shape.parameter_shapes()
-        wrong = {k for k in expected if k not in parameters or tuple(parameters[k].shape) != expected[k]}
-        if wrong or set(parameters) - set(expected):
-            raise TrainingDataError(f"p_eagle parameters do not fit the shape: {sorted(wrong)}")
         self.shape = shape
         self.dtype = dtype
         self.target = target
         self.keep_ratio = keep_ratio
         self.keep_floor = keep_floor
         self.num_segments = num_segments
-        self._parameters = {k: nn.Parameter(v.float().clone()) for k, v in parameters.items()}
+        self._parameters = checked_parameters(self.method, shape.parameter_shapes(), parameters)
         self._whole_head = target_head
         self._masks = MaskTable(max(shape.num_depths, _EVAL_CHAIN))
         self.set_constants({"draft_ids": draft_ids, "tap_scale": tap_scale})
