@@ -7,7 +7,7 @@ depends on (seed, epoch) and the epoch's list of shards alone. Knows no drafter.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -180,3 +180,28 @@ def _collate(group: list[shards.Shard], members: list[tuple[int, int]]) -> Batch
         taps=None if first.taps is None else gather("taps", 0, first.taps, torch.bfloat16),
         hidden=None if first.hidden is None else gather("hidden", 0, first.hidden, torch.bfloat16),
     )
+
+
+def take_rows(
+    corpus: Corpus, pick: Callable[[Batch], tuple[Tensor, ...]], max_rows: int
+) -> tuple[Tensor, ...]:
+    """What a fit looks at: rows that ``pick`` takes of batch after batch, until there are enough.
+
+    Args:
+        corpus: text.
+        pick: tensors with as many rows each.
+        max_rows: no further batch is read once there are so many.
+
+    Raises:
+        TrainingDataError: there are none.
+    """
+    taken: list[tuple[Tensor, ...]] = []
+    seen = 0
+    for batch in corpus.epoch(0, shards.shard_indices(corpus.folder)[:4]):
+        taken.append(pick(batch))
+        seen += taken[-1][0].shape[0]
+        if seen >= max_rows:
+            break
+    if seen == 0:
+        raise TrainingDataError(f"{corpus.folder}: no answers to fit the start on")
+    return tuple(torch.cat(parts) for parts in zip(*taken, strict=True))

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paceline.training import shards
-from paceline.training.data import Batch, Corpus
+from paceline.training.data import Batch, Corpus, take_rows
 from paceline.training.eagle1 import Eagle1Shape
 from paceline.training.errors import TrainingDataError
 from paceline.training.teacher import TeacherShape
@@ -57,16 +56,8 @@ def fit_next_feature(corpus: Corpus, embedding: Tensor, max_tokens: int) -> Line
         embedding: the target's ``[vocab, hidden]``.
         max_tokens: answer tokens looked at.
     """
-    parts: list[tuple[Tensor, Tensor, Tensor]] = []
-    seen = 0
-    for batch in corpus.epoch(0, shards.shard_indices(corpus.folder)[:4]):
-        parts.append(_samples(batch))
-        seen += parts[-1][0].shape[0]
-        if seen >= max_tokens:
-            break
-    if seen == 0:
-        raise TrainingDataError(f"{corpus.folder}: no answers to fit the start on")
-    tokens, before, after = (torch.cat(part) for part in zip(*parts, strict=True))
+    tokens, before, after = take_rows(corpus, _samples, max_tokens)
+    seen = tokens.shape[0]
     inputs = torch.cat([embedding[tokens].float(), before], dim=1)
     level = float(after.square().mean().sqrt())
     centre, wanted = inputs.mean(0), after.mean(0)

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paceline.training import shards
-from paceline.training.data import Batch, Corpus
+from paceline.training.data import Batch, Corpus, take_rows
 from paceline.training.eagle3 import Eagle3Shape
 from paceline.training.errors import TrainingDataError
 from paceline.training.teacher import TeacherShape
@@ -68,16 +67,8 @@ def fit_linear(corpus: Corpus, embedding: Tensor, max_tokens: int) -> LinearStar
         embedding: the target's ``[vocab, hidden]``.
         max_tokens: answer tokens looked at.
     """
-    taken: list[tuple[Tensor, Tensor, Tensor]] = []
-    seen = 0
-    for batch in corpus.epoch(0, shards.shard_indices(corpus.folder)[:4]):
-        taken.append(_samples(batch))
-        seen += taken[-1][0].shape[0]
-        if seen >= max_tokens:
-            break
-    if seen == 0:
-        raise TrainingDataError(f"{corpus.folder}: no answers to fit the start on")
-    taps, tokens, hidden = (torch.cat(parts) for parts in zip(*taken, strict=True))
+    taps, tokens, hidden = take_rows(corpus, _samples, max_tokens)
+    seen = tokens.shape[0]
     embedded = _unit(embedding[tokens].float())
     tap_scale = taps.square().mean(0).sqrt().clamp_min(1e-6)
     level = float(hidden.square().mean().sqrt())
