@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from paceline.drafters.medusa_heads import MAX_RANKS, MedusaShape, OutputHead
 from paceline.training import shards
 from paceline.training.data import Batch, Corpus
 from paceline.training.errors import TrainingDataError
 from paceline.training.losses import linear_cross_entropy
+from paceline.training.objective import checked_parameters
 
 _CHUNK_ROWS = 256
 _RIDGE = 1e-3
@@ -42,13 +43,9 @@ class HeadStack:
         draft_ids: Tensor,
         dtype: torch.dtype,
     ) -> None:
-        expected = shape.parameter_shapes()
-        wrong = {k for k in expected if k not in parameters or tuple(parameters[k].shape) != expected[k]}
-        if wrong or set(parameters) - set(expected):
-            raise TrainingDataError(f"medusa parameters do not fit the shape: {sorted(wrong)}")
         self.shape = shape
         self.dtype = dtype
-        self.parameters = {k: nn.Parameter(v.float().clone()) for k, v in parameters.items()}
+        self.parameters = checked_parameters("medusa", shape.parameter_shapes(), parameters)
         self._target_head = target_head
         self.set_draft_ids(draft_ids)
 
