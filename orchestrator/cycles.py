@@ -215,9 +215,8 @@ class Cycles:
         now = self._clock()
         counters = self._counters
         counters.num_steps += 1
-        advanced: list[
-            tuple[Sequence, bool, sampling_pb2.FinishReason]
-        ] = []  # with: whether it has new tokens
+        # With each: whether it has new tokens, and why it ended.
+        advanced: list[tuple[Sequence, bool, sampling_pb2.FinishReason]] = []
         depths: list[tuple[int, int]] = []
         faulty: list[tuple[Sequence, JournalGapError]] = []
         offset = 0
