@@ -105,9 +105,14 @@ class Bench:
                     return
                 await asyncio.sleep(0.01)
 
-    async def run(self, request: orchestrator_pb2.RunRequest, timeout_s: float = 20.0) -> Outcome:
-        """Runs one request to its end."""
-        outcome = Outcome()
+    async def run(
+        self,
+        request: orchestrator_pb2.RunRequest,
+        timeout_s: float = 20.0,
+        outcome: Outcome | None = None,
+    ) -> Outcome:
+        """Runs one request to its end; an outcome that is given fills up meanwhile."""
+        outcome = outcome or Outcome()
         async for frame in self.stub.Run(request, timeout=timeout_s):
             outcome.tokens.extend(frame.token_ids)
             outcome.log_probs.MergeFrom(frame.log_probs)

@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from paceline.v1 import peer_pb2, sampling_pb2
-from tests.orchestrator.conftest import Bench, eventually, run_request
+from tests.orchestrator.conftest import Bench, Outcome, eventually, run_request
 from tests.orchestrator.scripted_peers import ScriptedDrafter, ScriptedVerifier, continuation
 
 PROMPT = [5, 6, 7]
@@ -389,11 +389,12 @@ async def test_drain_finishes_what_runs(bench: Bench) -> None:
 async def test_drain_bound_ends_what_is_left_with_an_error(bench: Bench) -> None:
     verifier = ScriptedVerifier()
     await bench.start(verifier)
-    running = asyncio.create_task(bench.run(run_request(PROMPT, 4000)))
-    await eventually(lambda: verifier.running)
+    outcome = Outcome()
+    running = asyncio.create_task(bench.run(run_request(PROMPT, 4000), outcome=outcome))
+    await eventually(lambda: outcome.tokens)
     verifier.is_paused = True
     await bench.conductor.shutdown(0.2)
-    outcome = await running
+    await running
     assert outcome.reason == sampling_pb2.FINISH_REASON_ERROR
     assert outcome.tokens == continuation(PROMPT, len(outcome.tokens))
 
@@ -430,11 +431,27 @@ async def test_verifier_that_comes_back_with_another_model_loses_its_drafters(be
 async def test_running_request_does_not_go_on_with_another_model(bench: Bench) -> None:
     verifier = ScriptedVerifier()
     await bench.start(verifier, resume_timeout_s=0.5)
+    outcome = Outcome()
+    running = asyncio.create_task(bench.run(run_request(PROMPT, 4000), outcome=outcome))
+    await eventually(lambda: outcome.tokens)
+    verifier.info_changes["model_fingerprint"] = "1" * 64
+    await verifier.restart()
+    await running
+    assert outcome.reason == sampling_pb2.FINISH_REASON_ERROR
+    assert outcome.tokens == continuation(PROMPT, len(outcome.tokens))
+    assert len(verifier.opens) == 1
+    await bench.until(lambda status: status.is_ready)  # with nothing left to go on, the new model is served
+
+
+async def test_request_without_a_token_fails_whole_where_another_model_comes_back(bench: Bench) -> None:
+    verifier = ScriptedVerifier()
+    await bench.start(verifier, resume_timeout_s=0.5)
+    verifier.is_paused = True
     running = asyncio.create_task(bench.run(run_request(PROMPT, 4000)))
     await eventually(lambda: verifier.running)
     verifier.info_changes["model_fingerprint"] = "1" * 64
     await verifier.restart()
-    outcome = await running
-    assert outcome.reason == sampling_pb2.FINISH_REASON_ERROR
+    with pytest.raises(grpc.aio.AioRpcError, match="another model") as raised:
+        await running
+    assert raised.value.code() is grpc.StatusCode.UNAVAILABLE  # the caller may send it again, as nothing was said
     assert len(verifier.opens) == 1
-    await bench.until(lambda status: status.is_ready)  # with nothing left to go on, the new model is served
