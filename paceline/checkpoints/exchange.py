@@ -14,7 +14,7 @@ from torch import Tensor
 from paceline.checkpoints.formats import find_format, format_named
 from paceline.checkpoints.target_facts import TargetFacts
 from paceline.drafters import METHODS
-from paceline.drafters.checkpoint import CheckpointError, DrafterConfig, read_all_tensors, save_drafter
+from paceline.drafters.checkpoint import ANY_TARGET, CheckpointError, DrafterConfig
 
 
 def import_checkpoint(
@@ -46,7 +46,7 @@ def import_checkpoint(
         if not all(0 <= layer <= target.num_layers for layer in given):
             raise CheckpointError(f"tap layers {given} are not all within 0..{target.num_layers}")
         config = replace(config, shape={**config.shape, "tap_layers": given})
-    save_drafter(output, config, tensors)
+    entry.save(output, config, tensors)
     return config
 
 
@@ -77,10 +77,11 @@ def export_checkpoint(
             f"method {config.method!r} has no place in format {format_name!r}"
             + ("" if method is None else f"; it can be written as {', '.join(method.formats)}")
         )
-    tensors: Mapping[str, Tensor] = read_all_tensors(directory)
+    tensors: Mapping[str, Tensor]
+    config, tensors = entry.load(directory, config)
     if target_dir is not None:
         target = TargetFacts.read(target_dir)
-        if target.fingerprint != config.target_fingerprint:
+        if config.target_fingerprint not in (target.fingerprint, ANY_TARGET):
             raise CheckpointError(f"{directory.name!r} was not made for target {target.name!r}")
         config, tensors = entry.complete(config, tensors, target_dir)
     config = replace(config, target_name=verifier or "")

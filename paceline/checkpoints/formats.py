@@ -15,12 +15,18 @@ from torch import Tensor
 
 from paceline.checkpoints.eagle import is_eagle, read_eagle, write_eagle
 from paceline.checkpoints.medusa import is_medusa, read_medusa, write_medusa
+from paceline.checkpoints.pard import is_pard, load_own, nothing_shared, read_pard, write_pard
 from paceline.checkpoints.shared import store_embedding
 from paceline.checkpoints.speculators import is_speculators, read_speculators, write_speculators
 from paceline.checkpoints.target_facts import TargetFacts
 from paceline.checkpoints.tensor_files import read_public_config
 from paceline.checkpoints.vllm import is_vllm, read_vllm, store_target_head, write_vllm
-from paceline.drafters.checkpoint import CheckpointError, DrafterConfig
+from paceline.drafters.checkpoint import CheckpointError, DrafterConfig, read_all_tensors, save_drafter
+from paceline.drafters.pard_checkpoint import save_pard
+
+
+def _load_flat(directory: Path, config: DrafterConfig) -> tuple[DrafterConfig, dict[str, Tensor]]:
+    return config, read_all_tensors(directory)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +38,8 @@ class Format:
         recognises: whether a `config.json` is of this format.
         read: from a public directory to Paceline's configuration and tensors.
         write: from Paceline's configuration and tensors to a public directory.
+        load: from a directory of Paceline's own, whose configuration was read, to what `write` takes.
+        save: from what `read` gives to a directory of Paceline's own.
         complete: adds what the drafter shares with its target, whose directory is the last argument; those who load
             the format elsewhere may want it there.
     """
@@ -41,6 +49,8 @@ class Format:
     read: Callable[[Path, TargetFacts], tuple[DrafterConfig, dict[str, Tensor]]]
     write: Callable[[Path, DrafterConfig, Mapping[str, Tensor]], None]
     complete: Callable[[DrafterConfig, Mapping[str, Tensor], Path], tuple[DrafterConfig, dict[str, Tensor]]]
+    load: Callable[[Path, DrafterConfig], tuple[DrafterConfig, dict[str, Tensor]]] = _load_flat
+    save: Callable[[Path, DrafterConfig, Mapping[str, Tensor]], None] = save_drafter
 
 
 FORMATS: dict[str, Format] = {
@@ -49,6 +59,7 @@ FORMATS: dict[str, Format] = {
         Format("speculators", is_speculators, read_speculators, write_speculators, store_embedding),
         Format("eagle", is_eagle, read_eagle, write_eagle, store_embedding),
         Format("medusa", is_medusa, read_medusa, write_medusa, store_target_head),
+        Format("pard", is_pard, read_pard, write_pard, nothing_shared, load_own, save_pard),
         Format("vllm", is_vllm, read_vllm, write_vllm, store_target_head),
     )
 }

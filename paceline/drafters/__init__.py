@@ -24,6 +24,8 @@ from paceline.drafters.medusa1 import Medusa1Drafter
 from paceline.drafters.medusa2 import Medusa2Drafter
 from paceline.drafters.method import DrafterClass
 from paceline.drafters.p_eagle import PEagleDrafter
+from paceline.drafters.pard1 import Pard1Drafter
+from paceline.drafters.pard2 import Pard2Drafter
 from paceline.models import model_fingerprint
 from paceline.target import Device, TapSpec
 
@@ -35,6 +37,8 @@ METHODS: dict[str, DrafterClass] = {
     Medusa1Drafter.method: Medusa1Drafter,
     Medusa2Drafter.method: Medusa2Drafter,
     PEagleDrafter.method: PEagleDrafter,
+    Pard1Drafter.method: Pard1Drafter,
+    Pard2Drafter.method: Pard2Drafter,
 }
 
 

@@ -44,6 +44,8 @@ class DraftRequest:
         sampling: how the target will choose, so that the drafter chooses alike.
         rule: how to choose tokens in a mode that verifies draws; None takes `DEFAULT_RULES`.
         support_size: most tokens that a token is drawn from.
+        reads_features: False drafts without the target's features, for methods that can do with and without them; such
+            a draft does not wait for them.
     """
 
     sequence_id: int
@@ -52,6 +54,7 @@ class DraftRequest:
     sampling: SamplingParams = field(default=GREEDY)
     rule: DrawRule | None = None
     support_size: int = SUPPORT_SIZE
+    reads_features: bool = True
 
     @property
     def draw_rule(self) -> DrawRule:

@@ -53,7 +53,8 @@ class DrafterConfig:
     def read(cls, directory: Path) -> DrafterConfig:
         """Read a checkpoint's configuration.
 
-        A causal language model as transformers saves it is an independent drafter for any target.
+        A causal language model as transformers saves it is an independent drafter for any target; one that names a
+        `pard_token` drafts by mask tokens.
 
         Raises:
             CheckpointError: there is none, or it is not one of ours.
@@ -86,6 +87,8 @@ class DrafterConfig:
             raise CheckpointError(
                 f"{name!r} holds {architectures or content['model_type']!r}, which is no causal language model"
             )
+        if "pard_token" in content:
+            return cls("pard1", ANY_TARGET, shape={"mask_token": content["pard_token"]})
         return cls("independent", ANY_TARGET)
 
     def size(self, name: str) -> int:

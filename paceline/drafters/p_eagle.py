@@ -6,9 +6,8 @@ token's embedding: mask row `d` proposes the token `d` places further. True rows
 fall away once true features come in. A mask row sees the true rows and the mask rows before it, so asking for more
 tokens runs only the rows that are new.
 
-What a mask row proposes does not depend on the tokens drafted before it. So a tree is the product of the depths'
-guesses (`marginal_tree.py`), tokens may be drawn depth by depth, each from the distribution that is sent along, and
-there is nothing to draft past an outcome before its features are there.
+What a mask row proposes does not depend on the tokens drafted before it; `parallel_round.py` makes chains, draws and
+trees of such guesses. And there is nothing to draft past an outcome before its features are there.
 
 `fc` runs on the target's side (the tap's projection); the mask rows' feature passes through it once, when a checkpoint
 is loaded.
@@ -27,9 +26,7 @@ from torch import Tensor
 
 from paceline.drafters.base import DraftRequest, OutcomeRequest
 from paceline.drafters.checkpoint import CheckpointError, DrafterConfig, load_tensor, load_tensors
-from paceline.drafters.choice import choose_chain_tokens, draw_chain_tokens, rank_children
-from paceline.drafters.comb import comb_entry, num_draws
-from paceline.drafters.draft_layer import MAX_BEST, DraftLayer, LayerOutput, Rows, join_rows
+from paceline.drafters.draft_layer import DraftLayer, Rows, join_rows
 from paceline.drafters.eagle3_layer import (
     Eagle3Layer,
     LayerWeights,
@@ -39,14 +36,10 @@ from paceline.drafters.eagle3_layer import (
 )
 from paceline.drafters.eagle3_native import NativeEagle3Layer, runs_natively
 from paceline.drafters.feature_follower import FeatureFollower, FollowedSequence
-from paceline.drafters.marginal_tree import marginal_tree
-from paceline.sampling import VerifyMode
+from paceline.drafters.parallel_round import Round, RoundRequest, round_entries
 from paceline.target import Device, TapSpec
 from paceline.target.kv_cache import Slot
-from paceline.trie import DraftEntry, DrawRule, SiblingDraws
-
-Ranked = tuple[list[list[float]], list[list[int]]]
-"""Of each row of a pass its likeliest tokens, best first: log-probabilities, and draft ids."""
+from paceline.trie import DraftEntry
 
 
 def p_eagle_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
@@ -68,33 +61,6 @@ def mask_token(config: DrafterConfig) -> int:
     if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocab:
         raise CheckpointError(f"shape.mask_token must be a token from 0 to {vocab - 1}, not {token!r}")
     return token
-
-
-@dataclass(slots=True)
-class Round:
-    """What is known of a sequence's next tokens, from the rows behind its committed ones.
-
-    Attributes:
-        depths: for each depth that was run, the pass and its row there.
-        tokens: of the chain drafted so far.
-        log_probs: of each token.
-        draws: of each token, where tokens are drawn; log_probs then stays empty.
-    """
-
-    depths: list[tuple[LayerOutput, int]] = field(default_factory=list)
-    tokens: list[int] = field(default_factory=list)
-    log_probs: list[float] = field(default_factory=list)
-    draws: list[SiblingDraws] = field(default_factory=list)
-
-    def logits(self, first: int, end: int) -> Tensor:
-        """Draft logits of depths `first` to `end - 1`, `[end - first, draft_vocab]` float32."""
-        return join_rows([output.logits[row : row + 1] for output, row in self.depths[first:end]])
-
-    def entry(self, start: int, num_tokens: int) -> DraftEntry:
-        """The chain, or as much of it as is wanted, as a draft entry; where tokens were drawn, with their siblings."""
-        if self.draws:
-            return comb_entry(start, self.draws[:num_tokens])
-        return DraftEntry.chain(start, tuple(self.tokens[:num_tokens]), tuple(self.log_probs[:num_tokens]))
 
 
 @dataclass(slots=True)
@@ -194,16 +160,11 @@ class PEagleDrafter(FeatureFollower[SequenceState]):
             able = [r for r in requests if self._can_draft(r)]
             states = [self._get(r.sequence_id) for r in able]
             self._run([(s, self._depth(r)) for r, s in zip(able, states, strict=True)])
-            trees = [i for i, r in enumerate(able) if r.may_rank and r.max_nodes > self._depth(r)]
-            chains = [i for i in range(len(able)) if i not in trees]
-            entries: dict[int, DraftEntry] = {}
-            self._lengthen([(able[i], states[i]) for i in chains])
-            for i in chains:
-                start, depth = len(states[i].tokens), self._depth(able[i])
-                entries[able[i].sequence_id] = states[i].round.entry(start, depth)
-            best: dict[int, Ranked] = {}
-            for i in trees:
-                entries[able[i].sequence_id] = self._tree(able[i], states[i], best)
+            wanted = [
+                RoundRequest(r, s.round, len(s.tokens), self._depth(r))
+                for r, s in zip(able, states, strict=True)
+            ]
+            entries = round_entries(wanted, self._draft_ids, self._target_id_of)
         return [entries.get(request.sequence_id) for request in requests]
 
     def draft_outcomes(
@@ -260,63 +221,3 @@ class PEagleDrafter(FeatureFollower[SequenceState]):
             state.slot.length += num_true
             state.slot.num_pending -= num_true
             state.round.depths += [(output, place) for place in range(places[index], places[index + 1])]
-
-    def _lengthen(self, requests: Sequence[tuple[DraftRequest, SequenceState]]) -> None:
-        """Choose the tokens that chains still lack; all depths of all sequences at once."""
-        growing = [(r, s) for r, s in requests if len(s.round.tokens) < self._depth(r)]
-        if not growing:
-            return
-        rows = [
-            (request, state, depth)
-            for request, state in growing
-            for depth in range(len(state.round.tokens), self._depth(request))
-        ]
-        logits = join_rows([s.round.logits(len(s.round.tokens), self._depth(r)) for r, s in growing])
-        drawn = [i for i, (request, *_) in enumerate(rows) if request.draw_rule is not DrawRule.TOP]
-        ranked = [i for i in range(len(rows)) if i not in set(drawn)]
-        if ranked:
-            chosen, log_probs = choose_chain_tokens(
-                logits[ranked] if drawn else logits,
-                self._draft_ids,
-                [len(rows[i][1].tokens) + rows[i][2] for i in ranked],
-                [rows[i][0].sampling for i in ranked],
-            )
-            for i, token, log_prob in zip(ranked, chosen.tolist(), log_probs.tolist(), strict=True):
-                rows[i][1].round.tokens.append(token)
-                rows[i][1].round.log_probs.append(log_prob)
-        if drawn:
-            draws = draw_chain_tokens(
-                logits[drawn],
-                self._draft_ids,
-                starts=[len(rows[i][1].tokens) for i in drawn],
-                positions=[len(rows[i][1].tokens) + rows[i][2] for i in drawn],
-                params=[rows[i][0].sampling for i in drawn],
-                rules=[rows[i][0].draw_rule for i in drawn],
-                support_sizes=[rows[i][0].support_size for i in drawn],
-                counts=[num_draws(rows[i][2], self._depth(rows[i][0]), rows[i][0].max_nodes) for i in drawn],
-            )
-            for i, siblings in zip(drawn, draws, strict=True):
-                rows[i][1].round.tokens.append(siblings.tokens[0])
-                rows[i][1].round.draws.append(siblings)
-
-    def _tree(self, request: DraftRequest, state: SequenceState, best: dict[int, Ranked]) -> DraftEntry:
-        """The likeliest tree that the depths' guesses allow; `best` keeps what was ranked of each pass."""
-        start, depth = len(state.tokens), self._depth(request)
-        branch = min(MAX_BEST, request.max_nodes, len(self._target_id_of))
-        depths = state.round.depths[:depth]
-        log_probs: list[list[float]] = []
-        ids: list[list[int]] = []
-        if request.sampling.resolved_mode is VerifyMode.COUPLED:
-            positions = range(start, start + depth)
-            log_probs, ids = rank_children(
-                state.round.logits(0, depth), self._draft_ids, positions, [request.sampling] * depth, branch
-            )
-        else:
-            for output, row in depths:
-                if id(output) not in best:
-                    best[id(output)] = output.best(min(MAX_BEST, len(self._target_id_of)))
-                ranked_log_probs, ranked_ids = best[id(output)]
-                log_probs.append(ranked_log_probs[row][:branch])
-                ids.append(ranked_ids[row][:branch])
-        tokens = [[self._target_id_of[i] for i in row] for row in ids]
-        return marginal_tree(start, log_probs, tokens, request.max_nodes)

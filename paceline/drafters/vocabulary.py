@@ -19,7 +19,7 @@ import structlog
 import torch
 from torch import Tensor
 
-from paceline.drafters.checkpoint import CheckpointError, DrafterConfig, load_tensors
+from paceline.drafters.checkpoint import CheckpointError, DrafterConfig, load_tensor
 from paceline.drafters.intersection import Intersection, TokenizerFile, intersect
 from paceline.drafters.own_text import OwnText, SameText, TranslatedText, Translation
 
@@ -135,7 +135,9 @@ def _vocab_of(model_dir: Path) -> int:
 
 def _draft_ids(directory: Path, size: int, vocab: int) -> Tensor:
     """Ids from `d2t` (id of the target less place in the list, as in EAGLE-3's checkpoints)."""
-    offsets = load_tensors(directory, {"d2t": (size,)})["d2t"].to(torch.int64)
+    offsets = load_tensor(directory, "d2t").to(torch.int64)
+    if tuple(offsets.shape) != (size,):
+        raise CheckpointError(f"{directory.name!r}: d2t has shape {tuple(offsets.shape)}, not {(size,)}")
     ids = offsets + torch.arange(size)
     if int(ids.min()) < 0 or int(ids.max()) >= vocab or bool((ids.diff() <= 0).any()):
         raise CheckpointError("d2t does not map draft ids to rising target ids")

@@ -178,6 +178,7 @@ class StepPlan:
         units: the segments, neighbours joined where the executor gains from it.
         capture: layers whose incoming residual stream is wanted (`num_layers`: after the last).
         logit_rows: `[k]` int64 rows to run through the head, or None for all.
+        added: `[num_rows, hidden]` to add to the input embeddings, in any float type; None adds nothing.
     """
 
     tokens: Tensor
@@ -187,6 +188,7 @@ class StepPlan:
     units: Sequence[Unit]
     capture: frozenset[int]
     logit_rows: Tensor | None
+    added: Tensor | None = None
 
     @property
     def num_rows(self) -> int:

@@ -137,8 +137,12 @@ class GenericExecutor:
             if plan.logit_rows is None
             else plan.logit_rows
         )
+        inputs = {"input_ids": plan.tokens[None]}
+        if plan.added is not None:
+            embedded = self.embed(plan.tokens)
+            inputs = {"inputs_embeds": (embedded + plan.added.to(embedded))[None]}
         result = self._model(
-            input_ids=plan.tokens[None],
+            **inputs,
             position_ids=plan.positions[None],
             use_cache=False,
             logits_to_keep=rows,

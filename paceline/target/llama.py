@@ -94,6 +94,8 @@ class LeanExecutor:
         arch = self.architecture
         tables = {key: rope.gather(plan.positions, plan.max_position) for key, rope in self._ropes.items()}
         hidden = self.embed(plan.tokens)  # [n, hidden]
+        if plan.added is not None:
+            hidden = hidden + plan.added.to(hidden)
         streams: dict[int, Tensor] = {}
         for index, layer in enumerate(self._layers):
             if index in plan.capture:

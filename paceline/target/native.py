@@ -73,7 +73,7 @@ class NativeExecutor:
             self._embed_scale = float(torch.tensor(arch.embed_scale or 1.0).bfloat16())
         packed = [self._head, *(w for x in self._layers for w in (x.qkv, x.out, x.gate_up, x.down))]
         self.num_bytes = self._embedding.nbytes + sum(weight.panels.nbytes for weight in packed)
-        self._plans: dict[frozenset[int], _ModelProgram] = {}
+        self._plans: dict[tuple[frozenset[int], bool], _ModelProgram] = {}
         self._head_program = Program()
         self._head_in = self._head_program.buffer(arch.hidden_size, bound=True)
         self._head_out = self._head_program.buffer(arch.vocab_size, bound=True)
@@ -97,16 +97,20 @@ class NativeExecutor:
 
     def forward(self, plan: StepPlan) -> ExecutorOutput:
         """Run the planned rows."""
-        if plan.capture not in self._plans:
-            self._plans[plan.capture] = self._program(plan.capture)
-        model, n = self._plans[plan.capture], plan.num_rows
+        key = plan.capture, plan.added is not None
+        if key not in self._plans:
+            self._plans[key] = self._program(*key)
+        model, n = self._plans[key], plan.num_rows
         rows = range(n) if plan.logit_rows is None else plan.logit_rows.tolist()
         hidden, vocab = self.architecture.hidden_size, self.architecture.vocab_size
         logits, maxima = torch.empty(len(rows), vocab), torch.empty(len(rows), num_panels(vocab))
-        streams = {key: torch.empty(n, hidden, dtype=torch.bfloat16) for key in model.streams}
+        streams = {layer: torch.empty(n, hidden, dtype=torch.bfloat16) for layer in model.streams}
         bound = {model.logits: logits, model.maxima: maxima} | {
-            model.streams[key]: tensor for key, tensor in streams.items()
+            model.streams[layer]: tensor for layer, tensor in streams.items()
         }
+        if plan.added is not None:
+            embedded = self.embed(plan.tokens)
+            bound[model.inputs] = (embedded + plan.added.to(embedded)).contiguous()
         model.program.run(
             [_row_segment(segment) for segment in plan.segments],
             plan.positions.tolist(),
@@ -118,7 +122,7 @@ class NativeExecutor:
         final = streams.pop(FINAL_NORM, None)
         return ExecutorOutput(self._capped(logits), streams, final, None if is_capped else maxima)
 
-    def _program(self, capture: frozenset[int]) -> _ModelProgram:
+    def _program(self, capture: frozenset[int], takes_inputs: bool) -> _ModelProgram:
         arch, program = self.architecture, Program()
         hidden = program.buffer(arch.hidden_size)
         qkv = program.buffer((arch.num_heads + 2 * arch.num_kv_heads) * arch.head_dim)
@@ -144,7 +148,11 @@ class NativeExecutor:
                 model.streams[index] = program.buffer(arch.hidden_size, bound=True)
                 program.copy(hidden, model.streams[index])
 
-        program.embed(self._embedding, hidden, self._embed_scale)
+        if takes_inputs:  # embedded by the caller, with something added
+            model.inputs = program.buffer(arch.hidden_size, bound=True)
+            program.copy(model.inputs, hidden)
+        else:
+            program.embed(self._embedding, hidden, self._embed_scale)
         for index, layer in enumerate(self._layers):
             capture_stream(index)
             program.linear(hidden, qkv, layer.qkv, norm=layer.attention_norm, eps=eps)
@@ -177,12 +185,16 @@ class NativeExecutor:
 
 
 class _ModelProgram:
-    """A program and the buffers that its caller binds: logits, their maxima, and the captured streams by layer."""
+    """A program and the buffers that its caller binds.
 
-    __slots__ = ("logits", "maxima", "program", "streams")
+    Inputs (-1 where it embeds tokens itself), logits, their maxima, and the captured streams by layer.
+    """
+
+    __slots__ = ("inputs", "logits", "maxima", "program", "streams")
 
     def __init__(self, program: Program, logits: int, maxima: int, streams: dict[int, int]) -> None:
         self.program = program
+        self.inputs = -1
         self.logits = logits
         self.maxima = maxima
         self.streams = streams

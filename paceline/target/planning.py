@@ -88,8 +88,23 @@ def plan_step(
         units=form_units(own) if joins_neighbours else own,
         capture=capture,
         logit_rows=None if asks_all else torch.tensor(logit_rows, dtype=torch.int64, device=device),
+        added=_added([batch[index] for index, _ in segments], padded),
     )
     return PlannedStep(plan, segments, logit_counts)
+
+
+def _added(batch: Sequence[SequenceRows], num_rows: int) -> Tensor | None:
+    """What sequences in row order add to their input embeddings, zeros where one adds nothing; None where none does."""
+    some = next((rows.added for rows in batch if rows.added is not None), None)
+    if some is None:
+        return None
+    added = some.new_zeros(num_rows, some.shape[1])
+    first = 0
+    for rows in batch:
+        if rows.added is not None:
+            added[first : first + len(rows.tokens)] = rows.added
+        first += len(rows.tokens)
+    return added
 
 
 def _row_order(slots: Sequence[Slot]) -> list[int]:

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from torch import Tensor
+
 from paceline.target.errors import StepError
 from paceline.target.executor import ModelShape
 
@@ -25,6 +27,8 @@ class SequenceRows:
             In a decode step row 0 is the root (parent -1) and draft node `i` is row `i + 1`.
         num_logits: rows to run through the LM head: all, the last, none, or explicit row indices.
         wants_features: False leaves this sequence out of the taps.
+        added: `[rows, hidden]` to add to the rows' input embeddings, for drafters that read features there; None adds
+            nothing.
     """
 
     slot: int
@@ -32,6 +36,7 @@ class SequenceRows:
     parents: Sequence[int] | None = None
     num_logits: Literal["last", "all", "none"] | Sequence[int] = "all"
     wants_features: bool = True
+    added: Tensor | None = None
 
     @classmethod
     def decode(
@@ -83,6 +88,10 @@ class SequenceRows:
             for row, parent in enumerate(self.parents):
                 if not -1 <= parent < row:
                     raise StepError(f"slot {self.slot}: parent {parent} of row {row} does not come before it")
+        if self.added is not None and tuple(self.added.shape) != (count, shape.hidden_size):
+            raise StepError(
+                f"slot {self.slot}: added must be {[count, shape.hidden_size]}, not {list(self.added.shape)}"
+            )
         if past + max(self.depths()) >= shape.max_positions:
             raise StepError(f"slot {self.slot} would pass the model's {shape.max_positions} positions")
         if any(not 0 <= row < count for row in self.logit_rows()):

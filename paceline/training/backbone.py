@@ -31,7 +31,7 @@ def final_hidden(
     tokens: Tensor,
     linear: LinearMap | None = None,
 ) -> Tensor:
-    """Output of the final norm.
+    """Output of the final norm of causal texts.
 
     Args:
         weights: by transformers name, in the compute type: norms, and what `linear` is not given for.
@@ -43,25 +43,54 @@ def final_hidden(
     Returns:
         ``[rows, length, hidden]`` in the compute type.
     """
+    rope = rope_tables(shape.rope_theta, shape.head_dim, 0, tokens.shape[1], embedding.dtype)
+    return run_layers(weights, shape, F.embedding(tokens, embedding), rope, None, linear)
+
+
+def run_layers(
+    weights: Mapping[str, Tensor],
+    shape: TeacherShape,
+    x: Tensor,
+    rope: tuple[Tensor, Tensor],
+    mask: Tensor | None,
+    linear: LinearMap | None = None,
+) -> Tensor:
+    """Output of the final norm of rows that are embedded already.
+
+    Args:
+        weights: as in :func:`final_hidden`.
+        shape: sizes.
+        x: ``[texts, rows, hidden]``.
+        rope: cosines and sines of the rows' positions, ``[rows, 1, head_dim]`` or ``[texts, rows, 1, head_dim]``.
+        mask: added to the scores, ``[texts, 1, rows, rows]``; None lets each row see those up to itself.
+        linear: as in :func:`final_hidden`.
+
+    Returns:
+        ``[texts, rows, hidden]``.
+    """
     apply = linear or (lambda name, x: F.linear(x, weights[name + ".weight"]))
-    rows, length = tokens.shape
-    cos, sin = rope_tables(shape.rope_theta, shape.head_dim, 0, length, embedding.dtype)
+    texts, rows = x.shape[:2]
+    cos, sin = rope
 
     def norm(name: str, x: Tensor) -> Tensor:
         return F.rms_norm(x, (shape.hidden,), weights[name + ".weight"], shape.rms_eps)
 
-    x = F.embedding(tokens, embedding)
     for i in range(shape.num_layers):
         layer = f"model.layers.{i}."
         a = norm(layer + "input_layernorm", x)
         q, k, v = (
-            apply(layer + f"self_attn.{n}_proj", a).view(rows, length, -1, shape.head_dim) for n in "qkv"
+            apply(layer + f"self_attn.{n}_proj", a).view(texts, rows, -1, shape.head_dim) for n in "qkv"
         )
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         mixed = F.scaled_dot_product_attention(
-            q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True, enable_gqa=True
+            q.transpose(1, 2),
+            k.transpose(1, 2),
+            v.transpose(1, 2),
+            attn_mask=mask,
+            is_causal=mask is None,
+            enable_gqa=True,
         )
-        x = x + apply(layer + "self_attn.o_proj", mixed.transpose(1, 2).reshape(rows, length, -1))
+        x = x + apply(layer + "self_attn.o_proj", mixed.transpose(1, 2).reshape(texts, rows, -1))
         m = norm(layer + "post_attention_layernorm", x)
         gate, up = (apply(layer + f"mlp.{n}_proj", m) for n in ("gate", "up"))
         x = x + apply(layer + "mlp.down_proj", F.silu(gate) * up)

@@ -42,6 +42,24 @@ def cut_layers(num_layers: int, keep: int) -> list[int]:
     return [*range(first), *range(num_layers - (keep - first), num_layers)]
 
 
+def cut_model(model_dir: Path, num_layers: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Configuration and tensors of a model of which some layers are kept; see :func:`cut_layers`.
+
+    Raises:
+        TrainingDataError: more layers than there are, or none.
+    """
+    config = json.loads((model_dir / "config.json").read_text())
+    source = read_weights(model_dir)
+    kept = cut_layers(int(config["num_hidden_layers"]), num_layers)
+    weights = {k: v for k, v in source.items() if not k.startswith("model.layers.")}
+    for new, old in enumerate(kept):
+        prefix = f"model.layers.{old}."
+        weights |= {
+            f"model.layers.{new}." + k[len(prefix) :]: v for k, v in source.items() if k.startswith(prefix)
+        }
+    return {**config, "num_hidden_layers": num_layers}, weights
+
+
 class IndependentObjective:
     """Distillation loss and acceptance of a small Llama with the target's embedding and head.
 
@@ -87,18 +105,7 @@ class IndependentObjective:
         draft_ids: Tensor | None = None,
     ) -> IndependentObjective:
         """Starts from layers of the target itself."""
-        config = json.loads((model_dir / "config.json").read_text())
-        source = read_weights(model_dir)
-        kept = cut_layers(int(config["num_hidden_layers"]), num_layers)
-        weights = {k: v for k, v in source.items() if not k.startswith("model.layers.")}
-        for new, old in enumerate(kept):
-            prefix = f"model.layers.{old}."
-            weights |= {
-                f"model.layers.{new}." + k[len(prefix) :]: v
-                for k, v in source.items()
-                if k.startswith(prefix)
-            }
-        return cls({**config, "num_hidden_layers": num_layers}, weights, target, dtype, draft_ids)
+        return cls(*cut_model(model_dir, num_layers), target, dtype, draft_ids)
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
         """Layers and final norm, by transformers name."""

@@ -112,8 +112,10 @@ class _LinearHeadLoss(torch.autograd.Function):
         labels: Tensor | None,
         teacher_x: Tensor | None,
         teacher_weight: Tensor | None,
+        row_weights: Tensor | None = None,
     ) -> Tensor:
         rows = x.shape[0]
+        share = x.new_ones(rows, dtype=torch.float32) if row_weights is None else row_weights.float()
         step = max(_MIN_CHUNK_ROWS, _CHUNK_LOGITS // weight.shape[0])
         grad_x = torch.empty_like(x)
         # Summed in float32: of many parts in bfloat16 the small ones would be lost.
@@ -125,7 +127,7 @@ class _LinearHeadLoss(torch.autograd.Function):
             log_probs -= log_probs.logsumexp(dim=-1, keepdim=True)
             if labels is not None:
                 own = labels[part].unsqueeze(1)
-                total -= log_probs.gather(1, own).sum().double()
+                total -= (log_probs.gather(1, own) * share[part, None]).sum().double()
                 grad = log_probs.exp_()
                 grad.scatter_add_(1, own, grad.new_full(own.shape, -1.0))
             else:
@@ -133,13 +135,13 @@ class _LinearHeadLoss(torch.autograd.Function):
                 assert teacher_weight is not None
                 wanted = (teacher_x[part] @ teacher_weight.T).float().log_softmax(-1)
                 probs = wanted.exp()
-                total += (probs * (wanted - log_probs)).sum().double()
+                total += ((probs * (wanted - log_probs)).sum(-1) * share[part]).sum().double()
                 grad = log_probs.exp_().sub_(probs)
-            grad = grad.to(x.dtype)
+            grad = (grad if row_weights is None else grad * share[part, None]).to(x.dtype)
             grad_x[part] = grad @ weight
             if grad_weight is not None:
                 grad_weight += grad.T @ x[part]
-        scale = 1.0 / max(rows, 1)
+        scale = 1.0 / (max(rows, 1) if row_weights is None else max(float(share.sum()), 1e-30))
         ctx.save_for_backward(
             grad_x.mul_(scale), None if grad_weight is None else grad_weight.mul_(scale).to(weight.dtype)
         )
@@ -150,24 +152,29 @@ class _LinearHeadLoss(torch.autograd.Function):
         grad_x, grad_weight = ctx.saved_tensors
         (grad,) = grads
         of_weight = None if grad_weight is None else grad_weight * grad.to(grad_weight.dtype)
-        return grad_x * grad.to(grad_x.dtype), of_weight, None, None, None
+        return grad_x * grad.to(grad_x.dtype), of_weight, None, None, None, None
 
 
-def linear_cross_entropy(x: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+def linear_cross_entropy(
+    x: Tensor, weight: Tensor, labels: Tensor, row_weights: Tensor | None = None
+) -> Tensor:
     """Cross entropy of a linear head against labels.
 
     Args:
         x: ``[rows, width]``.
         weight: ``[vocab, width]``, same type as ``x``.
         labels: int64 ``[rows]``.
+        row_weights: ``[rows]``, not negative; None weighs all alike. Gets no gradient.
 
     Returns:
-        The mean over rows in nats, a float32 scalar.
+        The weighted mean over rows in nats, a float32 scalar.
     """
-    return _LinearHeadLoss.apply(x, weight, labels, None, None)  # type: ignore[no-any-return]
+    return _LinearHeadLoss.apply(x, weight, labels, None, None, row_weights)  # type: ignore[no-any-return]
 
 
-def linear_divergence(x: Tensor, weight: Tensor, teacher_x: Tensor, teacher_weight: Tensor) -> Tensor:
+def linear_divergence(
+    x: Tensor, weight: Tensor, teacher_x: Tensor, teacher_weight: Tensor, row_weights: Tensor | None = None
+) -> Tensor:
     """Kullback-Leibler divergence of a linear head's softmax from a teacher's, ``KL(teacher || head)``.
 
     Args:
@@ -175,11 +182,12 @@ def linear_divergence(x: Tensor, weight: Tensor, teacher_x: Tensor, teacher_weig
         weight: ``[vocab, width]``, same type as ``x``.
         teacher_x: ``[rows, teacher_width]``; gets no gradient.
         teacher_weight: ``[vocab, teacher_width]``; gets no gradient.
+        row_weights: as in :func:`linear_cross_entropy`.
 
     Returns:
-        The mean over rows in nats, a float32 scalar.
+        The weighted mean over rows in nats, a float32 scalar.
     """
-    return _LinearHeadLoss.apply(x, weight, None, teacher_x, teacher_weight)  # type: ignore[no-any-return]
+    return _LinearHeadLoss.apply(x, weight, None, teacher_x, teacher_weight, row_weights)  # type: ignore[no-any-return]
 
 
 @torch.no_grad()

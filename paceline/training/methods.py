@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
 import structlog
 import torch
@@ -20,13 +21,17 @@ from paceline.training.eagle3 import Eagle3Objective, TargetFacts, choose_draft_
 from paceline.training.eagle3_start import default_shape, fit_linear
 from paceline.training.eagle3_start import starting_parameters as eagle3_parameters
 from paceline.training.errors import TrainingDataError
-from paceline.training.independent import IndependentObjective
+from paceline.training.independent import IndependentObjective, cut_model
 from paceline.training.medusa1 import Medusa1Objective
 from paceline.training.medusa2 import JointSettings, Medusa2Objective
 from paceline.training.medusa_heads import HeadStack, fit_look_ahead, starting_parameters
 from paceline.training.objective import Objective
 from paceline.training.p_eagle import PEagleObjective, PEagleShape
 from paceline.training.p_eagle_start import mean_taps, p_eagle_start, rarest_token
+from paceline.training.pard1 import Pard1Objective
+from paceline.training.pard2 import FeatureSettings, Pard2Objective, rms_features
+from paceline.training.pard_start import mask_token_for
+from paceline.training.shards import shard_indices
 from paceline.training.teacher import TeacherShape, default_tap_layers, read_weights
 from paceline.training.tuned_backbone import LoraSettings, TunedBackbone
 
@@ -36,6 +41,9 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 _FIT_TOKENS = 40_000
+
+_KEEP_FLOORS = {"pard1": 0.2, "pard2": 0.1}
+"""Least shares of rows at any depth, as the authors' recipes have them."""
 
 
 def build_objective(options: TrainOptions, corpus: Corpus) -> Objective:
@@ -133,7 +141,7 @@ def _build_p_eagle(options: TrainOptions, corpus: Corpus, fingerprint: str) -> O
         start.tap_scale,
         TargetFacts(fingerprint, options.model_dir.name, taps, target.max_positions),
         keep_ratio=options.keep_ratio,
-        keep_floor=options.keep_floor,
+        keep_floor=options.keep_floor or 0.0,
         num_segments=options.num_segments,
         dtype=getattr(torch, options.dtype),
     )
@@ -153,6 +161,50 @@ def _build_independent(options: TrainOptions, corpus: Corpus, fingerprint: str) 
         TargetFacts(fingerprint, options.model_dir.name, (), 0),
         getattr(torch, options.dtype),
         draft_ids,
+    )
+
+
+def _build_pard(options: TrainOptions, corpus: Corpus, fingerprint: str) -> Objective:
+    target_config = json.loads((options.model_dir / "config.json").read_text())
+    target = TeacherShape.from_config(target_config)
+    if options.start_dir is None:
+        config, weights = cut_model(options.model_dir, options.num_layers)
+    else:
+        config = json.loads((options.start_dir / "config.json").read_text())
+        weights = read_weights(options.start_dir)
+    if int(config["vocab_size"]) != target.vocab:
+        raise TrainingDataError(
+            f"start_dir has {config['vocab_size']} tokens and the target {target.vocab}: they must share a tokenizer"
+        )
+    counts = corpus.count_answer_tokens(target.vocab)
+    mask = mask_token_for(options.model_dir, counts, weights["model.embed_tokens.weight"])
+    draft_ids = choose_draft_vocab(counts, options.draft_vocab) if options.draft_vocab else None
+    log.info("pard", mask_token=mask, draft_vocab=options.draft_vocab or target.vocab)
+    floor = _KEEP_FLOORS[options.method] if options.keep_floor is None else options.keep_floor
+    common: dict[str, Any] = {
+        "mask_token": mask,
+        "draft_ids": draft_ids,
+        "num_depths": options.num_depths,
+        "keep_ratio": options.keep_ratio,
+        "keep_floor": floor,
+        "dtype": getattr(torch, options.dtype),
+        "tokenizer_dir": options.model_dir,
+    }
+    taps = default_tap_layers(target.num_layers)
+    facts = TargetFacts(fingerprint, options.model_dir.name, taps, target.max_positions)
+    if options.method == "pard1":
+        return Pard1Objective(config, weights, facts, **common)
+    some = corpus.epoch(0, shard_indices(corpus.folder)[:1])
+    teacher = read_weights(options.model_dir)
+    return Pard2Objective(
+        config,
+        weights,
+        facts,
+        teacher.get("lm_head.weight", teacher["model.embed_tokens.weight"]),
+        rms_features(list(islice(some, 8))),
+        FeatureSettings(drop=options.feature_drop, label_weight=options.token_weight),
+        options.seed,
+        **common,
     )
 
 
@@ -211,6 +263,8 @@ METHODS: dict[str, Callable[[TrainOptions, Corpus, str], Objective]] = {
     "medusa1": _build_medusa1,
     "medusa2": _build_medusa2,
     "p_eagle": _build_p_eagle,
+    "pard1": _build_pard,
+    "pard2": _build_pard,
 }
 
 GRADIENT_LIMITS = {"eagle1": 0.5, "eagle2": 0.5}

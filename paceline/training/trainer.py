@@ -55,6 +55,8 @@ class TrainOptions:
         data_dir: target-written shards to learn from.
         heldout_dir: shards of another seed, never trained on.
         run_dir: checkpoints; an existing run goes on from its newest.
+        start_dir: a small model of the target's tokenizer to start from, instead of layers cut from the target
+            (``pard1`` and ``pard2``).
         export_dir: servable drafter, replaced whenever held-out acceptance is the best so far.
         num_steps: optimiser steps of the whole run. May be changed on resume; the cosine follows.
         batch_tokens: padded tokens a step.
@@ -70,14 +72,15 @@ class TrainOptions:
         test_steps: unrolled steps of training-time test, where the method has it.
         step_decay: loss ratio of one such step to the one before.
         feature_weight: of the loss on predicted features, where the method predicts them.
-        token_weight: of the cross entropy beside it.
+        token_weight: of the cross entropy beside it, or beside the divergence from the target (``pard2``).
         token_rows: rows of a batch whose cross entropy such a method computes, chosen at random; 0 = all.
+        feature_drop: share of texts learned without the target's features, where the method can do without.
         feature_noise: largest entry of the noise on features that such a method reads while it learns.
         num_layers: layers cut from the target, where the method does that (half from either end), or of the drafter
             itself, where it may have several.
         num_depths: tokens drafted in one pass, where the method does that.
         keep_ratio: rows trained at each such depth, of the depth before.
-        keep_floor: least share of rows at any such depth.
+        keep_floor: least share of rows at any such depth; unless given, what the method's authors take.
         num_segments: segments of a text whose gradients are taken one after the other, where the method can: less
             memory.
         num_heads: Medusa's heads.
@@ -105,6 +108,7 @@ class TrainOptions:
     heldout_dir: Path
     run_dir: Path
     export_dir: Path
+    start_dir: Path | None = None
     num_steps: int = 1000
     batch_tokens: int = 2048
     learning_rate: float = 1e-3
@@ -121,11 +125,12 @@ class TrainOptions:
     feature_weight: float = 1.0
     token_weight: float = 0.1
     token_rows: int = 0
+    feature_drop: float = 0.1
     feature_noise: float = 0.1
     num_layers: int = 4
     num_depths: int = 8
     keep_ratio: float = 0.7
-    keep_floor: float = 0.0
+    keep_floor: float | None = None
     num_segments: int = 1
     num_heads: int = 5
     output: str = "own"
@@ -176,9 +181,9 @@ class TrainOptions:
                 raise TrainingDataError(f"{name} must not be negative")
         if not 0 < self.keep_ratio <= 1:
             raise TrainingDataError("keep_ratio must be above 0 and at most 1")
-        if not 0 <= self.keep_floor <= 1:
+        if not 0 <= (self.keep_floor or 0.0) <= 1:
             raise TrainingDataError("keep_floor must be from 0 to 1")
-        for name in ("heads_first", "lora_dropout"):
+        for name in ("feature_drop", "heads_first", "lora_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise TrainingDataError(f"{name} must be at least 0 and below 1")
         for name, known in _CHOICES.items():

@@ -1,0 +1,247 @@
+"""PARD (2504.18583): a small causal language model that drafts all tokens in one pass, by mask tokens.
+
+A pass runs the tokens committed since the last one, and behind them `K - 1` copies of one *mask token*: the last true
+row proposes the next token, mask row `i` the token `i` places further. Attention is plain causal and positions go on,
+so the model is run like any other, through the target engine. Keys and values of true rows stay; those of mask rows
+fall away once tokens are committed, and drafted tokens that were accepted come in as true rows then. All mask rows are
+alike, so a drafter may draft more tokens than it was trained for, and a longer wish runs only the rows that are new.
+
+It reads nothing of the target but its tokens: one checkpoint serves all targets of one tokenizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+import structlog
+import torch
+from torch import Tensor
+
+from paceline.drafters.base import DrafterError, DraftRequest, OutcomeRequest, UnknownDraftSequenceError
+from paceline.drafters.checkpoint import CheckpointError, DrafterConfig
+from paceline.drafters.draft_layer import TorchOutput
+from paceline.drafters.draft_model import DraftModel
+from paceline.drafters.own_text import SameText
+from paceline.drafters.parallel_round import Round, RoundRequest, round_entries
+from paceline.drafters.pard_checkpoint import mask_token, model_directory, read_model_config
+from paceline.drafters.vocabulary import DraftVocabulary
+from paceline.target import Device, SequenceRows, TapSpec, TargetEngine, UnsupportedModelError
+from paceline.trie import DraftEntry
+
+log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class SequenceState:
+    """A sequence's committed tokens, and what was run behind them.
+
+    Attributes:
+        slot: of the engine.
+        tokens: committed.
+        num_cached: of them, those whose keys and values are in the slot; mask rows may stand behind all of them.
+        round: the rows behind the committed tokens, once all of these are cached.
+        with_features: whether what is cached was run with the target's features (`pard2.py`).
+    """
+
+    slot: int
+    tokens: list[int]
+    num_cached: int = 0
+    round: Round = field(default_factory=Round)
+    with_features: bool = False
+
+    def forget(self) -> None:
+        """Run everything anew next time."""
+        self.num_cached, self.round = 0, Round()
+
+
+class Pard1Drafter:
+    """Drafts with mask tokens; see `paceline.drafters.base.Drafter`.
+
+    Args:
+        model: runs rows; its logits are those of the tokens that may be drafted.
+        draft_ids: `[draft_vocab]` int64 target id of each of its logits; None where they are the same.
+        mask: the mask token's id, which is never proposed.
+    """
+
+    method: ClassVar[str] = "pard1"
+    formats: ClassVar[tuple[str, ...]] = ("paceline", "transformers", "pard")
+    reads: ClassVar[str] = "nothing"
+
+    def __init__(self, model: DraftModel, draft_ids: Tensor | None, mask: int) -> None:
+        self.tap: TapSpec | None = None
+        self._model = model
+        self._engine = model.engine
+        self._mask = mask
+        self._target_id_of: Sequence[int] = (
+            range(self._engine.shape.vocab_size) if draft_ids is None else draft_ids.tolist()
+        )
+        self._mask_column = self._target_id_of.index(mask) if mask in self._target_id_of else None
+        self._draft_ids = None if draft_ids is None else draft_ids.to(self._engine.device.torch_device)
+        self._sequences: dict[int, SequenceState] = {}
+
+    @property
+    def max_positions(self) -> int:
+        """Positions of the model."""
+        return self._engine.shape.max_positions
+
+    @classmethod
+    def read_tap(cls, directory: Path, config: DrafterConfig) -> TapSpec | None:
+        """It reads no features."""
+        return None
+
+    @classmethod
+    def load(
+        cls, directory: Path, config: DrafterConfig, target_dir: Path, device: Device, dtype: torch.dtype
+    ) -> Pard1Drafter:
+        """Load a checkpoint, Paceline's own or a public directory with `pard_token` in its `config.json`."""
+        if read_model_config(model_directory(directory)).get("pard2"):
+            log.warning(
+                "this PARD-2 checkpoint drafts without the target's features: "
+                "`paceline checkpoints import` makes one that reads them",
+                drafter=directory.name,
+            )
+        return cls(*load_model(directory, config, target_dir, device, dtype))
+
+    def open(self, sequence_id: int, tokens: Sequence[int]) -> None:
+        """Start following a sequence."""
+        self.close(sequence_id)
+        with torch.inference_mode():  # a slot that grew in that mode can only be taken in it
+            slot = self._engine.open(len(tokens) + 64)
+        self._sequences[sequence_id] = SequenceState(slot, list(tokens))
+
+    def close(self, sequence_id: int) -> None:
+        """Forget a sequence."""
+        state = self._sequences.pop(sequence_id, None)
+        if state is not None:
+            self._engine.close(state.slot)
+
+    def extend(self, sequence_id: int, start: int, tokens: Sequence[int]) -> None:
+        """Take in committed tokens."""
+        state = self._get(sequence_id)
+        known = len(state.tokens)
+        if start > known:
+            raise DrafterError(f"sequence {sequence_id}: tokens {known} to {start - 1} are missing")
+        state.tokens.extend(tokens[known - start :])
+
+    def feed(self, sequence_id: int, start: int, features: Tensor) -> None:
+        """Features are not read."""
+        self._get(sequence_id)
+
+    def draft(self, requests: Sequence[DraftRequest]) -> list[DraftEntry | None]:
+        """Draft chains, and trees for requests with more nodes than tokens in a row, all sequences in one pass."""
+        able = [r for r in requests if self._can_draft(r)]
+        states = [self._get(r.sequence_id) for r in able]
+        for request, state in zip(able, states, strict=True):
+            wanted = self._uses_features(request)
+            if state.with_features != wanted:
+                state.forget()
+                state.with_features = wanted
+        with torch.inference_mode():
+            self._run([(s, r.num_tokens) for r, s in zip(able, states, strict=True)])
+            entries = round_entries(
+                [
+                    RoundRequest(r, s.round, len(s.tokens), r.num_tokens)
+                    for r, s in zip(able, states, strict=True)
+                ],
+                self._draft_ids,
+                self._target_id_of,
+            )
+        return [entries.get(request.sequence_id) for request in requests]
+
+    def draft_outcomes(
+        self, requests: Sequence[OutcomeRequest], may_go_on: Callable[[], bool] = lambda: True
+    ) -> list[DraftEntry | None]:
+        """None for all: what a mask row proposes does not depend on the tokens before it."""
+        return [None for _ in requests]
+
+    def _run(self, wanted: Sequence[tuple[SequenceState, int]]) -> None:
+        """Run committed tokens that have come in since, and the mask rows still missing: one pass over all."""
+        states: list[SequenceState] = []
+        rows: list[SequenceRows] = []
+        vocab = self._engine.shape.vocab_size
+        for state, depth in wanted:
+            fresh = state.tokens[state.num_cached :]
+            if fresh:
+                state.round = Round()
+                num_masks, num_kept = depth - 1, state.num_cached
+            else:
+                num_masks = depth - len(state.round.depths)
+                num_kept = state.num_cached + len(state.round.depths) - 1
+            if not fresh and num_masks <= 0:
+                continue
+            # Mask rows of earlier drafts fall away, and what a pass that failed left behind.
+            self._engine.truncate(state.slot, min(num_kept, self._engine.length(state.slot)))
+            # Ids past the model's own, which a target has only to pad its head, are read as unknown tokens.
+            tokens = [token if token < vocab else self._mask for token in fresh]
+            tokens += [self._mask] * num_masks
+            first = max(0, len(fresh) - 1)
+            states.append(state)
+            rows.append(
+                SequenceRows(
+                    state.slot,
+                    tokens,
+                    num_logits=range(first, len(tokens)),
+                    added=self._added(state, len(fresh), num_masks),
+                )
+            )
+        if not rows:
+            return
+        for state, logits in zip(states, self._model.step(rows), strict=True):
+            if self._mask_column is not None:
+                logits[:, self._mask_column] = -torch.inf
+            output = TorchOutput(logits[:0], logits)
+            state.num_cached = len(state.tokens)
+            state.round.depths += [(output, row) for row in range(logits.shape[0])]
+
+    def _uses_features(self, request: DraftRequest) -> bool:
+        """Whether a draft is made with the target's features."""
+        return False
+
+    def _added(self, state: SequenceState, num_true: int, num_masks: int) -> Tensor | None:
+        """What is added to the embeddings of the last `num_true` committed tokens and of masks behind them."""
+        return None
+
+    def _can_draft(self, request: DraftRequest) -> bool:
+        state = self._get(request.sequence_id)
+        depth = request.num_tokens
+        return depth > 0 and bool(state.tokens) and len(state.tokens) + depth <= self.max_positions
+
+    def _get(self, sequence_id: int) -> SequenceState:
+        try:
+            return self._sequences[sequence_id]
+        except KeyError:
+            raise UnknownDraftSequenceError(f"sequence {sequence_id} is not open") from None
+
+
+def load_model(
+    directory: Path, config: DrafterConfig, target_dir: Path, device: Device, dtype: torch.dtype
+) -> tuple[DraftModel, Tensor | None, int]:
+    """The model of a checkpoint, the target's ids of its logits, and its mask token.
+
+    Raises:
+        CheckpointError: it cannot be run, or has another tokenizer than the target: mask rows are told apart by their
+            places, and a text's places are the target's only where its tokens are.
+    """
+    where = device.kind if device.kind == "cpu" else f"{device.kind}:{device.index}"
+    model_dir = model_directory(directory)
+    if not any(model_dir.glob("*.safetensors")):
+        raise CheckpointError(
+            f"{model_dir.name!r} has no safetensors weights; pickled ones are never read: convert them with "
+            "`save_pretrained` of transformers"
+        )
+    try:
+        engine = TargetEngine.load(model_dir, where, dtype)
+    except UnsupportedModelError as error:
+        raise CheckpointError(f"{directory.name!r}: {error}") from None
+    vocab = engine.shape.vocab_size
+    mask = mask_token(config, vocab)
+    vocabulary = DraftVocabulary.read(directory, model_dir, config, target_dir, vocab)
+    if not isinstance(vocabulary.open_text(), SameText):
+        raise CheckpointError(
+            f"{directory.name!r} has another tokenizer than target {target_dir.name!r}: a drafter with mask tokens "
+            "must share its target's"
+        )
+    return DraftModel.load(model_dir, engine, vocabulary.own_ids, None), vocabulary.target_ids, mask

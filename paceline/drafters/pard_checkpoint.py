@@ -1,0 +1,99 @@
+"""A PARD checkpoint on disk: a whole causal language model in `model/`, and beside it what only Paceline needs.
+
+`model/` is the public layout (a transformers directory whose `config.json` names `pard_token`), so that it serves
+elsewhere as it is, and so does a public directory here. `config.json` names the method; `model.safetensors`, where
+there is one, holds PARD-2's projection and which rows of the head are drafted (`d2t`).
+
+Responsible for: writing and reading that layout. Deliberately does not know: drafts, training. Called by the drafters,
+by training and by `paceline.checkpoints`.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+from paceline.drafters.checkpoint import CheckpointError, DrafterConfig, save_drafter
+from paceline.drafters.independent import MODEL_DIR
+from paceline.drafters.intersection import FILE_NAME as TOKENIZER_FILE
+
+PROJECTION = "target_proj.weight"
+PROJECTION_BIAS = "target_proj.bias"
+
+BESIDE = (PROJECTION, PROJECTION_BIAS, "d2t")
+"""Tensors that stand beside the model."""
+
+MODEL_CONFIG = "model"
+"""Key in `DrafterConfig.shape` under which the model's transformers configuration travels between formats."""
+
+
+def model_directory(directory: Path) -> Path:
+    """Where a checkpoint's model is: below it, or, in the public layout, the checkpoint itself."""
+    return directory / MODEL_DIR if (directory / MODEL_DIR).is_dir() else directory
+
+
+def mask_token(config: DrafterConfig, vocab: int) -> int:
+    """Id whose embedding stands for a token that is not known yet.
+
+    Raises:
+        CheckpointError: it is none of the model's.
+    """
+    token = config.shape.get("mask_token")
+    if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocab:
+        raise CheckpointError(f"mask_token must be a token from 0 to {vocab - 1}, not {token!r}")
+    return token
+
+
+def save_pard(
+    folder: Path, config: DrafterConfig, tensors: Mapping[str, Tensor], tokenizer_dir: Path | None = None
+) -> None:
+    """Write a checkpoint.
+
+    Args:
+        folder: where to.
+        config: of the drafter; `shape["model"]` is the model's transformers configuration, and is moved to `model/`.
+        tensors: the model's by their transformers names, and those of `BESIDE`.
+        tokenizer_dir: a directory whose `tokenizer.json` is the drafter's too; by it a target is told to fit.
+    """
+    shape = dict(config.shape)
+    model_config = shape.pop(MODEL_CONFIG)
+    model = folder / MODEL_DIR
+    model.mkdir(parents=True, exist_ok=True)
+    weights = {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items() if k not in BESIDE}
+    part = model / "model.safetensors.part"
+    save_file(weights, part, metadata={"format": "pt"})
+    part.chmod(0o644)  # it was written as a private temporary file; images run as another user
+    part.replace(model / "model.safetensors")
+    (model / "config.json").write_text(json.dumps(model_config, indent=2) + "\n")
+    if tokenizer_dir is not None and (tokenizer_dir / TOKENIZER_FILE).is_file():
+        shutil.copyfile(tokenizer_dir / TOKENIZER_FILE, model / TOKENIZER_FILE)
+    written = DrafterConfig(
+        config.method, config.target_fingerprint, config.target_name, shape, config.training
+    )
+    beside = {k: v for k, v in tensors.items() if k in BESIDE}
+    if beside:
+        save_drafter(folder, written, beside)
+    else:
+        (folder / "config.json").write_text(json.dumps(asdict(written), indent=2) + "\n")
+
+
+def read_model_config(model_dir: Path) -> dict[str, Any]:
+    """A model's transformers configuration.
+
+    Raises:
+        CheckpointError: there is none, or it is no JSON object.
+    """
+    try:
+        content = json.loads((model_dir / "config.json").read_text())
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{model_dir.name!r} has no readable config.json: {error}") from None
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{model_dir.name!r}: config.json is not a JSON object")
+    return content
