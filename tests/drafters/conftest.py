@@ -19,6 +19,7 @@ from paceline.target import SequenceRows, TargetEngine
 from paceline.training.eagle1 import Eagle1Shape
 from paceline.training.eagle3 import Eagle3Shape
 from paceline.training.p_eagle import PEagleShape
+from tests.drafters import pard_checkpoint
 from tests.drafters.p_eagle_checkpoint import MASK_TOKEN, random_tensors, save
 
 VOCAB = 97
@@ -193,6 +194,25 @@ def p_eagle_dir(
 
 
 @pytest.fixture(scope="session")
+def pard_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random two-layer model of the target's vocabulary."""
+    return _save_llama(tmp_path_factory.mktemp("pard_model"), 2, seed=3)
+
+
+@pytest.fixture(scope="session")
+def pard1_dir(pard_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """That model with a mask token, for any target."""
+    return pard_checkpoint.save(tmp_path_factory.mktemp("pard1"), pard_model_dir, "pard1")
+
+
+@pytest.fixture(scope="session")
+def pard2_dir(pard_model_dir: Path, target_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """That model with a mask token and features of the target."""
+    path = tmp_path_factory.mktemp("pard2")
+    return pard_checkpoint.save(path, pard_model_dir, "pard2", model_fingerprint(target_dir))
+
+
+@pytest.fixture(scope="session")
 def independent_dir(target_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random one-layer model of the target's vocabulary."""
     path = tmp_path_factory.mktemp("independent")
@@ -246,6 +266,8 @@ def drafter_dirs(
     independent_dir: Path,
     medusa1_dir: Path,
     p_eagle_dir: Path,
+    pard1_dir: Path,
+    pard2_dir: Path,
 ) -> dict[str, Path]:
     """The checkpoints by method."""
     return {
@@ -255,6 +277,8 @@ def drafter_dirs(
         "independent": independent_dir,
         "medusa1": medusa1_dir,
         "p_eagle": p_eagle_dir,
+        "pard1": pard1_dir,
+        "pard2": pard2_dir,
     }
 
 

@@ -24,6 +24,9 @@ from tests.drafters.conftest import (  # noqa: F401  fixtures
     medusa1_dir,
     p_eagle_dir,
     p_eagle_tensors,
+    pard1_dir,
+    pard2_dir,
+    pard_model_dir,
     target_dir,
 )
 
@@ -35,7 +38,9 @@ SAMPLINGS = [
 ]
 
 
-@pytest.mark.parametrize("method", ["eagle1", "eagle2", "eagle3", "independent", "medusa1", "p_eagle"])
+@pytest.mark.parametrize(
+    "method", ["eagle1", "eagle2", "eagle3", "independent", "medusa1", "p_eagle", "pard1", "pard2"]
+)
 def test_drafts_and_company_leave_texts_alone(
     target_dir: Path,  # noqa: F811
     drafter_dirs: dict[str, Path],  # noqa: F811

@@ -80,6 +80,8 @@ def _acceptance(options: TrainOptions, weights: dict[str, torch.Tensor] | None) 
         ("medusa1", 128),
         ("medusa2", 128),
         ("p_eagle", 128),
+        ("pard1", 0),
+        ("pard2", 0),
     ],
 )
 def test_training_raises_heldout_acceptance(
@@ -140,7 +142,7 @@ def test_loss_falls_on_one_batch(
     assert losses[-1] < losses[0] - 0.2
 
 
-@pytest.mark.parametrize("method", ["eagle3", "medusa2", "p_eagle"])
+@pytest.mark.parametrize("method", ["eagle3", "medusa2", "p_eagle", "pard1", "pard2"])
 def test_stopped_and_resumed_equals_uninterrupted(
     method: str, target_dir: Path, text_dir: Path, heldout_dir: Path, tmp_path: Path
 ) -> None:

@@ -18,6 +18,7 @@ TAPS = {
     "eagle1": (TapSpec(norm_final=True), HIDDEN),
     "eagle3": (TapSpec(layers=(1, 2, 3), projection=torch.randn(FUSED, 3 * HIDDEN)), FUSED),
     "p_eagle": (TapSpec(layers=(1, 2, 3), projection=torch.randn(FUSED, 3 * HIDDEN)), FUSED),
+    "pard2": (TapSpec(layers=(3, 1), norm_final=True, projection=torch.randn(FUSED, 3 * HIDDEN)), FUSED),
     "eagle3, not fused": (TapSpec(layers=(1, 2, 3)), 3 * HIDDEN),
 }
 
