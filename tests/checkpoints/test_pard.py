@@ -68,7 +68,7 @@ def _reference(public: Path, target: Path, tokens: list[int], num_depths: int) -
             features = torch.cat([torch.zeros(1, HIDDEN), features])
             x = x + 0.5 * torch.cat([features, features[-1:].expand(num_depths - 1, -1)])
         logits = drafter(inputs_embeds=x[None]).logits[0, -num_depths:]
-    logits[:, MASK] = -torch.inf
+        logits[:, MASK] = -torch.inf
     return logits.argmax(-1).tolist()
 
 

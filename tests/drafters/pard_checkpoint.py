@@ -14,7 +14,7 @@ from paceline.drafters.checkpoint import ANY_TARGET, DrafterConfig
 from paceline.drafters.pard_checkpoint import MODEL_CONFIG, PROJECTION, PROJECTION_BIAS, save_pard
 
 MASK_TOKEN = 5
-SCALE = 0.5  # strong, so that drafts depend on the features
+SCALE = 0.15  # features weigh as much as embeddings, and do not drown them
 
 
 def save(path: Path, model_dir: Path, method: str, fingerprint: str = ANY_TARGET, **beside: Tensor) -> Path:
@@ -64,5 +64,5 @@ def reference_logits(
             shifted = torch.cat([shifted, shifted[-1:].expand(num_depths - 1, -1)])
             x = x + SCALE * (shifted + (0.0 if bias is None else bias))
         logits: Tensor = model(inputs_embeds=x[None]).logits[0, -num_depths:]
-    logits[:, MASK_TOKEN] = -torch.inf
+        logits[:, MASK_TOKEN] = -torch.inf
     return logits

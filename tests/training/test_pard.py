@@ -50,25 +50,30 @@ def _objective(
     return objective, next(corpus.batches(DataPosition()))
 
 
-def _plain_logits(objective: Pard1Objective, batch: Batch, text: int, anchor: int, depth: int) -> Tensor:
-    """Logits of one row by transformers: the text up to the anchor, mask rows behind it, one causal pass."""
-    w = objective.named_parameters()
-    config = {**objective.config, "num_hidden_layers": objective.shape.num_layers}
-    model = LlamaForCausalLM(LlamaForCausalLM.config_class(**config))
-    state = {k: p.detach() for k, p in w.items() if k.startswith("model.")}
-    state["model.embed_tokens.weight"] = objective._embedding
-    model.load_state_dict({**state, "lm_head.weight": objective._whole_head}, strict=True)
-    ids = batch.tokens[text, : anchor + 1]
-    x = torch.cat([objective._embedding[ids], w[MASK].detach().expand(depth, -1)])
-    if isinstance(objective, Pard2Objective):
-        assert batch.taps is not None
-        assert batch.hidden is not None
-        states = torch.cat([batch.taps[text, :anchor], batch.hidden[text, :anchor]], dim=-1).float()
-        features = states / objective._feature_scale @ w["target_proj.weight"].detach().T
-        features = torch.cat([torch.zeros(1, x.shape[1]), features])
-        x = x + 0.02 * torch.cat([features, features[-1:].expand(depth, -1)])
-    with torch.no_grad():
-        return model(inputs_embeds=x[None]).logits[0, -1]
+class _Plain:
+    """Logits of single rows by transformers: the text up to the anchor, mask rows behind it, one causal pass."""
+
+    def __init__(self, objective: Pard1Objective, batch: Batch) -> None:
+        self._objective, self._batch = objective, batch
+        self._model = LlamaForCausalLM(LlamaForCausalLM.config_class(**objective.config))
+        state = {k: p.detach() for k, p in objective.named_parameters().items() if k.startswith("model.")}
+        state["model.embed_tokens.weight"] = objective._embedding
+        self._model.load_state_dict({**state, "lm_head.weight": objective._whole_head}, strict=True)
+
+    def logits(self, text: int, anchor: int, depth: int) -> Tensor:
+        objective, batch, w = self._objective, self._batch, self._objective.named_parameters()
+        ids = batch.tokens[text, : anchor + 1]
+        x = torch.cat([objective._embedding[ids], w[MASK].detach().expand(depth, -1)])
+        if isinstance(objective, Pard2Objective):
+            assert batch.taps is not None
+            assert batch.hidden is not None
+            states = torch.cat([batch.taps[text, :anchor], batch.hidden[text, :anchor]], dim=-1).float()
+            features = states / objective._feature_scale @ w["target_proj.weight"].detach().T
+            features = torch.cat([torch.zeros(1, x.shape[1]), features])
+            x = x + 0.02 * torch.cat([features, features[-1:].expand(depth, -1)])
+        with torch.no_grad():
+            logits: Tensor = self._model(inputs_embeds=x[None]).logits[0, -1]
+        return logits
 
 
 def _kept(objective: Pard1Objective, batch: Batch) -> list[tuple[int, int, int]]:
@@ -90,12 +95,13 @@ def test_pard1_loss_is_the_mean_cross_entropy_of_kept_rows(
     torch.manual_seed(4)
     kept = _kept(objective, batch)
     value, _ = objective.loss(batch)
+    plain = _Plain(objective, batch)
     losses = []
     for text, anchor, depth in kept:
         place = anchor + depth + 1
         if place >= int(batch.lengths[text]) or int(batch.tokens[text, place]) == objective.mask_token:
             continue
-        logits = _plain_logits(objective, batch, text, anchor, depth)
+        logits = plain.logits(text, anchor, depth)
         logits[objective.mask_token] = -torch.inf
         losses.append(F.cross_entropy(logits, batch.tokens[text, place]))
     assert {depth for _, _, depth in kept} == set(range(5))
@@ -116,6 +122,7 @@ def test_pard2_loss_weighs_rows_by_the_targets_confidence(
     target_log_probs = (batch.hidden.float() @ head.T).log_softmax(-1)
     total_ce, total_kd, total = 0.0, 0.0, 0.0
     keep = objective.draft_ids
+    plain = _Plain(objective, batch)
     for text, anchor, depth in kept:
         place = anchor + depth + 1
         label = int(batch.tokens[text, place]) if place < batch.tokens.shape[1] else -1
@@ -125,7 +132,7 @@ def test_pard2_loss_weighs_rows_by_the_targets_confidence(
         for s in range(1, depth + 1):  # section 5: w = prod T_{p-s}
             token = int(batch.tokens[text, place - s])
             weight *= float(target_log_probs[text, place - s - 1, token].exp())
-        student = _plain_logits(objective, batch, text, anchor, depth)[keep].log_softmax(-1)
+        student = plain.logits(text, anchor, depth)[keep].log_softmax(-1)
         teacher = (batch.hidden[text, place - 1].float() @ head[keep].T).log_softmax(-1)
         total_ce -= weight * float(student[int(objective._draft_of[label])])
         total_kd += weight * float((teacher.exp() * (teacher - student)).sum())
@@ -211,7 +218,7 @@ def test_the_mask_is_a_free_row_where_there_is_one(target_dir: Path) -> None:
 
 def _cut(batch: Batch) -> Batch:
     """Two short texts, for what is computed row by row."""
-    length = 22
+    length = 36
     assert batch.taps is not None
     assert batch.hidden is not None
     return Batch(
