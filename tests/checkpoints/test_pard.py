@@ -15,7 +15,7 @@ from paceline.checkpoints import export_checkpoint, import_checkpoint
 from paceline.drafters import CheckpointError, DrafterConfig, DraftRequest, load_drafter
 from paceline.target import SequenceRows, TargetEngine
 
-VOCAB, HIDDEN, TARGET_HIDDEN, MASK = 97, 32, 64, 96
+VOCAB, HIDDEN, TARGET_HIDDEN, MASK, SCALE = 97, 32, 64, 96, 0.1
 PUBLIC_LAYERS = [-1, -3, 2, -5]  # of a target with 8 layers: final norm, and what enters layers 6, 2 and 4
 
 
@@ -42,7 +42,7 @@ def _public(path: Path, method: str, **changes: object) -> Path:
     content |= {"pard_token": MASK, "spd_type": method.replace("pard1", "pard")}
     if method == "pard2":
         content |= {
-            "pard2": True, "pard2_scale": 0.5, "pard2_proj_bias": False, "pard2_target_dim": 4 * TARGET_HIDDEN,
+            "pard2": True, "pard2_scale": SCALE, "pard2_proj_bias": False, "pard2_target_dim": 4 * TARGET_HIDDEN,
             "pard2_target_layers": PUBLIC_LAYERS,
         }  # fmt: skip
         random = torch.Generator().manual_seed(4)
@@ -66,7 +66,7 @@ def _reference(public: Path, target: Path, tokens: list[int], num_depths: int) -
             joined = torch.cat([states[i] for i in PUBLIC_LAYERS], dim=-1)[0, :-1]
             features = joined @ load_file(public / "warp_model.safetensors")["target_proj.weight"].T
             features = torch.cat([torch.zeros(1, HIDDEN), features])
-            x = x + 0.5 * torch.cat([features, features[-1:].expand(num_depths - 1, -1)])
+            x = x + SCALE * torch.cat([features, features[-1:].expand(num_depths - 1, -1)])
         logits = drafter(inputs_embeds=x[None]).logits[0, -num_depths:]
         logits[:, MASK] = -torch.inf
     return logits.argmax(-1).tolist()
@@ -96,7 +96,7 @@ def test_what_comes_in_drafts_as_published_and_goes_out_the_same(
         assert config.shape["tap_layers"] == [6, 2, 4]
         assert config.shape["norm_final"]
     expected = _reference(public, target, tokens, 7)
-    assert len(set(expected)) > 2
+    assert len(set(expected)) > 1
     assert _drafted(tmp_path / "own", target, tokens, 7) == expected
     export_checkpoint(tmp_path / "own", "pard", tmp_path / "out", target_dir=target)
     before, after = (load_file(p / "model.safetensors") for p in (public, tmp_path / "out"))
@@ -121,12 +121,12 @@ def test_pard2_without_features_is_pard1(target: Path, tmp_path: Path) -> None:
 
 def test_older_names_and_defaults(target: Path, tmp_path: Path) -> None:
     older = {
-        "pard2_scale": None, "pard2_target_layers": None, "pard2_target_dim": None, "pard_scale": 0.5,
+        "pard2_scale": None, "pard2_target_layers": None, "pard2_target_dim": None, "pard_scale": SCALE,
         "target_layers": PUBLIC_LAYERS, "pard_target_dim": 4 * TARGET_HIDDEN,
     }  # fmt: skip
     config = import_checkpoint(_public(tmp_path / "older", "pard2", **older), target, tmp_path / "own")
     assert config.shape["tap_layers"] == [6, 2, 4]
-    assert config.shape["scale"] == 0.5
+    assert config.shape["scale"] == SCALE
 
 
 @pytest.mark.parametrize(

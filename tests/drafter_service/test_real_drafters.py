@@ -33,6 +33,7 @@ from services.runtime.lifecycle import hosted
 from tests.drafter_service.conftest import Bench, Conductor, commits, eventually, opening
 from tests.drafter_service.scripted import ScriptedFeatures
 from tests.drafters.foreign import byte_fallback_tokenizer, byte_level_tokenizer, save_model
+from tests.drafters.pard_checkpoint import save as save_pard2
 
 ROOT = Path(__file__).parents[2]
 VOCAB_SIZE = 64
@@ -131,6 +132,27 @@ def p_eagle_dir(tmp_path_factory: pytest.TempPathFactory, target_dir: Path, eagl
     tensors["t2d"] = torch.ones(VOCAB_SIZE, dtype=torch.bool)
     save_drafter(path, config, tensors)
     return path
+
+
+@pytest.fixture(scope="module")
+def pard2_dir(tmp_path_factory: pytest.TempPathFactory, target_dir: Path) -> Path:
+    """A PARD-2 drafter with random weights, narrower than its target."""
+    torch.manual_seed(17)
+    config = LlamaConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=24,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=100,
+        initializer_range=0.5,
+    )
+    model = tmp_path_factory.mktemp("small")
+    LlamaForCausalLM(config).save_pretrained(model)
+    path = tmp_path_factory.mktemp("pard2")
+    return save_pard2(path, model, "pard2", model_fingerprint(target_dir), target_hidden=HIDDEN_SIZE)
 
 
 @pytest.fixture(scope="module")
@@ -278,7 +300,9 @@ def test_drafter_for_another_target_is_refused(tmp_path: Path, independent_dir: 
         Host.load(Settings(drafter=independent_dir, model=str(other), dtype="float32"), num_threads=1)
 
 
-@pytest.mark.parametrize(("method", "width"), [("eagle1", HIDDEN_SIZE), ("eagle3", 24), ("p_eagle", 24)])
+@pytest.mark.parametrize(
+    ("method", "width"), [("eagle1", HIDDEN_SIZE), ("eagle3", 24), ("p_eagle", 24), ("pard2", 24)]
+)
 async def test_it_drafts_over_the_wire_what_it_drafts_alone(
     bench: Bench, target_dir: Path, method: str, width: int, request: pytest.FixtureRequest
 ) -> None:

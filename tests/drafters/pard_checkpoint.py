@@ -17,7 +17,14 @@ MASK_TOKEN = 5
 SCALE = 0.15  # features weigh as much as embeddings, and do not drown them
 
 
-def save(path: Path, model_dir: Path, method: str, fingerprint: str = ANY_TARGET, **beside: Tensor) -> Path:
+def save(
+    path: Path,
+    model_dir: Path,
+    method: str,
+    fingerprint: str = ANY_TARGET,
+    target_hidden: int = 64,
+    **beside: Tensor,
+) -> Path:
     """A checkpoint of a saved model, for PARD-2 with a projection from two layers and the final norm, and a bias."""
     content = json.loads((model_dir / "config.json").read_text()) | {"pard_token": MASK_TOKEN}
     tensors = load_file(model_dir / "model.safetensors")
@@ -25,12 +32,12 @@ def save(path: Path, model_dir: Path, method: str, fingerprint: str = ANY_TARGET
     if method == "pard2":
         random = torch.Generator().manual_seed(21)
         hidden = int(content["hidden_size"])
-        tensors[PROJECTION] = torch.randn(hidden, 3 * 64, generator=random) * 0.1
+        tensors[PROJECTION] = torch.randn(hidden, 3 * target_hidden, generator=random) * 0.1
         tensors[PROJECTION_BIAS] = torch.randn(hidden, generator=random) * 0.1
         shape |= {
             "tap_layers": [3, 1],
             "norm_final": True,
-            "target_hidden": 64,
+            "target_hidden": target_hidden,
             "scale": SCALE,
             "proj_bias": True,
         }

@@ -95,7 +95,7 @@ def test_chain_equals_reference(
     assert list(entry.tokens) == logits.argmax(-1).tolist()
     expected = logits.log_softmax(-1).max(-1).values
     torch.testing.assert_close(torch.tensor(entry.log_probs), expected, rtol=1e-3, atol=1e-3)
-    assert len(set(entry.tokens)) > 2
+    assert len(set(entry.tokens)) > 1
     assert MASK_TOKEN not in entry.tokens
 
 
