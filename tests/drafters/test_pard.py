@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from tokenizers import Tokenizer, models
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -340,8 +342,6 @@ def test_a_part_of_the_head_is_drafted(
 def test_a_public_directory_serves_any_target(
     pard_model_dir: Path, target_dir: Path, tmp_path: Path, target: Target
 ) -> None:
-    import shutil
-
     public = tmp_path / "public"
     shutil.copytree(pard_model_dir, public)
     content = json.loads((public / "config.json").read_text()) | {"pard_token": MASK_TOKEN}
@@ -361,11 +361,24 @@ def test_a_public_directory_serves_any_target(
         load_drafter(public, target_dir)
 
 
+def test_another_tokenizer_is_refused(pard_model_dir: Path, target_dir: Path, tmp_path: Path) -> None:
+    tokenizers = [
+        Tokenizer(models.WordLevel({f"{letter}{i}": i for i in range(VOCAB)}, unk_token=f"{letter}0"))
+        for letter in "ab"
+    ]
+    target, drafter = tmp_path / "target", save(tmp_path / "drafter", pard_model_dir, "pard1")
+    shutil.copytree(target_dir, target)
+    tokenizers[0].save(str(target / "tokenizer.json"))
+    tokenizers[0].save(str(drafter / "model" / "tokenizer.json"))
+    assert load_drafter(drafter, target).method == "pard1"
+    tokenizers[1].save(str(drafter / "model" / "tokenizer.json"))
+    with pytest.raises(CheckpointError, match=r"tokenizer|in common"):
+        load_drafter(drafter, target)
+
+
 def test_damaged_checkpoints_are_refused_by_name(
     drafter_dirs: dict[str, Path], target_dir: Path, tmp_path: Path
 ) -> None:
-    import shutil
-
     path = drafter_dirs["pard2"]
     tensors = load_file(path / "model.safetensors")
     config = DrafterConfig.read(path)
@@ -404,9 +417,8 @@ def test_what_is_added_to_embeddings_is_the_same_for_every_executor(tmp_path: Pa
         head_dim=32,  # as the CPU kernels want it
         initializer_range=0.2,
     )
-    model = LlamaForCausalLM(config).bfloat16()
-    model.save_pretrained(tmp_path)
-    model = model.float().eval()
+    LlamaForCausalLM(config).bfloat16().save_pretrained(tmp_path)
+    model = LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     dtype = torch.bfloat16 if executor == "native" else torch.float32
     if executor == "native" and not runs_natively(Architecture.from_config(config), Device("cpu"), dtype):
         pytest.skip("no CPU kernels here")
