@@ -16,6 +16,7 @@ from paceline.drafters.base import (
     may_rank,
 )
 from paceline.drafters.checkpoint import ANY_TARGET, CheckpointError, DrafterConfig
+from paceline.drafters.deepseek_mtp import DeepseekMtpDrafter
 from paceline.drafters.eagle1 import Eagle1Drafter
 from paceline.drafters.eagle2 import Eagle2Drafter
 from paceline.drafters.eagle3 import Eagle3Drafter
@@ -30,6 +31,7 @@ from paceline.models import model_fingerprint
 from paceline.target import Device, TapSpec
 
 METHODS: dict[str, DrafterClass] = {
+    DeepseekMtpDrafter.method: DeepseekMtpDrafter,
     Eagle1Drafter.method: Eagle1Drafter,
     Eagle2Drafter.method: Eagle2Drafter,
     Eagle3Drafter.method: Eagle3Drafter,

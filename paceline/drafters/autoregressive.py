@@ -232,7 +232,8 @@ class AutoregressiveDrafter(FeatureFollower[SequenceState]):
         for state, chain in begun:
             # Token start + k - 1 stands in row start + k - 2, the row of the position before it.
             position = chain.start + len(chain.tokens) - 2
-            rows.append(Rows(state.slot, [chain.tokens[-1]], chain.state, [position]))
+            depths = [len(chain.tokens)]
+            rows.append(Rows(state.slot, [chain.tokens[-1]], chain.state, [position], depths=depths))
         output = self._layer.forward(rows, range(len(rows)))
         for index, (_, chain) in enumerate(begun):
             chain.state, chain.logits = output.states[index : index + 1], output.logits[index : index + 1]
@@ -295,7 +296,8 @@ class AutoregressiveDrafter(FeatureFollower[SequenceState]):
             tokens, from_rows, depths, paths = tree.nodes.run(nodes)
             # The root's state stands in front, so that its children find it where `ROOT` points.
             states = torch.cat((tree.states, state.stable.state))[from_rows]
-            rows.append(Rows(state.slot, tokens, states, [tree.start - 2 + depth for depth in depths], paths))
+            places = [tree.start - 2 + depth for depth in depths]
+            rows.append(Rows(state.slot, tokens, states, places, paths, depths))
             positions += [tree.start + depth for depth in depths]
             params += [request.sampling] * len(nodes)
         output = self._layer.forward(rows, range(len(positions)))

@@ -175,10 +175,13 @@ class DecoderBlock:
         device: where it runs.
         layer: layer of the cache slots.
         is_last: whether no block follows that runs the same rows: the last one settles them as pending.
+        first_row: rows of a slot before this one hold nothing in this layer, and none but they themselves see them.
     """
 
-    def __init__(self, weights: BlockWeights, device: Device, layer: int = 0, is_last: bool = True) -> None:
-        self._layer, self._is_last = layer, is_last
+    def __init__(
+        self, weights: BlockWeights, device: Device, layer: int = 0, is_last: bool = True, first_row: int = 0
+    ) -> None:
+        self._layer, self._is_last, self._first_row = layer, is_last, first_row
         self._eps = weights.eps
         self.head_norms = None if weights.head_norms is None else weights.head_norms.to(device.torch_device)
         self.hidden, self.dtype = weights.hidden, weights.dtype
@@ -241,11 +244,15 @@ class DecoderBlock:
         """Additive `[n, rows in the slot + n]`, or None where all is visible."""
         n, used, settled = part.num_rows, part.write_at, part.slot.length
         if part.paths is None:
-            if n == 1:
+            if n == 1 and not self._first_row:
                 return None
-            return torch.full((n, used + n), -torch.inf, dtype=self.dtype, device=self.where).triu(used + 1)
+            mask = torch.full((n, used + n), -torch.inf, dtype=self.dtype, device=self.where).triu(used + 1)
+            mask[:, : self._first_row] = -torch.inf
+            mask.diagonal(used).zero_()
+            return mask
         mask = torch.full((n, used + n), -torch.inf, dtype=self.dtype)
-        mask[:, :settled] = 0.0
+        mask[:, self._first_row : settled] = 0.0
         for row, path in enumerate(part.paths):
-            mask[row, [settled + seen for seen in path]] = 0.0
+            own = settled + path[-1]
+            mask[row, [at for seen in path if (at := settled + seen) >= self._first_row or at == own]] = 0.0
         return mask.to(self.where)

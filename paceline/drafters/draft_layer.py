@@ -30,6 +30,8 @@ class Rows:
         positions: rotary position of each row.
         paths: of rows in a tree, the cache rows behind the settled ones that each sees, counted from there, its own
             last; None for a chain, whose rows see everything up to themselves.
+        depths: of drafted rows, how many drafted tokens stand up to each, its own included; None for rows of true
+            features.
     """
 
     slot: Slot
@@ -37,6 +39,7 @@ class Rows:
     states: Tensor
     positions: Sequence[int]
     paths: list[list[int]] | None = None
+    depths: Sequence[int] | None = None
 
     @property
     def num_rows(self) -> int:

@@ -93,7 +93,10 @@ class Slot:
     (`length .. length + num_pending`).
     """
 
-    __slots__ = ("block", "index", "layout", "length", "num_pending", "rows", "slot_id", "storage")
+    __slots__ = (
+        *("block", "index", "layout", "length", "num_pending", "rows", "slot_id", "storage"),
+        "__weakref__",
+    )
 
     def __init__(self, slot_id: int, layout: KVLayout, block: Block) -> None:
         self.slot_id = slot_id

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from paceline.drafters.medusa_heads import MAX_HEADS, MedusaShape, OutputHead
 from paceline.models import model_fingerprint
-from paceline.training import eagle1_start
+from paceline.training import deepseek_mtp_start, eagle1_start
 from paceline.training.data import Corpus
+from paceline.training.deepseek_mtp import DeepseekMtpObjective
 from paceline.training.eagle1 import Eagle1Objective
 from paceline.training.eagle3 import Eagle3Objective, TargetFacts, choose_draft_vocab
 from paceline.training.eagle3_start import default_shape, fit_linear
@@ -108,6 +109,26 @@ def _build_eagle1(options: TrainOptions, corpus: Corpus, fingerprint: str) -> Ob
         token_weight=options.token_weight,
         token_rows=options.token_rows,
         noise=options.feature_noise,
+        dtype=getattr(torch, options.dtype),
+    )
+
+
+def _build_deepseek_mtp(options: TrainOptions, corpus: Corpus, fingerprint: str) -> Objective:
+    target = TeacherShape.from_config(json.loads((options.model_dir / "config.json").read_text()))
+    weights = read_weights(options.model_dir)
+    embedding, final_norm = weights["model.embed_tokens.weight"], weights["model.norm.weight"]
+    shape = deepseek_mtp_start.default_shape(target, options.num_modules)
+    projection = deepseek_mtp_start.fit_projection(corpus, embedding, final_norm, shape.rms_eps, _FIT_TOKENS)
+    return DeepseekMtpObjective(
+        shape,
+        deepseek_mtp_start.starting_parameters(shape, projection, final_norm, options.seed),
+        embedding,
+        weights.get("lm_head.weight", embedding),
+        TargetFacts(fingerprint, options.model_dir.name, (), target.max_positions),
+        steps=options.test_steps,
+        step_decay=options.step_decay,
+        loss=options.depth_loss,
+        token_rows=options.token_rows,
         dtype=getattr(torch, options.dtype),
     )
 
@@ -256,6 +277,7 @@ def _build_medusa2(options: TrainOptions, corpus: Corpus, fingerprint: str) -> O
 
 
 METHODS: dict[str, Callable[[TrainOptions, Corpus, str], Objective]] = {
+    "deepseek_mtp": _build_deepseek_mtp,
     "eagle1": _build_eagle1,
     "eagle2": _build_eagle1,
     "eagle3": _build_eagle3,

@@ -42,6 +42,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "head_start": ("target", "linear"),
     "heads_schedule": ("constant", "linear", "sine"),
     "base_loss": ("kl", "ce"),
+    "depth_loss": ("ce", "kl"),
 }
 
 
@@ -78,6 +79,8 @@ class TrainOptions:
         feature_noise: largest entry of the noise on features that such a method reads while it learns.
         num_layers: layers cut from the target, where the method does that (half from either end), or of the drafter
             itself, where it may have several.
+        num_modules: multi-token prediction modules in sequence.
+        depth_loss: of such modules: ``ce`` on the text's tokens, or ``kl`` to the target's distributions.
         num_depths: tokens drafted in one pass, where the method does that.
         keep_ratio: rows trained at each such depth, of the depth before.
         keep_floor: least share of rows at any such depth; unless given, what the method's authors take.
@@ -128,6 +131,8 @@ class TrainOptions:
     feature_drop: float = 0.1
     feature_noise: float = 0.1
     num_layers: int = 4
+    num_modules: int = 1
+    depth_loss: str = "ce"
     num_depths: int = 8
     keep_ratio: float = 0.7
     keep_floor: float | None = None
@@ -157,6 +162,7 @@ class TrainOptions:
             "warmup_steps",
             "test_steps",
             "num_layers",
+            "num_modules",
             "num_depths",
             "num_segments",
             "num_heads",

@@ -52,6 +52,64 @@ class BlockSizes(Protocol):
         """Added to mean squares."""
 
 
+class UnrolledBlock:
+    """A decoder block over whole texts that is run again, and then sees its own rows of earlier runs too.
+
+    Args:
+        sizes: the block's.
+        weights: its tensors by name, in the type to compute in.
+        prefix: of the names, such as ``midlayer.``.
+        length: of the texts.
+        dtype: to compute in.
+    """
+
+    def __init__(
+        self, sizes: BlockSizes, weights: Mapping[str, Tensor], prefix: str, length: int, dtype: torch.dtype
+    ) -> None:
+        self._sizes, self._length, self._dtype = sizes, length, dtype
+        self._qkv = torch.cat([weights[f"{prefix}self_attn.{x}_proj.weight"] for x in "qkv"])
+        self._gate_up = torch.cat([weights[f"{prefix}mlp.{x}_proj.weight"] for x in ("gate", "up")])
+        self._out = weights[f"{prefix}self_attn.o_proj.weight"]
+        self._norm = weights[f"{prefix}post_attention_layernorm.weight"]
+        self._down = weights[f"{prefix}mlp.down_proj.weight"]
+        self._groups = sizes.num_heads // sizes.num_kv_heads
+        self._causal = torch.full((length, length), -torch.inf, dtype=dtype).triu(1).repeat(self._groups, 1)
+        self._first: tuple[Tensor, Tensor] | None = None
+        self._later: list[tuple[Tensor, Tensor]] = []
+
+    def step(self, read: Tensor, residual: Tensor, offset: int) -> Tensor:
+        """The block's output ``[rows, length, hidden]``.
+
+        The first step's rows see those before them; a later one's see what their own row of the first step saw, and
+        their own row of every step since.
+
+        Args:
+            read: what attention reads, ``[rows, length, read_width]``.
+            residual: what its result is added to, ``[rows, length, hidden]``.
+            offset: positions that the rows stand behind those of the first step.
+        """
+        sizes, groups, length = self._sizes, self._groups, self._length
+        rows, kv_heads, head_dim = read.shape[0], sizes.num_kv_heads, sizes.head_dim
+        heads = F.linear(read, self._qkv).view(rows, length, -1, head_dim)
+        q, k, v = heads.split((sizes.num_heads, kv_heads, kv_heads), dim=2)
+        cos, sin = rope_tables(sizes.rope_theta, head_dim, offset, length, self._dtype)
+        q, k = rotate(q, cos, sin) * head_dim**-0.5, rotate(k, cos, sin)
+        # [rows * kv_heads, groups * length, head_dim]; keys and values [rows * kv_heads, length, head_dim]
+        q = q.unflatten(2, (kv_heads, groups)).permute(0, 2, 3, 1, 4).reshape(-1, groups * length, head_dim)
+        k = k.transpose(1, 2).reshape(-1, length, head_dim)
+        v = v.transpose(1, 2).reshape(-1, length, head_dim)
+        if self._first is None:
+            self._first = k, v
+        else:
+            self._later = [*self._later, (k.repeat(1, groups, 1), v.repeat(1, groups, 1))]
+        out = _attend(q, *self._first, self._causal, self._later)
+        out = out.view(rows, kv_heads, groups, length, head_dim).permute(0, 3, 1, 2, 4)
+        state = residual + F.linear(out.reshape(rows, length, -1), self._out)
+        m = F.rms_norm(state, (sizes.hidden,), self._norm, sizes.rms_eps)
+        gate, up = F.linear(m, self._gate_up).chunk(2, dim=-1)
+        return state + F.linear(F.silu(gate) * up, self._down)
+
+
 def unroll(
     sizes: BlockSizes,
     weights: Mapping[str, Tensor],
@@ -72,40 +130,11 @@ def unroll(
         enter: see :data:`Enter`.
         steps: how many.
     """
-    rows, length = tokens.shape
-    dtype, kv_heads, head_dim = state.dtype, sizes.num_kv_heads, sizes.head_dim
-    qkv_weight = torch.cat([weights[f"{prefix}self_attn.{x}_proj.weight"] for x in "qkv"])
-    gate_up_weight = torch.cat([weights[f"{prefix}mlp.{x}_proj.weight"] for x in ("gate", "up")])
-    groups = sizes.num_heads // kv_heads
-    causal = torch.full((length, length), -torch.inf, dtype=dtype).triu(1).repeat(groups, 1)
+    block = UnrolledBlock(sizes, weights, prefix, tokens.shape[1], state.dtype)
     ids = tokens
-    first_k = first_v = torch.empty(0)
-    later: list[tuple[Tensor, Tensor]] = []
     for j in range(steps):
         ids = F.pad(ids[:, 1:], (0, 1))
-        read, residual = enter(ids, state)
-        heads = F.linear(read, qkv_weight).view(rows, length, -1, head_dim)
-        q, k, v = heads.split((sizes.num_heads, kv_heads, kv_heads), dim=2)
-        cos, sin = rope_tables(sizes.rope_theta, head_dim, j, length, dtype)
-        q, k = rotate(q, cos, sin) * head_dim**-0.5, rotate(k, cos, sin)
-        # [rows * kv_heads, groups * length, head_dim]; keys and values [rows * kv_heads, length, head_dim]
-        q = q.unflatten(2, (kv_heads, groups)).permute(0, 2, 3, 1, 4).reshape(-1, groups * length, head_dim)
-        k = k.transpose(1, 2).reshape(-1, length, head_dim)
-        v = v.transpose(1, 2).reshape(-1, length, head_dim)
-        if j == 0:
-            first_k, first_v = k, v
-        else:
-            later = [*later, (k.repeat(1, groups, 1), v.repeat(1, groups, 1))]
-        out = _attend(q, first_k, first_v, causal, later)
-        out = out.view(rows, kv_heads, groups, length, head_dim).permute(0, 3, 1, 2, 4)
-        state = residual + F.linear(
-            out.reshape(rows, length, -1), weights[f"{prefix}self_attn.o_proj.weight"]
-        )
-        m = F.rms_norm(
-            state, (sizes.hidden,), weights[f"{prefix}post_attention_layernorm.weight"], sizes.rms_eps
-        )
-        gate, up = F.linear(m, gate_up_weight).chunk(2, dim=-1)
-        state = state + F.linear(F.silu(gate) * up, weights[f"{prefix}mlp.down_proj.weight"])
+        state = block.step(*enter(ids, state), j)
         yield state
 
 

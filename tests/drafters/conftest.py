@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ from paceline.drafters.checkpoint import save_drafter
 from paceline.drafters.medusa_heads import MedusaShape
 from paceline.models import model_fingerprint
 from paceline.target import SequenceRows, TargetEngine
+from paceline.training.deepseek_mtp import MtpShape
 from paceline.training.eagle1 import Eagle1Shape
 from paceline.training.eagle3 import Eagle3Shape
 from paceline.training.p_eagle import PEagleShape
@@ -228,6 +229,54 @@ def independent_dir(target_dir: Path, tmp_path_factory: pytest.TempPathFactory) 
     return path
 
 
+MTP_SHAPE = MtpShape(
+    hidden=64,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    intermediate=96,
+    target_vocab=VOCAB,
+    target_layers=4,
+    rope_theta=10000.0,
+    rms_eps=1e-5,
+    num_modules=1,
+    carries_norm=False,
+)
+
+
+def mtp_tensors(shape: MtpShape, seed: int = 21) -> dict[str, torch.Tensor]:
+    """Random modules whose chains depend on their tokens."""
+    random = torch.Generator().manual_seed(seed)
+    tensors: dict[str, torch.Tensor] = {}
+    for name, size in shape.parameter_shapes().items():
+        values = torch.randn(size, generator=random)
+        tensors[name] = 1.0 + 0.2 * values if len(size) == 1 else values * 1.5 * size[1] ** -0.5
+    return tensors
+
+
+def save_mtp(
+    path: Path, target_dir: Path, shape: MtpShape, tensors: dict[str, torch.Tensor], **changes: object
+) -> Path:
+    """A checkpoint of some modules."""
+    content = {**asdict(shape), "max_positions": 64, **changes}
+    save_drafter(path, DrafterConfig("deepseek_mtp", model_fingerprint(target_dir), "tiny", content), tensors)
+    return path
+
+
+@pytest.fixture(scope="session")
+def deepseek_mtp_dir(target_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One random module."""
+    path = tmp_path_factory.mktemp("deepseek_mtp")
+    return save_mtp(path, target_dir, MTP_SHAPE, mtp_tensors(MTP_SHAPE))
+
+
+@pytest.fixture(scope="session")
+def deepseek_mtp3_dir(target_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three random modules in sequence, which hand on what their last norm gives."""
+    shape = replace(MTP_SHAPE, num_modules=3, carries_norm=True)
+    return save_mtp(tmp_path_factory.mktemp("deepseek_mtp3"), target_dir, shape, mtp_tensors(shape))
+
+
 MEDUSA = MedusaShape(hidden=64, target_vocab=VOCAB, draft_vocab=len(DRAFT_IDS), num_heads=5)
 
 
@@ -260,6 +309,8 @@ def medusa1_dir(target_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 
 @pytest.fixture(scope="session")
 def drafter_dirs(
+    deepseek_mtp_dir: Path,
+    deepseek_mtp3_dir: Path,
     eagle1_dir: Path,
     eagle2_dir: Path,
     eagle3_dir: Path,
@@ -271,6 +322,8 @@ def drafter_dirs(
 ) -> dict[str, Path]:
     """The checkpoints by method."""
     return {
+        "deepseek_mtp": deepseek_mtp_dir,
+        "deepseek_mtp3": deepseek_mtp3_dir,
         "eagle1": eagle1_dir,
         "eagle2": eagle2_dir,
         "eagle3": eagle3_dir,

@@ -14,6 +14,8 @@ from paceline.drafters import load_drafter
 from paceline.sampling import SamplingParams
 from paceline.target import TargetEngine
 from tests.drafters.conftest import (  # noqa: F401  fixtures
+    deepseek_mtp3_dir,
+    deepseek_mtp_dir,
     drafter_dirs,
     eagle1_dir,
     eagle1_tensors,
@@ -39,7 +41,19 @@ SAMPLINGS = [
 
 
 @pytest.mark.parametrize(
-    "method", ["eagle1", "eagle2", "eagle3", "independent", "medusa1", "p_eagle", "pard1", "pard2"]
+    "method",
+    [
+        "deepseek_mtp",
+        "deepseek_mtp3",
+        "eagle1",
+        "eagle2",
+        "eagle3",
+        "independent",
+        "medusa1",
+        "p_eagle",
+        "pard1",
+        "pard2",
+    ],
 )
 def test_drafts_and_company_leave_texts_alone(
     target_dir: Path,  # noqa: F811

@@ -1,0 +1,59 @@
+"""DeepSeek-V3's multi-token prediction as a drafter (2412.19437, section 2.2), and its relatives of the same layout.
+
+Responsible for turning a checkpoint into modules and a tap; `autoregressive.py` does the drafting. What the first
+module reads is the target's last hidden state, after its final norm or, where the checkpoint says so, before it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar, Self
+
+import torch
+
+from paceline.drafters.autoregressive import AutoregressiveDrafter
+from paceline.drafters.checkpoint import DrafterConfig, load_tensors
+from paceline.drafters.deepseek_mtp_layer import DeepseekMtpLayer, MtpWeights, parameter_shapes
+from paceline.drafters.deepseek_mtp_native import NativeMtpLayer, runs_natively
+from paceline.drafters.draft_layer import DraftLayer
+from paceline.drafters.target_vocabulary import read_vocabulary
+from paceline.drafters.tree_rule import DynamicRule
+from paceline.target import Device, TapSpec
+
+
+class DeepseekMtpDrafter(AutoregressiveDrafter):
+    """Drafts with multi-token prediction modules; see `paceline.drafters.base.Drafter`."""
+
+    method: ClassVar[str] = "deepseek_mtp"
+    formats: ClassVar[tuple[str, ...]] = ("paceline", "nextn")
+    reads: ClassVar[str] = "last hidden state"
+
+    @classmethod
+    def read_tap(cls, directory: Path, config: DrafterConfig) -> TapSpec:
+        """The target's final norm, or with `shape.reads_residual` the stream that enters it."""
+        if config.flag("reads_residual"):
+            return TapSpec(layers=(config.size("target_layers"),))
+        return TapSpec(norm_final=True)
+
+    @classmethod
+    def load(
+        cls, directory: Path, config: DrafterConfig, target_dir: Path, device: Device, dtype: torch.dtype
+    ) -> Self:
+        """Load a checkpoint; embedding and head are the target's own."""
+        with torch.inference_mode():
+            tensors = load_tensors(directory, parameter_shapes(config))
+            vocab = config.size("target_vocab")
+            embedding, head = read_vocabulary(target_dir, vocab, config.size("hidden"), dtype)
+            weights = MtpWeights.read(config, tensors, embedding.to(device.torch_device), head, dtype)
+            native = runs_natively(weights, device)
+            layer: DraftLayer = NativeMtpLayer(weights) if native else DeepseekMtpLayer(weights, device)
+            return cls(
+                layer,
+                None,
+                vocab,
+                cls.read_tap(directory, config),
+                config.size("max_positions"),
+                DynamicRule(),
+                device,
+                len(weights.modules),
+            )

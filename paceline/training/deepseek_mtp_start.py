@@ -1,0 +1,109 @@
+"""Where multi-token prediction begins behind a finished target: modules that predict as well as a linear map can.
+
+Called by :mod:`paceline.training.methods`. Knows nothing of the loss.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from paceline.drafters.deepseek_mtp_layer import module_prefix
+from paceline.training import shards
+from paceline.training.data import Batch, Corpus
+from paceline.training.deepseek_mtp import MtpShape
+from paceline.training.errors import TrainingDataError
+from paceline.training.teacher import TeacherShape
+
+_RIDGE = 1e-3
+_BRANCH_SCALE = 0.1  # of attention's and the gated product's outputs
+
+
+def default_shape(target: TeacherShape, num_modules: int) -> MtpShape:
+    """Blocks like the target's own.
+
+    What is handed on is normed: the first module reads the target's state behind its final norm, and so all of them,
+    and one that goes on from its own output, read the same kind of thing.
+    """
+    return MtpShape(
+        hidden=target.hidden,
+        num_heads=target.num_heads,
+        num_kv_heads=target.num_kv_heads,
+        head_dim=target.head_dim,
+        intermediate=target.intermediate,
+        target_vocab=target.vocab,
+        target_layers=target.num_layers,
+        rope_theta=target.rope_theta,
+        rms_eps=target.rms_eps,
+        num_modules=num_modules,
+        carries_norm=True,
+    )
+
+
+def fit_projection(
+    corpus: Corpus, embedding: Tensor, final_norm: Tensor, eps: float, max_tokens: int
+) -> Tensor:
+    """Ridge regression to the next state as it enters the final norm, but for its length.
+
+    Args:
+        corpus: text with features.
+        embedding: the target's ``[vocab, hidden]``.
+        final_norm: the target's ``[hidden]``.
+        eps: of its norms.
+        max_tokens: answer tokens looked at.
+
+    Returns:
+        float32 ``[hidden, 2 * hidden]`` for ``[normed embedding ; normed feature]``, without norms' weights.
+    """
+    parts: list[tuple[Tensor, Tensor, Tensor]] = []
+    seen = 0
+    for batch in corpus.epoch(0, shards.shard_indices(corpus.folder)[:4]):
+        parts.append(_samples(batch))
+        seen += parts[-1][0].shape[0]
+        if seen >= max_tokens:
+            break
+    if seen == 0:
+        raise TrainingDataError(f"{corpus.folder}: no answers to fit the start on")
+    tokens, before, after = (torch.cat(part) for part in zip(*parts, strict=True))
+    width = before.shape[1:]
+    rows = [F.rms_norm(embedding[tokens].float(), width, eps=eps), F.rms_norm(before, width, eps=eps)]
+    inputs = torch.cat(rows, dim=1)
+    safe = torch.where(final_norm.abs() < 1e-3, torch.ones_like(final_norm), final_norm).float()
+    gram = (inputs.T @ inputs).double()
+    gram += torch.eye(gram.shape[0], dtype=torch.float64) * (_RIDGE * seen)
+    return torch.linalg.solve(gram, (inputs.T @ (after / safe)).double()).T.float()
+
+
+def _samples(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+    """(token r + 1, feature of r, feature of r + 1) wherever token r + 1 is part of an answer and was run."""
+    if batch.hidden is None:
+        raise TrainingDataError("the shards hold no features; write them with features")
+    keep = batch.is_answer[:, 1:].clone()
+    keep &= torch.arange(1, batch.tokens.shape[1])[None] < (batch.lengths - 1)[:, None]
+    return batch.tokens[:, 1:][keep], batch.hidden[:, :-1][keep].float(), batch.hidden[:, 1:][keep].float()
+
+
+def starting_parameters(
+    shape: MtpShape, projection: Tensor, final_norm: Tensor, seed: int
+) -> dict[str, Tensor]:
+    """Parameters that begin as the fitted map behind the target's final norm, in every module.
+
+    Args:
+        shape: sizes.
+        projection: from :func:`fit_projection`.
+        final_norm: the target's ``[hidden]``.
+        seed: of the random matrices.
+    """
+    random = torch.Generator().manual_seed(seed)
+    parameters = {
+        name: torch.ones(size) if len(size) == 1 else torch.randn(size, generator=random) * size[1] ** -0.5
+        for name, size in shape.parameter_shapes().items()
+    }
+    for module in range(shape.num_modules):
+        prefix = module_prefix(module)
+        parameters[prefix + "eh_proj.weight"] = projection.clone()
+        parameters[prefix + "shared_head.norm.weight"] = final_norm.float().clone()
+        for name in ("self_attn.o_proj.weight", "mlp.down_proj.weight"):
+            parameters[prefix + name] *= _BRANCH_SCALE
+    return parameters
