@@ -68,7 +68,7 @@ def read_eagle(directory: Path, target: TargetFacts) -> tuple[DrafterConfig, dic
         raise CheckpointError(
             f"{directory.name!r}: neither layers.0.* (EAGLE-1) nor midlayer.* (EAGLE-3) is there"
         )
-    shape = _block_shape(source)
+    shape = block_shape(source)
     if method == "eagle1":
         width = shape["hidden"]
         shape |= _eagle1_shape(source, tensors)
@@ -109,7 +109,7 @@ def write_eagle(directory: Path, config: DrafterConfig, tensors: Mapping[str, Te
             f"shape.num_layers: EAGLE's layout has one layer, not {num_layers(config)}; the speculators format has more"
         )
     check_names(tensors, SHAPES[config.method](config))
-    content = _llama_config(config)
+    content = llama_config(config)
     content["torch_dtype"] = str(tensors["fc.weight"].dtype).removeprefix("torch.")
     kept = dict(tensors)
     if config.method == "eagle3":
@@ -134,7 +134,7 @@ def _positive(source: Mapping[str, Any], name: str, default: int | None = None) 
     return value
 
 
-def _block_shape(source: Mapping[str, Any]) -> dict[str, Any]:
+def block_shape(source: Mapping[str, Any]) -> dict[str, Any]:
     """What all methods read from a configuration in Llama's words."""
     if source.get("num_hidden_layers", 1) != 1:
         raise CheckpointError(f"num_hidden_layers must be 1, not {source['num_hidden_layers']!r}")
@@ -186,7 +186,7 @@ def _eagle3_shape(source: Mapping[str, Any], names: Collection[str], target: Tar
     }
 
 
-def _llama_config(config: DrafterConfig) -> dict[str, Any]:
+def llama_config(config: DrafterConfig) -> dict[str, Any]:
     rope = rope_parameters(config)
     theta = rope.pop("rope_theta")
     content: dict[str, Any] = {

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from paceline.checkpoints.eagle import is_eagle, read_eagle, write_eagle
 from paceline.checkpoints.medusa import is_medusa, read_medusa, write_medusa
+from paceline.checkpoints.nextn import is_nextn, read_nextn, store_vocabulary, write_nextn
 from paceline.checkpoints.pard import is_pard, load_own, nothing_shared, read_pard, write_pard
 from paceline.checkpoints.shared import store_embedding
 from paceline.checkpoints.speculators import is_speculators, read_speculators, write_speculators
@@ -57,6 +58,7 @@ FORMATS: dict[str, Format] = {
     entry.name: entry
     for entry in (
         Format("speculators", is_speculators, read_speculators, write_speculators, store_embedding),
+        Format("nextn", is_nextn, read_nextn, write_nextn, store_vocabulary),
         Format("eagle", is_eagle, read_eagle, write_eagle, store_embedding),
         Format("medusa", is_medusa, read_medusa, write_medusa, store_target_head),
         Format("pard", is_pard, read_pard, write_pard, nothing_shared, load_own, save_pard),
