@@ -72,7 +72,8 @@ def fit_projection(
     safe = torch.where(final_norm.abs() < 1e-3, torch.ones_like(final_norm), final_norm).float()
     gram = (inputs.T @ inputs).double()
     gram += torch.eye(gram.shape[0], dtype=torch.float64) * (_RIDGE * seen)
-    return torch.linalg.solve(gram, (inputs.T @ (after / safe)).double()).T.float()
+    solution: Tensor = torch.linalg.solve(gram, (inputs.T @ (after / safe)).double())
+    return solution.T.float()
 
 
 def _samples(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""A multi-token prediction module on the CPU kernels: near to the torch form, the same through rejections and batches."""
+"""A multi-token prediction module on the CPU kernels: near to the torch form, and the same through rejections."""
 
 from __future__ import annotations
 

@@ -1,0 +1,255 @@
+"""Gemma 4's multi-token prediction model ("assistant"): a small decoder that reads the target's keys and values.
+
+Its layers have queries only: sliding ones attend to the keys and values of the target's last sliding layer, the full one
+to those of its last full layer. What a step reads is the last token's embedding in the target's table and a hidden state
+of the target's width, at first the target's final-norm output and then the model's own projection. All steps of a draft
+stand at one position, that of the newest cached row, and add nothing to any cache: rows of a tree are independent of one
+another. Tensors bear the names of transformers' `Gemma4AssistantForCausalLM`.
+
+Responsible for the tensors, the step in torch operators, and the clustered head. Knows nothing of how keys and values
+come here; see docs/methods/gemma4_mtp.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+SLIDING, FULL = "sliding_attention", "full_attention"
+
+
+@dataclass(frozen=True, slots=True)
+class Gemma4MtpShape:
+    """Sizes of the model.
+
+    Attributes:
+        backbone: width of the target's hidden states.
+        hidden: width of the model's own stream.
+        layer_types: `SLIDING` or `FULL`, layer by layer.
+        head_dims: width of a head, by type of layer; the target's.
+        sliding_window: how far back sliding layers see: this many rows before the newest, and it.
+        rope_thetas: base of the rotary frequencies, by type of layer.
+        rotary_shares: share of a head's pairs that are turned, by type of layer.
+        num_clusters: of the clustered head; 0 where the head is dense.
+        num_selected: clusters whose tokens are scored.
+    """
+
+    backbone: int
+    hidden: int
+    intermediate: int
+    vocab: int
+    num_heads: int
+    layer_types: tuple[str, ...]
+    head_dims: Mapping[str, int]
+    sliding_window: int
+    rope_thetas: Mapping[str, float]
+    rotary_shares: Mapping[str, float]
+    rms_eps: float
+    num_clusters: int = 0
+    num_selected: int = 0
+
+    def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Tensors by public name; the output head is the model's own embedding."""
+        d = self.hidden
+        shapes: dict[str, tuple[int, ...]] = {
+            "pre_projection.weight": (d, 2 * self.backbone),
+            "post_projection.weight": (self.backbone, d),
+            "model.embed_tokens.weight": (self.vocab, d),
+            "model.norm.weight": (d,),
+        }
+        for index, kind in enumerate(self.layer_types):
+            width = self.num_heads * self.head_dims[kind]
+            own: dict[str, tuple[int, ...]] = {
+                "self_attn.q_proj.weight": (width, d),
+                "self_attn.q_norm.weight": (self.head_dims[kind],),
+                "self_attn.o_proj.weight": (d, width),
+                "mlp.gate_proj.weight": (self.intermediate, d),
+                "mlp.up_proj.weight": (self.intermediate, d),
+                "mlp.down_proj.weight": (d, self.intermediate),
+                "input_layernorm.weight": (d,),
+                "post_attention_layernorm.weight": (d,),
+                "pre_feedforward_layernorm.weight": (d,),
+                "post_feedforward_layernorm.weight": (d,),
+                "layer_scalar": (1,),
+            }
+            shapes |= {f"model.layers.{index}.{name}": shape for name, shape in own.items()}
+        if self.num_clusters:
+            shapes["masked_embedding.centroids.weight"] = (self.num_clusters, d)
+            shapes["masked_embedding.token_ordering"] = (self.vocab,)
+        return shapes
+
+
+@dataclass(frozen=True, slots=True)
+class TargetCache:
+    """Keys and values of one of the target's layers, of one sequence; keys are turned already.
+
+    Attributes:
+        keys: `[kv_heads, rows, head_dim]`, oldest first; a sliding layer's may lack what lies behind its window.
+        values: `[kv_heads, rows, head_dim]`.
+    """
+
+    keys: Tensor
+    values: Tensor
+
+
+class ClusteredHead:
+    """An output head that scores the tokens of the likeliest clusters alone.
+
+    With 2,048 clusters of 128 tokens and 32 of them selected, 6,144 products of a row in place of 262,144.
+
+    Args:
+        centroids: `[clusters, hidden]`.
+        order: int64 `[vocab]`, token ids, cluster by cluster, all of one size.
+        table: `[vocab, hidden]`, rows by token id.
+        num_selected: clusters whose tokens are scored.
+    """
+
+    def __init__(self, centroids: Tensor, order: Tensor, table: Tensor, num_selected: int) -> None:
+        self._centroids, self._table, self._num_selected = centroids, table, num_selected
+        self._members = order.view(centroids.shape[0], -1)  # [clusters, tokens of each]
+
+    def candidates(self, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Tokens that are scored and their logits, `[n, candidates]` each: int64 ids in no order, and `state`'s type.
+
+        Args:
+            state: `[n, hidden]`.
+        """
+        clusters = F.linear(state, self._centroids).topk(self._num_selected, dim=-1).indices
+        ids = self._members[clusters].flatten(1)
+        return ids, torch.bmm(self._table[ids], state.unsqueeze(-1)).squeeze(-1)
+
+    def logits(self, state: Tensor) -> Tensor:
+        """`[n, vocab]`; minus infinity for tokens that were not scored, which so have no probability."""
+        ids, scores = self.candidates(state)
+        return state.new_full((state.shape[0], self._table.shape[0]), -torch.inf).scatter_(1, ids, scores)
+
+
+def rotary_frequencies(head_dim: int, theta: float, share: float) -> Tensor:
+    """Angles per position of a head's pairs, float32 `[head_dim / 2]`; 0 for pairs that are not turned.
+
+    The exponents count over the whole head, however few of its pairs are turned ("proportional").
+    """
+    turned = int(share * head_dim // 2)
+    frequencies = theta ** (-torch.arange(0, 2 * turned, 2, dtype=torch.float32) / head_dim)
+    return F.pad(frequencies, (0, head_dim // 2 - turned))
+
+
+class Gemma4MtpModel:
+    """The model in torch operators.
+
+    Args:
+        shape: sizes.
+        tensors: by public name, exactly those of :meth:`Gemma4MtpShape.parameter_shapes`, in the type to compute in.
+    """
+
+    def __init__(self, shape: Gemma4MtpShape, tensors: Mapping[str, Tensor]) -> None:
+        self.shape = shape
+        self._tensors = dict(tensors)
+        table = tensors["model.embed_tokens.weight"]
+        self._head: ClusteredHead | None = None
+        if shape.num_clusters:
+            self._head = ClusteredHead(
+                tensors["masked_embedding.centroids.weight"],
+                tensors["masked_embedding.token_ordering"],
+                table,
+                shape.num_selected,
+            )
+        self._frequencies = {
+            kind: rotary_frequencies(
+                shape.head_dims[kind], shape.rope_thetas[kind], shape.rotary_shares[kind]
+            )
+            for kind in set(shape.layer_types)
+        }
+
+    def step(
+        self, embedded: Tensor, state: Tensor, position: int, caches: Mapping[str, TargetCache]
+    ) -> tuple[Tensor, Tensor]:
+        """Run rows of one sequence, each by itself.
+
+        Args:
+            embedded: `[n, backbone]`, of each row's last token in the target's table, as the target scales it: times
+                the square root of its width.
+            state: `[n, backbone]`.
+            position: of all rows: committed tokens less one, throughout a draft.
+            caches: the target's, by type of layer.
+
+        Returns:
+            Logits `[n, vocab]`, and what the next step reads as `state`, `[n, backbone]`.
+        """
+        stream = self._linear("pre_projection", torch.cat((embedded, state), dim=-1))
+        for index, kind in enumerate(self.shape.layer_types):
+            stream = self._layer(f"model.layers.{index}.", kind, stream, position, caches[kind])
+        output = self._norm("model.norm", stream)
+        logits = (
+            F.linear(output, self._tensors["model.embed_tokens.weight"])
+            if self._head is None
+            else self._head.logits(output)
+        )
+        return logits, self._linear("post_projection", output)
+
+    def _layer(self, prefix: str, kind: str, stream: Tensor, position: int, cache: TargetCache) -> Tensor:
+        mixed = self._attend(
+            prefix + "self_attn.", kind, self._norm(prefix + "input_layernorm", stream), position, cache
+        )
+        stream = stream + self._norm(prefix + "post_attention_layernorm", mixed)
+        read = self._norm(prefix + "pre_feedforward_layernorm", stream)
+        gate, up = (self._linear(f"{prefix}mlp.{name}_proj", read) for name in ("gate", "up"))
+        down = self._linear(prefix + "mlp.down_proj", F.gelu(gate, approximate="tanh") * up)
+        stream = stream + self._norm(prefix + "post_feedforward_layernorm", down)
+        return stream * self._tensors[prefix + "layer_scalar"]
+
+    def _attend(self, prefix: str, kind: str, read: Tensor, position: int, cache: TargetCache) -> Tensor:
+        shape, dim = self.shape, self.shape.head_dims[kind]
+        queries = self._linear(prefix + "q_proj", read).view(-1, shape.num_heads, dim)
+        queries = F.rms_norm(queries, (dim,), self._tensors[prefix + "q_norm.weight"], shape.rms_eps)
+        angles = (self._frequencies[kind] * position).repeat(2)
+        cos, sin = angles.cos().to(read.dtype), angles.sin().to(read.dtype)
+        half = dim // 2
+        queries = queries * cos + torch.cat((-queries[..., half:], queries[..., :half]), dim=-1) * sin
+        keys, values = cache.keys, cache.values
+        if kind == SLIDING:
+            keys, values = (part[:, -(shape.sliding_window + 1) :] for part in (keys, values))
+        # Attention's scale is 1: the norm of queries has it.
+        mixed = F.scaled_dot_product_attention(
+            queries.transpose(0, 1)[None], keys[None], values[None], scale=1.0, enable_gqa=True
+        )
+        return self._linear(prefix + "o_proj", mixed[0].transpose(0, 1).flatten(1))
+
+    def _linear(self, name: str, x: Tensor) -> Tensor:
+        return F.linear(x, self._tensors[name + ".weight"])
+
+    def _norm(self, name: str, x: Tensor) -> Tensor:
+        return F.rms_norm(x, x.shape[-1:], self._tensors[name + ".weight"], self.shape.rms_eps)
+
+
+def draft_greedily(
+    model: Gemma4MtpModel,
+    embedding: Tensor,
+    token: int,
+    state: Tensor,
+    position: int,
+    caches: Mapping[str, TargetCache],
+    num_tokens: int,
+) -> Sequence[int]:
+    """The likeliest chain behind a token: every step at one position, on the caches as they are.
+
+    Args:
+        model: the drafter.
+        embedding: the target's table `[vocab, backbone]`, not scaled.
+        token: the last committed one.
+        state: `[1, backbone]`, the target's final-norm output that chose it.
+        position: committed tokens less one.
+        caches: the target's, by type of layer.
+        num_tokens: to draft.
+    """
+    drafted: list[int] = []
+    for _ in range(num_tokens):
+        embedded = embedding[token][None] * embedding.shape[1] ** 0.5
+        logits, state = model.step(embedded, state, position, caches)
+        token = int(logits.argmax())
+        drafted.append(token)
+    return drafted
