@@ -30,7 +30,19 @@ def params(mode: VerifyMode = VerifyMode.REJECTION, seed: int = 7, top_k: int = 
     return SamplingParams(temperature=0.7, top_k=top_k, seed=seed, mode=mode)
 
 
-@pytest.fixture(params=["eagle1", "eagle3", "independent", "medusa1", "p_eagle", "pard1", "pard2"])
+@pytest.fixture(
+    params=[
+        "deepseek_mtp",
+        "deepseek_mtp3",
+        "eagle1",
+        "eagle3",
+        "independent",
+        "medusa1",
+        "p_eagle",
+        "pard1",
+        "pard2",
+    ]
+)
 def started(
     request: pytest.FixtureRequest, load: Load, drafter_dirs: dict[str, Path], target: Target
 ) -> Drafter:

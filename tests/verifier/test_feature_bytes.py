@@ -15,6 +15,8 @@ from services.verifier.features import FeatureHub, Subscriber
 HIDDEN, FUSED, LAYERS = 64, 32, 4
 TAPS = {
     # method: what it taps, and numbers per committed token
+    "deepseek_mtp": (TapSpec(norm_final=True), HIDDEN),
+    "deepseek_mtp, residual": (TapSpec(layers=(LAYERS,)), HIDDEN),
     "eagle1": (TapSpec(norm_final=True), HIDDEN),
     "eagle3": (TapSpec(layers=(1, 2, 3), projection=torch.randn(FUSED, 3 * HIDDEN)), FUSED),
     "p_eagle": (TapSpec(layers=(1, 2, 3), projection=torch.randn(FUSED, 3 * HIDDEN)), FUSED),
