@@ -1,10 +1,10 @@
 """Gemma 4's multi-token prediction model ("assistant"): a small decoder that reads the target's keys and values.
 
-Its layers have queries only: sliding ones attend to the keys and values of the target's last sliding layer, the full one
-to those of its last full layer. What a step reads is the last token's embedding in the target's table and a hidden state
-of the target's width, at first the target's final-norm output and then the model's own projection. All steps of a draft
-stand at one position, that of the newest cached row, and add nothing to any cache: rows of a tree are independent of one
-another. Tensors bear the names of transformers' `Gemma4AssistantForCausalLM`.
+Its layers have queries only: sliding ones attend to the keys and values of the target's last sliding layer, the full
+one to those of its last full layer. What a step reads is the last token's embedding in the target's table and a hidden
+state of the target's width, at first the target's final-norm output and then the model's own projection. All steps of a
+draft stand at one position, that of the newest cached row, and add nothing to any cache: rows of a tree are independent
+of one another. Tensors bear the names of transformers' `Gemma4AssistantForCausalLM`.
 
 Responsible for the tensors, the step in torch operators, and the clustered head. Knows nothing of how keys and values
 come here; see docs/methods/gemma4_mtp.md.
