@@ -28,6 +28,7 @@ from paceline.training.data import Batch
 from paceline.training.eagle3 import TargetFacts
 from paceline.training.errors import TrainingDataError
 from paceline.training.losses import head_best, head_distillation, linear_cross_entropy
+from paceline.training.objective import checked_parameters
 from paceline.training.unroll import UnrolledBlock
 
 _EVAL_CHAIN = 5
@@ -138,14 +139,10 @@ class DeepseekMtpObjective:
         token_rows: int = 0,
         dtype: torch.dtype = torch.bfloat16,
     ) -> None:
-        expected = shape.parameter_shapes()
-        wrong = {k for k in expected if k not in parameters or tuple(parameters[k].shape) != expected[k]}
-        if wrong or set(parameters) - set(expected):
-            raise TrainingDataError(f"{self.method} parameters do not fit the shape: {sorted(wrong)}")
         self.shape, self.dtype, self.target = shape, dtype, target
         self._depth_weights = depth_weights(max(steps, shape.num_modules), step_decay)
         self._loss, self._token_rows = loss, token_rows
-        self._parameters = {k: nn.Parameter(v.float().clone()) for k, v in parameters.items()}
+        self._parameters = checked_parameters(self.method, shape.parameter_shapes(), parameters)
         self._embedding = embedding.to(dtype)
         self._head = head.to(dtype)
 

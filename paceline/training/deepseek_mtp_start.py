@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.drafters.deepseek_mtp_layer import module_prefix
-from paceline.training import shards
-from paceline.training.data import Batch, Corpus
+from paceline.training.data import Batch, Corpus, take_rows
 from paceline.training.deepseek_mtp import MtpShape
 from paceline.training.errors import TrainingDataError
 from paceline.training.teacher import TeacherShape
@@ -56,16 +55,8 @@ def fit_projection(
     Returns:
         float32 ``[hidden, 2 * hidden]`` for ``[normed embedding ; normed feature]``, without norms' weights.
     """
-    parts: list[tuple[Tensor, Tensor, Tensor]] = []
-    seen = 0
-    for batch in corpus.epoch(0, shards.shard_indices(corpus.folder)[:4]):
-        parts.append(_samples(batch))
-        seen += parts[-1][0].shape[0]
-        if seen >= max_tokens:
-            break
-    if seen == 0:
-        raise TrainingDataError(f"{corpus.folder}: no answers to fit the start on")
-    tokens, before, after = (torch.cat(part) for part in zip(*parts, strict=True))
+    tokens, before, after = take_rows(corpus, _samples, max_tokens)
+    seen = tokens.shape[0]
     width = before.shape[1:]
     rows = [F.rms_norm(embedding[tokens].float(), width, eps=eps), F.rms_norm(before, width, eps=eps)]
     inputs = torch.cat(rows, dim=1)

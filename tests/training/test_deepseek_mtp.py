@@ -156,7 +156,7 @@ def test_training_from_anywhere_raises_acceptance_and_what_it_writes_drafts(
 ) -> None:
     """From a map of noise: the fitted one leaves little to learn on so small a target."""
     changes: dict[str, object] = {
-        "method": "deepseek_mtp", "num_steps": 60, "eval_every": 60, "checkpoint_every": 60, "learning_rate": 3e-3
+        "method": "deepseek_mtp", "num_steps": 30, "eval_every": 30, "checkpoint_every": 30, "learning_rate": 5e-3
     }  # fmt: skip
     options = _options(target_dir, text_dir, heldout_dir, tmp_path / "spoiled", **changes)
     fitted = _acceptance(_options(target_dir, text_dir, heldout_dir, tmp_path / "fitted", **changes), None)
