@@ -6,6 +6,7 @@ PACELINE := $(BIN)/paceline
 # Where an index offers a CUDA build under the same version, choose the CPU build, for example:
 #   make venv PIP_FLAGS="--extra-index-url https://download.pytorch.org/whl/cpu"
 PIP_FLAGS ?=
+TEST_WORKERS ?= 2
 export HF_HUB_OFFLINE ?= 1
 export RAY_USAGE_STATS_ENABLED ?= 0
 
@@ -34,11 +35,15 @@ demo: models ## A real model answers through every part, plain and speculative, 
 	$(PACELINE) generate --placement separate --compare "$(DEMO_PROMPT)"
 	$(PACELINE) generate --placement colocated --compare "$(DEMO_PROMPT)"
 
-test: models ## Every test
-	$(BIN)/python -m pytest
+# What stays within its process is shared out, a core each; what starts a deployment has the machine to itself.
+SHARED := -n $(TEST_WORKERS) --dist worksteal
 
-test-quick: models ## Without the slow ones
-	$(BIN)/python -m pytest -m "not slow"
+test: models ## Every test
+	$(BIN)/python -m pytest $(SHARED) -m "not integration"
+	$(BIN)/python -m pytest -m integration
+
+test-quick: models ## Within one process, without the slow ones
+	$(BIN)/python -m pytest $(SHARED) -m "not integration and not slow"
 
 lint: venv ## Style and import contracts
 	$(BIN)/ruff check .

@@ -8,6 +8,16 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
+
+def take_core(worker: str) -> None:
+    """Pins a worker of pytest-xdist ("gw0", "gw1", ...) and its children: computing ones that take turns are slow."""
+    if worker and hasattr(os, "sched_setaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[int(worker.removeprefix("gw")) % len(cores)]})
+
+
+take_core(os.environ.get("PYTEST_XDIST_WORKER", ""))
+
 from collections.abc import Iterator
 from pathlib import Path
 

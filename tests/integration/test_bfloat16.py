@@ -18,8 +18,8 @@ pytestmark = [
     pytest.mark.skipif(kernels.load() is None, reason="the CPU kernels do not run here"),
 ]
 
-GREEDY = {"temperature": 0.0, "max_tokens": 40}
-SAMPLED = {"temperature": 0.8, "top_p": 0.95, "seed": 1234, "max_tokens": 40}
+GREEDY = {"temperature": 0.0, "max_tokens": 32}
+SAMPLED = {"temperature": 0.8, "top_p": 0.95, "seed": 1234, "max_tokens": 32}
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +36,7 @@ def apart(model_dir: Path, drafter_dir: Path) -> Iterator[Site]:
 def test_every_way_gives_the_same_text(
     together: Site, apart: Site, prompts: list[str], sampling: dict[str, Any]
 ) -> None:
+    prompts = prompts[:8]
     plain = [together.complete(prompt, speculation=False, **sampling).token_ids for prompt in prompts]
     for site in (together, apart):
         alone = [site.complete(prompt, **sampling) for prompt in prompts]

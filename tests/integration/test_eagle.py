@@ -1,4 +1,6 @@
-"""EAGLE-1 and EAGLE-2 in whole deployments: the text is the target's own, with trees, co-located and separate.
+"""EAGLE-2 in a whole deployment: the text is the target's own, with trees, also where the drafter starts again.
+
+EAGLE-1 has the same layer and tap; both are served within one process in `tests/experiments/test_equality.py`.
 
 The layer knows the prompts' own continuations by heart, so that drafts are accepted without any training: `fc` is the
 map that takes each of their tokens and the feature before it to the token's own feature, and the rest adds nothing.
@@ -51,9 +53,8 @@ def learned(model_dir: Path, prompts: list[str]) -> list[tuple[list[int], torch.
     return found
 
 
-@pytest.fixture(scope="module", params=["eagle1", "eagle2"])
+@pytest.fixture(scope="module")
 def eagle_dir(
-    request: pytest.FixtureRequest,
     model_dir: Path,
     learned: list[tuple[list[int], torch.Tensor]],
     tmp_path_factory: pytest.TempPathFactory,
@@ -70,7 +71,7 @@ def eagle_dir(
         "target_vocab": engine_config["vocab_size"],
         "max_positions": 2048,
     }
-    config = DrafterConfig(request.param, model_fingerprint(model_dir), "learned", shape)
+    config = DrafterConfig("eagle2", model_fingerprint(model_dir), "learned", shape)
     tensors = {
         name: torch.ones(size) if len(size) == 1 else torch.zeros(size)
         for name, size in parameter_shapes(config).items()
@@ -85,7 +86,7 @@ def eagle_dir(
         after.append(features[1:])
     inputs, wanted = torch.cat(before).double(), torch.cat(after).double()
     tensors["fc.weight"] = torch.linalg.lstsq(inputs, wanted, driver="gelsd").solution.T.float().contiguous()
-    path = tmp_path_factory.mktemp(request.param)
+    path = tmp_path_factory.mktemp("eagle2")
     save_drafter(path, config, tensors)
     return path
 
@@ -104,13 +105,6 @@ def assert_own_text(site: Site, prompts: list[str], learned: list[tuple[list[int
         for speculation in (False, True)
     )
     assert sampled == plain
-
-
-def test_colocated(
-    model_dir: Path, eagle_dir: Path, prompts: list[str], learned: list[tuple[list[int], torch.Tensor]]
-) -> None:
-    for site in run_site(Placement.COLOCATED, model_dir, eagle_dir):
-        assert_own_text(site, prompts, learned)
 
 
 def test_separate_and_restarted(

@@ -1,4 +1,4 @@
-"""Medusa heads in whole deployments: the text is the target's own, co-located or separate, drafter restarted or not.
+"""Medusa heads in a whole deployment: the text is the target's own, drafter restarted or not.
 
 The heads know the prompts' own continuations by heart, so that drafts are accepted without any training.
 """
@@ -69,11 +69,6 @@ def assert_own_text(site: Site, prompts: list[str], texts: list[list[int]]) -> N
         for speculation in (False, True)
     )
     assert sampled == plain
-
-
-def test_colocated(model_dir: Path, medusa_dir: Path, prompts: list[str], texts: list[list[int]]) -> None:
-    for site in run_site(Placement.COLOCATED, model_dir, medusa_dir):
-        assert_own_text(site, prompts, texts)
 
 
 def test_separate_and_restarted(

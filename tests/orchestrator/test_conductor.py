@@ -453,5 +453,7 @@ async def test_request_without_a_token_fails_whole_where_another_model_comes_bac
     await verifier.restart()
     with pytest.raises(grpc.aio.AioRpcError, match="another model") as raised:
         await running
-    assert raised.value.code() is grpc.StatusCode.UNAVAILABLE  # the caller may send it again, as nothing was said
+    assert (
+        raised.value.code() is grpc.StatusCode.UNAVAILABLE
+    )  # the caller may send it again, as nothing was said
     assert len(verifier.opens) == 1
