@@ -135,10 +135,10 @@ class DialFile:
         return self._dials
 
 
-def write_whole(path: Path, values: Mapping[str, Any] | None) -> None:
-    """Replaces a file of plain values, or of null, at once, so that no reader sees half of it."""
+def write_whole(path: Path, values: Mapping[str, Any]) -> None:
+    """Replaces a file of plain values at once, so that no reader sees half of it."""
     part = path.with_suffix(".part")
-    part.write_text(json.dumps(None if values is None else dict(values)), encoding="utf-8")
+    part.write_text(json.dumps(dict(values)), encoding="utf-8")
     part.replace(path)
 
 

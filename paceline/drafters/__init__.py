@@ -17,6 +17,8 @@ from paceline.drafters.base import (
 )
 from paceline.drafters.checkpoint import ANY_TARGET, CheckpointError, DrafterConfig
 from paceline.drafters.deepseek_mtp import DeepseekMtpDrafter
+from paceline.drafters.dflash import DFlashDrafter
+from paceline.drafters.dspark import DSparkDrafter
 from paceline.drafters.eagle1 import Eagle1Drafter
 from paceline.drafters.eagle2 import Eagle2Drafter
 from paceline.drafters.eagle3 import Eagle3Drafter
@@ -32,6 +34,8 @@ from paceline.target import Device, TapSpec
 
 METHODS: dict[str, DrafterClass] = {
     DeepseekMtpDrafter.method: DeepseekMtpDrafter,
+    DFlashDrafter.method: DFlashDrafter,
+    DSparkDrafter.method: DSparkDrafter,
     Eagle1Drafter.method: Eagle1Drafter,
     Eagle2Drafter.method: Eagle2Drafter,
     Eagle3Drafter.method: Eagle3Drafter,

@@ -68,6 +68,7 @@ class AutoregressiveDrafter(FeatureFollower[SequenceState]):
         num_layers: int = 1,
     ) -> None:
         super().__init__(layer, tap, max_positions, device, num_layers)
+        self._layer = layer
         self._draft_ids = draft_ids
         self._target_id_of: list[int] | None = None if draft_ids is None else draft_ids.tolist()
         self._vocab = vocab

@@ -71,14 +71,18 @@ class LayerOutput(Protocol):
         """
 
 
-class DraftLayer(Protocol):
-    """The draft layer, whatever it runs on."""
+class LayerSizes(Protocol):
+    """What a drafter's features and its cache take their sizes from."""
 
     hidden: int
     num_kv_heads: int
     head_dim: int
     where: torch.device
     dtype: torch.dtype
+
+
+class DraftLayer(LayerSizes, Protocol):
+    """The draft layer, whatever it runs on."""
 
     def forward(self, rows: Sequence[Rows], wanted: Sequence[int]) -> LayerOutput:
         """Run rows of several sequences, writing their keys and values behind each slot's rows.

@@ -1,7 +1,7 @@
 """What drafters over the target's features share: sequences, what they have committed, and features still to be run.
 
 Responsible for following sequences in whatever order tokens and features come, and for a cache slot each. Knows nothing
-of how drafts are made; `autoregressive.py` and `p_eagle.py` build on it.
+of how drafts are made; `autoregressive.py`, `block_drafter.py` and `p_eagle.py` build on it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from paceline.drafters.base import DrafterError, UnknownDraftSequenceError
-from paceline.drafters.draft_layer import DraftLayer
+from paceline.drafters.draft_layer import LayerSizes
 from paceline.target import Device, TapSpec
 from paceline.target.kv_cache import KVCache, KVLayout, Slot
 
@@ -53,9 +53,9 @@ class FeatureFollower(ABC, Generic[State]):
     """
 
     def __init__(
-        self, layer: DraftLayer, tap: TapSpec, max_positions: int, device: Device, num_layers: int = 1
+        self, layer: LayerSizes, tap: TapSpec, max_positions: int, device: Device, num_layers: int = 1
     ) -> None:
-        self._layer = layer
+        self._sizes = layer
         self.tap: TapSpec | None = tap
         self.max_positions = max_positions
         layout = KVLayout(num_layers, layer.num_kv_heads, layer.head_dim, layer.dtype, device.torch_device)
@@ -96,11 +96,11 @@ class FeatureFollower(ABC, Generic[State]):
             raise DrafterError(
                 f"sequence {sequence_id}: features from {state.num_features} to {start - 1} are missing"
             )
-        if features.ndim != 2 or features.shape[1] != self._layer.hidden:
-            raise DrafterError(f"features must be [n, {self._layer.hidden}], not {list(features.shape)}")
+        if features.ndim != 2 or features.shape[1] != self._sizes.hidden:
+            raise DrafterError(f"features must be [n, {self._sizes.hidden}], not {list(features.shape)}")
         if skip >= features.shape[0]:
             return
-        fresh = features[skip:].to(device=self._layer.where, dtype=self._layer.dtype)
+        fresh = features[skip:].to(device=self._sizes.where, dtype=self._sizes.dtype)
         state.pending.append(fresh)
         state.num_features += int(fresh.shape[0])
 

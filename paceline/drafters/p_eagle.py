@@ -109,6 +109,7 @@ class PEagleDrafter(FeatureFollower[SequenceState]):
         device: Device,
     ) -> None:
         super().__init__(layer, tap, max_positions, device, num_layers)
+        self._layer = layer
         self._draft_ids = draft_ids
         self._target_id_of: list[int] | range = (
             range(draft_vocab) if draft_ids is None else draft_ids.tolist()

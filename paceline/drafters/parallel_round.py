@@ -3,9 +3,11 @@
 Responsible for the rows behind a text's committed tokens (one for each *depth*, the number of tokens between the text
 and what the row proposes), and for chains, draws and trees of them. What a row proposes does not depend on the tokens
 drafted before it, so that a tree is the product of the depths' guesses (`marginal_tree.py`) and tokens may be drawn
-depth by depth, each from the distribution that is sent along.
+depth by depth, each from the distribution that is sent along. Where a method's rows do depend on the token before
+(`dspark.py`), it makes their logits itself, a depth at a time, and has their tokens chosen here.
 
-Deliberately does not know: models, caches, how a row came about. Called by `p_eagle.py` and `pard1.py`.
+Deliberately does not know: models, caches, how a row came about. Called by `p_eagle.py`, `pard1.py`, `dflash.py` and
+`dspark.py`.
 """
 
 from __future__ import annotations
@@ -96,8 +98,21 @@ def _lengthen(wanted: Sequence[RoundRequest], draft_ids: Tensor | None) -> None:
     growing = [w for w in wanted if len(w.round.tokens) < w.depth]
     if not growing:
         return
-    rows = [(w, depth) for w in growing for depth in range(len(w.round.tokens), w.depth)]
-    logits = join_rows([w.round.logits(len(w.round.tokens), w.depth) for w in growing])
+    choose_rows(
+        [(w, depth) for w in growing for depth in range(len(w.round.tokens), w.depth)],
+        join_rows([w.round.logits(len(w.round.tokens), w.depth) for w in growing]),
+        draft_ids,
+    )
+
+
+def choose_rows(rows: Sequence[tuple[RoundRequest, int]], logits: Tensor, draft_ids: Tensor | None) -> None:
+    """Add a token to a chain for each row, those of a chain in order.
+
+    Args:
+        rows: a wish, and the depth of its chain's next token.
+        logits: `[rows, draft_vocab]` float32.
+        draft_ids: as in :func:`round_entries`.
+    """
     drawn = [i for i, (w, _) in enumerate(rows) if w.request.draw_rule is not DrawRule.TOP]
     ranked = [i for i in range(len(rows)) if i not in set(drawn)]
     if ranked:

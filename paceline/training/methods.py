@@ -13,10 +13,14 @@ import torch
 from torch import Tensor
 
 from paceline.drafters.medusa_heads import MAX_HEADS, MedusaShape, OutputHead
+from paceline.drafters.sequential_heads import HeadPlan, MarkovHead
 from paceline.models import model_fingerprint
 from paceline.training import deepseek_mtp_start, eagle1_start
 from paceline.training.data import Corpus
 from paceline.training.deepseek_mtp import DeepseekMtpObjective
+from paceline.training.dflash import DFlashObjective, DFlashShape
+from paceline.training.dflash_start import random_parameters, tap_scale
+from paceline.training.dspark import DSparkObjective, LossShares
 from paceline.training.eagle1 import Eagle1Objective
 from paceline.training.eagle3 import Eagle3Objective, TargetFacts, choose_draft_vocab
 from paceline.training.eagle3_start import default_shape, fit_linear
@@ -168,6 +172,52 @@ def _build_p_eagle(options: TrainOptions, corpus: Corpus, fingerprint: str) -> O
     )
 
 
+def _build_dflash(options: TrainOptions, corpus: Corpus, fingerprint: str) -> Objective:
+    target = TeacherShape.from_config(json.loads((options.model_dir / "config.json").read_text()))
+    weights = read_weights(options.model_dir)
+    taps = default_tap_layers(target.num_layers)
+    counts = corpus.count_answer_tokens(target.vocab)
+    size = options.draft_vocab or target.vocab
+    draft_ids = choose_draft_vocab(counts, size)
+    embedding = weights["model.embed_tokens.weight"]
+    shape = DFlashShape(
+        **asdict(default_shape(target, len(taps), size, None)),
+        num_layers=options.num_layers,
+        block_size=options.block_size,
+        mask_token=rarest_token(counts, embedding),
+        anchor_first=options.block_layout == "anchor_first"
+        or (options.block_layout == "published" and options.method == "dspark"),
+    )
+    if not shape.num_drafts:
+        raise TrainingDataError("block_size 1 leaves nothing to draft")
+    log.info(
+        options.method,
+        draft_vocab=size,
+        coverage=round(float(counts[draft_ids].sum() / counts.sum()), 4),
+        mask_token=shape.mask_token,
+    )
+    shared = (embedding, weights.get("lm_head.weight", embedding), draft_ids, tap_scale(corpus))
+    facts = TargetFacts(fingerprint, options.model_dir.name, taps, target.max_positions)
+    dtype = getattr(torch, options.dtype)
+    shapes = shape.parameter_shapes()
+    if options.method == "dflash":
+        start = random_parameters(shapes, options.seed)
+        return DFlashObjective(shape, start, *shared, facts, options.num_anchors, options.block_decay, dtype)
+    heads = HeadPlan(MarkovHead(options.markov_head), options.markov_rank)
+    shapes |= heads.parameter_shapes(shape.hidden, shape.target_vocab, size)
+    return DSparkObjective(
+        shape,
+        heads,
+        random_parameters(shapes, options.seed),
+        *shared,
+        facts,
+        num_anchors=options.num_anchors,
+        decay=options.block_decay,
+        shares=LossShares(options.token_share, options.distance_share, options.confidence_share),
+        dtype=dtype,
+    )
+
+
 def _build_independent(options: TrainOptions, corpus: Corpus, fingerprint: str) -> Objective:
     draft_ids = None
     if options.draft_vocab:
@@ -278,6 +328,8 @@ def _build_medusa2(options: TrainOptions, corpus: Corpus, fingerprint: str) -> O
 
 METHODS: dict[str, Callable[[TrainOptions, Corpus, str], Objective]] = {
     "deepseek_mtp": _build_deepseek_mtp,
+    "dflash": _build_dflash,
+    "dspark": _build_dflash,
     "eagle1": _build_eagle1,
     "eagle2": _build_eagle1,
     "eagle3": _build_eagle3,

@@ -43,6 +43,8 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "heads_schedule": ("constant", "linear", "sine"),
     "base_loss": ("kl", "ce"),
     "depth_loss": ("ce", "kl"),
+    "markov_head": ("vanilla", "gated", "rnn"),
+    "block_layout": ("published", "infilling", "anchor_first"),
 }
 
 
@@ -69,7 +71,8 @@ class TrainOptions:
         clip_value: largest entry of a gradient, 0 = no limit; unless given, what the method's authors take.
         optimizer: ``adamw``, or ``muon`` (matrices by Muon, the rest by AdamW).
         seed: data order, starting weights and what is drawn while training.
-        draft_vocab: size of a reduced draft vocabulary, where the method has one; 0 = whole (``independent``).
+        draft_vocab: size of a reduced draft vocabulary, where the method has one; 0 = whole (``independent``,
+            ``dflash``).
         test_steps: unrolled steps of training-time test, where the method has it.
         step_decay: loss ratio of one such step to the one before.
         feature_weight: of the loss on predicted features, where the method predicts them.
@@ -86,6 +89,16 @@ class TrainOptions:
         keep_floor: least share of rows at any such depth; unless given, what the method's authors take.
         num_segments: segments of a text whose gradients are taken one after the other, where the method can: less
             memory.
+        block_size: rows of a block, the last committed token's included, where the method drafts blocks.
+        block_layout: ``infilling`` (a row proposes the token at its own position), ``anchor_first`` (the one behind it)
+            or ``published`` (what the method's authors take).
+        num_anchors: blocks of a text and step, at most.
+        block_decay: places behind a block's first over which a proposal's weight falls by e.
+        markov_head: of DSpark: ``vanilla``, ``gated`` or ``rnn``.
+        markov_rank: of its bias.
+        token_share: of the cross entropy against the text in DSpark's loss.
+        distance_share: of the distance from the target's probabilities.
+        confidence_share: of the confidence head's error.
         num_heads: Medusa's heads.
         output: Medusa's output heads: ``own`` (one each), ``shared`` (one for all), or ``target`` (the target's).
         head_start: where Medusa's own output heads begin: ``target`` (the target's rows) or ``linear`` (those behind a
@@ -137,6 +150,15 @@ class TrainOptions:
     keep_ratio: float = 0.7
     keep_floor: float | None = None
     num_segments: int = 1
+    block_size: int = 8
+    block_layout: str = "published"
+    num_anchors: int = 64
+    block_decay: float = 4.0
+    markov_head: str = "vanilla"
+    markov_rank: int = 256
+    token_share: float = 0.1
+    distance_share: float = 0.9
+    confidence_share: float = 1.0
     num_heads: int = 5
     output: str = "own"
     head_start: str = "linear"
@@ -165,6 +187,9 @@ class TrainOptions:
             "num_modules",
             "num_depths",
             "num_segments",
+            "block_size",
+            "num_anchors",
+            "markov_rank",
             "num_heads",
             "lora_rank",
             "eval_every",
@@ -173,7 +198,7 @@ class TrainOptions:
             if getattr(self, name) < 1:
                 raise TrainingDataError(f"{name} must be at least 1")
         for name in (
-            *("learning_rate", "head_learning_rate", "clip_norm", "step_decay"),
+            *("learning_rate", "head_learning_rate", "clip_norm", "step_decay", "block_decay"),
             *("heads_coefficient", "backbone_divisor", "lora_alpha"),
         ):
             if not getattr(self, name) > 0:
@@ -182,7 +207,10 @@ class TrainOptions:
             raise TrainingDataError("draft_vocab must not be negative")
         if self.token_rows < 0:
             raise TrainingDataError("token_rows must not be negative")
-        for name in ("clip_value", "feature_weight", "token_weight", "feature_noise"):
+        for name in (
+            *("clip_value", "feature_weight", "token_weight", "feature_noise"),
+            *("token_share", "distance_share", "confidence_share"),
+        ):
             if not (getattr(self, name) or 0.0) >= 0:
                 raise TrainingDataError(f"{name} must not be negative")
         if not 0 < self.keep_ratio <= 1:
@@ -376,7 +404,7 @@ def make_optimizers(
         return [p for k, p in parameters.items() if select(k, p)]
 
     def is_head(name: str, _: nn.Parameter) -> bool:
-        return name.startswith("lm_head") or "embed" in name
+        return name.startswith(("lm_head", "markov_head.markov_w")) or "embed" in name
 
     def is_backbone(name: str, _: nn.Parameter) -> bool:
         return name.startswith(BACKBONE_PREFIX)

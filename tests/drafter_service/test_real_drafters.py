@@ -19,6 +19,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from paceline.drafters import DraftRequest, drafter_tap, load_drafter
 from paceline.drafters.checkpoint import DrafterConfig, save_drafter
+from paceline.drafters.dflash_layer import dflash_shapes
+from paceline.drafters.dspark import dspark_shapes
 from paceline.drafters.eagle1_layer import parameter_shapes as eagle1_shapes
 from paceline.drafters.eagle3_layer import parameter_shapes
 from paceline.drafters.p_eagle import p_eagle_shapes
@@ -153,6 +155,42 @@ def pard2_dir(tmp_path_factory: pytest.TempPathFactory, target_dir: Path) -> Pat
     LlamaForCausalLM(config).save_pretrained(model)
     path = tmp_path_factory.mktemp("pard2")
     return save_pard2(path, model, "pard2", model_fingerprint(target_dir), target_hidden=HIDDEN_SIZE)
+
+
+@pytest.fixture(scope="module")
+def dflash_dir(tmp_path_factory: pytest.TempPathFactory, target_dir: Path, eagle3_dir: Path) -> Path:
+    """A DFlash drafter with random weights, of the target's width."""
+    path = tmp_path_factory.mktemp("dflash")
+    shape = {**DrafterConfig.read(eagle3_dir).shape, "num_layers": 2, "block_size": 4, "mask_token": 63}
+    shape |= {"hidden": HIDDEN_SIZE, "head_norms": True}
+    config = DrafterConfig("dflash", model_fingerprint(target_dir), "tiny", shape)
+    torch.manual_seed(14)
+    tensors = {
+        name: torch.ones(size) if "norm" in name else torch.randn(size) * 0.3
+        for name, size in dflash_shapes(config).items()
+    }
+    tensors["d2t"] = torch.zeros(VOCAB_SIZE, dtype=torch.int64)
+    tensors["t2d"] = torch.ones(VOCAB_SIZE, dtype=torch.bool)
+    save_drafter(path, config, tensors)
+    return path
+
+
+@pytest.fixture(scope="module")
+def dspark_dir(tmp_path_factory: pytest.TempPathFactory, target_dir: Path, dflash_dir: Path) -> Path:
+    """A DSpark drafter with random weights, of the DFlash drafter's sizes."""
+    path = tmp_path_factory.mktemp("dspark")
+    shape = {**DrafterConfig.read(dflash_dir).shape, "anchor_first": True}
+    shape |= {"markov_head": "rnn", "markov_rank": 4, "confidence_head": True, "confidence_reads_token": True}
+    config = DrafterConfig("dspark", model_fingerprint(target_dir), "tiny", shape)
+    torch.manual_seed(15)
+    tensors = {
+        name: torch.ones(size) if "norm" in name else torch.randn(size) * 0.3
+        for name, size in dspark_shapes(config).items()
+    }
+    tensors["d2t"] = torch.zeros(VOCAB_SIZE, dtype=torch.int64)
+    tensors["t2d"] = torch.ones(VOCAB_SIZE, dtype=torch.bool)
+    save_drafter(path, config, tensors)
+    return path
 
 
 @pytest.fixture(scope="module")
@@ -301,7 +339,15 @@ def test_drafter_for_another_target_is_refused(tmp_path: Path, independent_dir: 
 
 
 @pytest.mark.parametrize(
-    ("method", "width"), [("eagle1", HIDDEN_SIZE), ("eagle3", 24), ("p_eagle", 24), ("pard2", 24)]
+    ("method", "width"),
+    [
+        ("dflash", HIDDEN_SIZE),
+        ("dspark", HIDDEN_SIZE),
+        ("eagle1", HIDDEN_SIZE),
+        ("eagle3", 24),
+        ("p_eagle", 24),
+        ("pard2", 24),
+    ],
 )
 async def test_it_drafts_over_the_wire_what_it_drafts_alone(
     bench: Bench, target_dir: Path, method: str, width: int, request: pytest.FixtureRequest

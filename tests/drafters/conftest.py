@@ -14,13 +14,15 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from paceline.drafters import Drafter, DrafterConfig, load_drafter
 from paceline.drafters.checkpoint import save_drafter
 from paceline.drafters.medusa_heads import MedusaShape
+from paceline.drafters.sequential_heads import HeadPlan, MarkovHead
 from paceline.models import model_fingerprint
 from paceline.target import SequenceRows, TargetEngine
 from paceline.training.deepseek_mtp import MtpShape
+from paceline.training.dflash import DFlashShape
 from paceline.training.eagle1 import Eagle1Shape
 from paceline.training.eagle3 import Eagle3Shape
 from paceline.training.p_eagle import PEagleShape
-from tests.drafters import pard_checkpoint
+from tests.drafters import dflash_checkpoint, pard_checkpoint
 from tests.drafters.p_eagle_checkpoint import MASK_TOKEN, random_tensors, save
 
 VOCAB = 97
@@ -58,6 +60,15 @@ P_EAGLE_SHAPE = PEagleShape(
     num_depths=6,
     mask_token=MASK_TOKEN,
 )
+
+DFLASH_SHAPE = DFlashShape(
+    **{name: getattr(SHAPE, name) for name in Eagle3Shape.__dataclass_fields__},
+    num_layers=3,
+    block_size=7,
+    mask_token=dflash_checkpoint.MASK_TOKEN,
+)
+DSPARK_SHAPE = replace(DFLASH_SHAPE, anchor_first=True)
+DSPARK_HEADS = HeadPlan(MarkovHead.VANILLA, rank=8)
 
 
 def _save_llama(path: Path, num_layers: int, seed: int) -> Path:
@@ -214,6 +225,45 @@ def pard2_dir(pard_model_dir: Path, target_dir: Path, tmp_path_factory: pytest.T
 
 
 @pytest.fixture(scope="session")
+def dflash_tensors() -> dict[str, torch.Tensor]:
+    """Random weights of a DFlash checkpoint, by public name."""
+    return dflash_checkpoint.random_tensors(DFLASH_SHAPE, DRAFT_IDS, seed=5)
+
+
+@pytest.fixture(scope="session")
+def dflash_dir(
+    target_dir: Path, dflash_tensors: dict[str, torch.Tensor], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """The checkpoint of those weights."""
+    path, fingerprint = tmp_path_factory.mktemp("dflash"), model_fingerprint(target_dir)
+    return dflash_checkpoint.save(path, DFLASH_SHAPE, dflash_tensors, fingerprint, TAP_LAYERS, 64)
+
+
+def dspark_tensors(plan: HeadPlan, seed: int = 17) -> dict[str, torch.Tensor]:
+    """Random weights of a DSpark checkpoint with these heads, which count beside the block."""
+    tensors = dflash_checkpoint.random_tensors(DSPARK_SHAPE, DRAFT_IDS, seed)
+    random = torch.Generator().manual_seed(seed + 1)
+    for name, size in plan.parameter_shapes(64, VOCAB, len(DRAFT_IDS)).items():
+        tensors[name] = torch.randn(size, generator=random) * (0.2 if "proj.weight" in name else 1.0)
+    return tensors
+
+
+def save_dspark(path: Path, target_dir: Path, plan: HeadPlan) -> Path:
+    """The checkpoint of those weights."""
+    return dflash_checkpoint.save(
+        path, DSPARK_SHAPE, dspark_tensors(plan), model_fingerprint(target_dir), TAP_LAYERS, 64, "dspark",
+        markov_head=plan.markov.value, markov_rank=plan.rank, confidence_head=plan.has_confidence,
+        confidence_reads_token=plan.confidence_reads_token,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def dspark_dir(target_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random DSpark drafter with a plain Markov head."""
+    return save_dspark(tmp_path_factory.mktemp("dspark"), target_dir, DSPARK_HEADS)
+
+
+@pytest.fixture(scope="session")
 def independent_dir(target_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random one-layer model of the target's vocabulary."""
     path = tmp_path_factory.mktemp("independent")
@@ -311,6 +361,8 @@ def medusa1_dir(target_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 def drafter_dirs(
     deepseek_mtp_dir: Path,
     deepseek_mtp3_dir: Path,
+    dflash_dir: Path,
+    dspark_dir: Path,
     eagle1_dir: Path,
     eagle2_dir: Path,
     eagle3_dir: Path,
@@ -324,6 +376,8 @@ def drafter_dirs(
     return {
         "deepseek_mtp": deepseek_mtp_dir,
         "deepseek_mtp3": deepseek_mtp3_dir,
+        "dflash": dflash_dir,
+        "dspark": dspark_dir,
         "eagle1": eagle1_dir,
         "eagle2": eagle2_dir,
         "eagle3": eagle3_dir,

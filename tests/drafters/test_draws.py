@@ -34,6 +34,8 @@ def params(mode: VerifyMode = VerifyMode.REJECTION, seed: int = 7, top_k: int = 
     params=[
         "deepseek_mtp",
         "deepseek_mtp3",
+        "dflash",
+        "dspark",
         "eagle1",
         "eagle3",
         "independent",

@@ -15,7 +15,7 @@ import pytest
 from experiments.dials.dials import Confidence, DialFile, Dials, fixed, write_whole
 from experiments.dials.drafter import DialledDrafter
 from experiments.dials.luck import Luck
-from experiments.dials.policy import FixedPolicy, read_policy
+from experiments.dials.policy import FixedPolicy
 from experiments.dials.script import Script, ScriptText
 from paceline.drafters import Drafter, DrafterError, DraftRequest, OutcomeRequest, UnknownDraftSequenceError
 from paceline.errors import InvalidRequestError
@@ -406,10 +406,8 @@ def test_policies_are_written_and_read(tmp_path: Path) -> None:
     path = tmp_path / "policy.json"
     policy = FixedPolicy(version=3, draft_length=9, outcomes=4, draft_ahead=2)
     write_whole(path, policy.as_dict())
-    assert read_policy(path) == policy
+    assert FixedPolicy.read(path) == policy
     assert policy.to_proto().outcomes == 4
-    write_whole(path, None)
-    assert read_policy(path) is None  # the scheduler's own
     path.write_text(json.dumps({"draft": 3}))
     with pytest.raises(InvalidRequestError):
-        read_policy(path)
+        FixedPolicy.read(path)

@@ -16,7 +16,10 @@ from paceline.target import TargetEngine
 from tests.drafters.conftest import (  # noqa: F401  fixtures
     deepseek_mtp3_dir,
     deepseek_mtp_dir,
+    dflash_dir,
+    dflash_tensors,
     drafter_dirs,
+    dspark_dir,
     eagle1_dir,
     eagle1_tensors,
     eagle2_dir,
@@ -45,6 +48,8 @@ SAMPLINGS = [
     [
         "deepseek_mtp",
         "deepseek_mtp3",
+        "dflash",
+        "dspark",
         "eagle1",
         "eagle2",
         "eagle3",

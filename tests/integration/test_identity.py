@@ -11,7 +11,7 @@ from tests.integration.conftest import Site
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
-NUM_TOKENS = 16
+NUM_TOKENS = 24
 GREEDY = {"temperature": 0.0, "max_tokens": NUM_TOKENS}
 SAMPLED = {"temperature": 0.8, "top_p": 0.95, "seed": 1234, "max_tokens": NUM_TOKENS}
 

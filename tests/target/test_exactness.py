@@ -153,17 +153,17 @@ def test_greedy_equals_transformers(smollm2_dir: Path, record_property: RecordPr
 @pytest.mark.timeout(1800)
 @pytest.mark.skipif(not has_half_weight_linear(), reason="this build multiplies no float16 weights on CPU")
 def test_float16_weights_are_as_exact_as_float32(smollm2_dir: Path, record_property: RecordProperty) -> None:
-    asked = references(smollm2_dir, 16, batch_size=5, rounds_weights=True)
+    asked = references(smollm2_dir, 32, batch_size=5, rounds_weights=True)
     engine = TargetEngine.load(smollm2_dir, dtype=torch.float16)
     for max_running in (1, 7):
-        ties = count_ties(asked, decode(engine, asked, max_running, num_new=16))
+        ties = count_ties(asked, decode(engine, asked, max_running, num_new=32))
         record_property(f"ties at {max_running} sequences", ties)
         assert ties <= 1
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize(("executor", "num_new"), [("lean", 24), ("generic", 8)])
+@pytest.mark.parametrize(("executor", "num_new"), [("lean", 32), ("generic", 12)])
 def test_greedy_equals_transformers_at_length(
     smollm2_dir: Path, executor: ExecutorChoice, num_new: int, record_property: RecordProperty
 ) -> None:

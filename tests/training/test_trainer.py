@@ -79,6 +79,8 @@ def _acceptance(options: TrainOptions, weights: dict[str, torch.Tensor] | None) 
         ("independent", 128),
         ("medusa1", 128),
         ("medusa2", 128),
+        ("dflash", 128),
+        ("dspark", 128),
         ("p_eagle", 128),
         ("pard1", 0),
         ("pard2", 0),
@@ -142,7 +144,7 @@ def test_loss_falls_on_one_batch(
     assert losses[-1] < losses[0] - 0.2
 
 
-@pytest.mark.parametrize("method", ["eagle3", "medusa2", "p_eagle", "pard1", "pard2"])
+@pytest.mark.parametrize("method", ["dflash", "dspark", "eagle3", "medusa2", "p_eagle", "pard1", "pard2"])
 def test_stopped_and_resumed_equals_uninterrupted(
     method: str, target_dir: Path, text_dir: Path, heldout_dir: Path, tmp_path: Path
 ) -> None:

@@ -17,6 +17,7 @@ TAPS = {
     # method: what it taps, and numbers per committed token
     "deepseek_mtp": (TapSpec(norm_final=True), HIDDEN),
     "deepseek_mtp, residual": (TapSpec(layers=(LAYERS,)), HIDDEN),
+    "dflash": (TapSpec(layers=(1, 2, 3), projection=torch.randn(HIDDEN, 3 * HIDDEN)), HIDDEN),
     "eagle1": (TapSpec(norm_final=True), HIDDEN),
     "eagle3": (TapSpec(layers=(1, 2, 3), projection=torch.randn(FUSED, 3 * HIDDEN)), FUSED),
     "p_eagle": (TapSpec(layers=(1, 2, 3), projection=torch.randn(FUSED, 3 * HIDDEN)), FUSED),
