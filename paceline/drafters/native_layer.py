@@ -159,27 +159,51 @@ class NativeLayer:
 
     def forward(self, rows: Sequence[Rows], wanted: Sequence[int]) -> LayerOutput:
         """Run rows of several sequences; see :class:`paceline.drafters.draft_layer.DraftLayer`."""
-        states = join_rows([part.states for part in rows]).contiguous()
-        output = NativeOutput(
-            torch.empty_like(states),
-            torch.empty(len(wanted), self._draft_vocab),
-            torch.empty(len(wanted), 2 * self._num_best, dtype=torch.int32),
-        )
         segments = []
         for part in rows:
             slot = part.slot
             segments.append(RowSegment(slot.storage, part.num_rows, part.write_at, slot.length, part.paths))
             slot.num_pending += part.num_rows
-        self._program.run(
+        return self.run(
             segments,
             [position for part in rows for position in part.positions],
+            [token for part in rows for token in part.tokens],
+            join_rows([part.states for part in rows]).contiguous(),
+            wanted,
+        )
+
+    def run(
+        self,
+        segments: Sequence[RowSegment],
+        positions: Sequence[int],
+        tokens: Sequence[int],
+        states: Tensor,
+        wanted: Sequence[int],
+    ) -> NativeOutput:
+        """Run rows, whatever they see.
+
+        Args:
+            segments: rows of each sequence, in row order.
+            positions: of the rows.
+            tokens: of the rows.
+            states: `[n, hidden]`, dense.
+            wanted: rows whose logits are wanted.
+        """
+        output = NativeOutput(
+            torch.empty_like(states),
+            torch.empty(len(wanted), self._draft_vocab),
+            torch.empty(len(wanted), 2 * self._num_best, dtype=torch.int32),
+        )
+        self._program.run(
+            segments,
+            positions,
             {
                 self._states: states,
                 self._out: output.states,
                 self._logits: output.logits,
                 self._best: output.ranked,
             },
-            tokens=[token for part in rows for token in part.tokens],
+            tokens=tokens,
             selected=wanted,
         )
         return output
