@@ -18,7 +18,12 @@ from paceline.checkpoints.medusa import is_medusa, read_medusa, write_medusa
 from paceline.checkpoints.nextn import is_nextn, read_nextn, store_vocabulary, write_nextn
 from paceline.checkpoints.pard import is_pard, load_own, nothing_shared, read_pard, write_pard
 from paceline.checkpoints.shared import store_embedding
-from paceline.checkpoints.speculators import is_speculators, read_speculators, write_speculators
+from paceline.checkpoints.speculators import (
+    is_speculators,
+    read_speculators,
+    store_target,
+    write_speculators,
+)
 from paceline.checkpoints.target_facts import TargetFacts
 from paceline.checkpoints.tensor_files import read_public_config
 from paceline.checkpoints.vllm import is_vllm, read_vllm, store_target_head, write_vllm
@@ -57,7 +62,7 @@ class Format:
 FORMATS: dict[str, Format] = {
     entry.name: entry
     for entry in (
-        Format("speculators", is_speculators, read_speculators, write_speculators, store_embedding),
+        Format("speculators", is_speculators, read_speculators, write_speculators, store_target),
         Format("nextn", is_nextn, read_nextn, write_nextn, store_vocabulary),
         Format("eagle", is_eagle, read_eagle, write_eagle, store_embedding),
         Format("medusa", is_medusa, read_medusa, write_medusa, store_target_head),

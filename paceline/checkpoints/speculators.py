@@ -1,4 +1,4 @@
-"""The speculators format (vllm-project/speculators 0.9.0): EAGLE-3 and P-EAGLE drafters, as vLLM serves them.
+"""The speculators format (vllm-project/speculators 0.9.0): EAGLE-3, P-EAGLE, DFlash and DSpark, as vLLM serves them.
 
 Responsible for the names of its tensors, both ways. The layer ids of the format name streams that *enter* a layer, as
 Paceline's `tap_layers` do. Called through `formats.py`.
@@ -6,14 +6,16 @@ Paceline's `tap_layers` do. Called through `formats.py`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from paceline.checkpoints.speculators_config import KINDS, read_kind, read_shape, write_config
+from paceline.checkpoints.shared import store_embedding
+from paceline.checkpoints.speculators_config import BLOCK_KINDS, KINDS, read_kind, read_shape, write_config
 from paceline.checkpoints.target_facts import TargetFacts
 from paceline.checkpoints.tensor_files import (
     check_finite,
@@ -23,10 +25,13 @@ from paceline.checkpoints.tensor_files import (
     write_tensors,
 )
 from paceline.drafters.checkpoint import CheckpointError, DrafterConfig
+from paceline.drafters.dflash_layer import dflash_shapes
+from paceline.drafters.dspark import dspark_shapes
 from paceline.drafters.eagle3_layer import parameter_shapes, read_draft_ids
 from paceline.drafters.p_eagle import p_eagle_shapes
+from paceline.drafters.sequential_heads import MARKOV_OUT
 
-_EMBEDDING = "embed_tokens.weight"
+_EMBEDDING, _HEAD = "embed_tokens.weight", "lm_head.weight"
 _FUSED, _PUBLIC_FUSED = "midlayer.", "layers.0."
 
 
@@ -38,8 +43,8 @@ def is_speculators(content: Mapping[str, Any]) -> bool:
 def read_speculators(directory: Path, target: TargetFacts) -> tuple[DrafterConfig, dict[str, Tensor]]:
     """Read a checkpoint of the format.
 
-    An embedding that is the target's own is left out where the method reads the target's; a vocabulary that is not
-    reduced gets the identity as its map.
+    An embedding and a head that are the target's own are left out where the method reads the target's; a vocabulary
+    that is not reduced gets the identity as its map.
 
     Raises:
         CheckpointError: naming a field or tensor that is missing, surplus, of another size, or asks for what the
@@ -52,27 +57,42 @@ def read_speculators(directory: Path, target: TargetFacts) -> tuple[DrafterConfi
         "imported_from": "speculators",
         "speculators_version": str(content.get("speculators_version", "")),
     }
-    config = DrafterConfig(
-        KINDS[kind], target.fingerprint, target.name, {**shape, "has_embedding": True}, made
-    )
+    whole = {"has_embedding": True, "has_head": True} if kind in BLOCK_KINDS else {"has_embedding": True}
+    config = DrafterConfig(KINDS[kind], target.fingerprint, target.name, {**shape, **whole}, made)
     required = {_public(name): size for name, size in _shapes(config).items()}
     names = [_EMBEDDING]  # that may be absent
     if shape["draft_vocab"] == shape["target_vocab"]:
         names += ["d2t", "t2d"]
+        names += [_HEAD] if kind in BLOCK_KINDS else []
     found = read_tensors(directory)
     check_names(found, {name: size for name, size in required.items() if name in found or name not in names})
     check_finite(found)
-    tensors = {_own(name): tensor for name, tensor in found.items()}
+    tensors = found if kind in BLOCK_KINDS else {_own(name): tensor for name, tensor in found.items()}
     _check_vocabulary(config, tensors)
     embedding = tensors.get(_EMBEDDING)
     own = embedding is not None and not torch.equal(embedding, target.embedding(embedding.dtype))
     if kind == "peagle":
         if embedding is None:
             tensors[_EMBEDDING] = target.embedding(tensors["lm_head.weight"].dtype)
-        return _with_embedding(config, None), tensors
+        return _with_own(config), tensors
     if not own:
         tensors.pop(_EMBEDDING, None)
-    return _with_embedding(config, own), tensors
+    flags = {"has_embedding": own}
+    if kind in BLOCK_KINDS:
+        flags["has_head"] = _keeps_head(config, tensors, target)
+    return _with_own(config, **flags), tensors
+
+
+def _keeps_head(config: DrafterConfig, tensors: dict[str, Tensor], target: TargetFacts) -> bool:
+    """Whether the head is one of the drafter's own; the target's is taken out."""
+    head = tensors.get(_HEAD)
+    if head is None:
+        return False
+    ids = read_draft_ids(config, tensors["d2t"], torch.device("cpu"))
+    theirs = target.head(head.dtype)
+    if torch.equal(head, theirs if ids is None else theirs[ids]):
+        del tensors[_HEAD]
+    return _HEAD in tensors
 
 
 def write_speculators(directory: Path, config: DrafterConfig, tensors: Mapping[str, Tensor]) -> None:
@@ -88,12 +108,43 @@ def write_speculators(directory: Path, config: DrafterConfig, tensors: Mapping[s
     if config.size("draft_vocab") == config.size("target_vocab"):
         del out["d2t"], out["t2d"]  # the format has none for a vocabulary that is not reduced
         if ids is not None:
-            out["lm_head.weight"] = out["lm_head.weight"][ids.argsort()]
+            for name in {_HEAD, MARKOV_OUT} & set(out):
+                out[name] = out[name][ids.argsort()]
+    elif _HEAD not in out:
+        raise CheckpointError(
+            f"{_HEAD}: the format stores the head of a reduced vocabulary, and this drafter reads its target's: name "
+            "the target"
+        )
     write_tensors(directory, "model.safetensors", content, out)
 
 
+def store_target(
+    config: DrafterConfig, tensors: Mapping[str, Tensor], target_dir: Path
+) -> tuple[DrafterConfig, dict[str, Tensor]]:
+    """What the drafter shares with its target, as far as the format stores it.
+
+    A block drafter of a reduced vocabulary gets rows of the target's head; whoever loads it takes the embedding, and a
+    head that is not reduced, from the target. Others get the embedding.
+    """
+    if config.method not in BLOCK_KINDS:
+        return store_embedding(config, tensors, target_dir)
+    if _HEAD in tensors or config.size("draft_vocab") == config.size("target_vocab"):
+        return config, dict(tensors)
+    ids = read_draft_ids(config, tensors["d2t"], torch.device("cpu"))
+    head = TargetFacts.read(target_dir).head(tensors["fc.weight"].dtype)
+    stored = replace(config, shape={**config.shape, "has_head": True})
+    return stored, {**tensors, _HEAD: head if ids is None else head[ids]}
+
+
+_SHAPES: dict[str, Callable[[DrafterConfig], dict[str, tuple[int, ...]]]] = {
+    "p_eagle": p_eagle_shapes,
+    "dflash": dflash_shapes,
+    "dspark": dspark_shapes,
+}
+
+
 def _shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
-    return p_eagle_shapes(config) if config.method == "p_eagle" else parameter_shapes(config)
+    return _SHAPES.get(config.method, parameter_shapes)(config)
 
 
 def _public(name: str) -> str:
@@ -104,12 +155,10 @@ def _own(name: str) -> str:
     return _FUSED + name[len(_PUBLIC_FUSED) :] if name.startswith(_PUBLIC_FUSED) else name
 
 
-def _with_embedding(config: DrafterConfig, own: bool | None) -> DrafterConfig:
-    """The configuration that says whether an embedding is among the tensors; nothing where the method always has."""
-    shape = {name: value for name, value in config.shape.items() if name != "has_embedding"}
-    if own:
-        shape["has_embedding"] = True
-    return DrafterConfig(config.method, config.target_fingerprint, config.target_name, shape, config.training)
+def _with_own(config: DrafterConfig, **flags: bool) -> DrafterConfig:
+    """The configuration that says which of the target's tensors it has its own of; nothing of those that say no."""
+    shape = {name: value for name, value in config.shape.items() if name not in ("has_embedding", "has_head")}
+    return replace(config, shape=shape | {name: True for name, own in flags.items() if own})
 
 
 def _check_vocabulary(config: DrafterConfig, tensors: dict[str, Tensor]) -> None:

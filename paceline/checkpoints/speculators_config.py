@@ -1,7 +1,8 @@
 """The `config.json` of the speculators format, and the sizes in it.
 
 Responsible for reading every field that decides what a drafter computes, refusing by name what Paceline's layers do not
-compute, and for writing such a file. Knows no tensors. Called by `speculators.py`.
+compute, and for writing such a file; fields that only block drafters have are in `speculators_blocks.py`. Knows no
+tensors. Called by `speculators.py`.
 """
 
 from __future__ import annotations
@@ -11,15 +12,26 @@ from typing import Any
 
 from transformers import LlamaConfig, Qwen3Config
 
+from paceline.checkpoints.speculators_blocks import read_block_fields, write_block_fields
+from paceline.checkpoints.speculators_fields import is_whole, mask_token, size_of, switch
 from paceline.checkpoints.target_facts import TargetFacts
 from paceline.drafters.checkpoint import CheckpointError, DrafterConfig
 from paceline.drafters.decoder_block import ROPE_TYPES, rope_parameters
+from paceline.drafters.dflash_layer import BlockPlan
 from paceline.drafters.upper_block import num_layers
 
-KINDS = {"eagle3": "eagle3", "peagle": "p_eagle"}
+KINDS = {"eagle3": "eagle3", "peagle": "p_eagle", "dflash": "dflash", "dspark": "dspark"}
 """Paceline's method by `speculators_model_type`."""
 
-ARCHITECTURES = {"eagle3": "Eagle3DraftModel", "peagle": "PEagleDraftModel"}
+BLOCK_KINDS = ("dflash", "dspark")
+"""Those that propose a block, in layers with norms of queries and keys, with the target's embedding and head."""
+
+ARCHITECTURES = {
+    "eagle3": "Eagle3DraftModel",
+    "peagle": "PEagleDraftModel",
+    "dflash": "DFlashDraftModel",
+    "dspark": "DSparkDraftModel",
+}
 VERSION = "0.9.0"
 """Of the package whose layout is written."""
 
@@ -55,7 +67,7 @@ def read_shape(content: Mapping[str, Any], target: TargetFacts) -> dict[str, Any
             raise CheckpointError(
                 f"{name}: a norm before `fc` is not computed: `fc` runs on the target's side, where only a product can"
             )
-    hidden = _size(layer, "hidden_size")
+    hidden = size_of(layer, "hidden_size")
     if content.get("target_hidden_size") not in (None, hidden):
         raise CheckpointError(
             "target_hidden_size differs from the drafter's hidden_size, which is not supported"
@@ -64,39 +76,40 @@ def read_shape(content: Mapping[str, Any], target: TargetFacts) -> dict[str, Any
         raise CheckpointError(
             f"transformer_layer_config.hidden_size is {hidden}, the target's is {target.hidden}: it is another's"
         )
-    vocab = _size(layer, "vocab_size")
+    vocab = size_of(layer, "vocab_size")
     if vocab != target.vocab:
         raise CheckpointError(
             f"transformer_layer_config.vocab_size is {vocab}, the target's is {target.vocab}: it is another's"
         )
     draft_vocab = content.get("draft_vocab_size", 32000)
-    if not _is_whole(draft_vocab) or draft_vocab > vocab:
+    if not is_whole(draft_vocab) or draft_vocab > vocab:
         raise CheckpointError(f"draft_vocab_size must be from 1 to {vocab}, not {draft_vocab!r}")
-    heads = _size(layer, "num_attention_heads")
-    kv_heads = _size(layer, "num_key_value_heads")
+    heads = size_of(layer, "num_attention_heads")
+    kv_heads = size_of(layer, "num_key_value_heads")
     if heads % kv_heads:
         raise CheckpointError(f"num_attention_heads {heads} is no multiple of num_key_value_heads {kv_heads}")
     shape: dict[str, Any] = {
         "hidden": hidden,
         "target_hidden": hidden,
-        "num_layers": _size(layer, "num_hidden_layers"),
+        "num_layers": size_of(layer, "num_hidden_layers"),
         "num_heads": heads,
         "num_kv_heads": kv_heads,
-        "head_dim": _size(layer, "head_dim") if getattr(layer, "head_dim", None) else hidden // heads,
-        "intermediate": _size(layer, "intermediate_size"),
+        "head_dim": size_of(layer, "head_dim") if getattr(layer, "head_dim", None) else hidden // heads,
+        "intermediate": size_of(layer, "intermediate_size"),
         "draft_vocab": draft_vocab,
         "target_vocab": vocab,
         "rms_eps": float(layer.rms_norm_eps),
-        "max_positions": _size(layer, "max_position_embeddings"),
-        "tap_layers": _tap_layers(content, target),
-        "norm_before_residual": _switch(content, "norm_before_residual"),
-        "norm_output": _switch(content, "norm_output"),
-        "head_norms": layer.model_type == "qwen3",
+        "max_positions": size_of(layer, "max_position_embeddings"),
+        "tap_layers": _tap_layers(content, kind, target),
+        "head_norms": kind in BLOCK_KINDS or layer.model_type == "qwen3",
         **_rope(layer),
     }
+    if kind in BLOCK_KINDS:
+        return shape | read_block_fields(content, kind, vocab)
+    shape["norm_before_residual"] = switch(content, "norm_before_residual")
     if kind == "peagle":
-        shape |= {"num_depths": _num_depths(content), "mask_token": _mask_token(content, vocab)}
-        del shape["norm_output"]  # it says what a layer goes on from, and this one never goes on
+        return shape | {"num_depths": _num_depths(content), "mask_token": mask_token(content, vocab)}
+    shape["norm_output"] = switch(content, "norm_output")
     return shape
 
 
@@ -120,6 +133,10 @@ def write_config(config: DrafterConfig) -> dict[str, Any]:
     if config.flag("qkv_bias"):
         raise CheckpointError("shape.qkv_bias: the speculators format has biases on all of attention or none")
     head_norms = config.flag("head_norms")
+    if kind in BLOCK_KINDS and not head_norms:
+        raise CheckpointError(
+            "shape.head_norms: the speculators format has such blocks with norms of heads alone"
+        )
     layer = _LAYERS["qwen3" if head_norms else "llama"](
         hidden_size=config.size("hidden"),
         intermediate_size=config.size("intermediate"),
@@ -137,7 +154,6 @@ def write_config(config: DrafterConfig) -> dict[str, Any]:
     written = layer.to_dict()
     for name in ("transformers_version", "architectures", "_name_or_path", "dtype"):
         written.pop(name, None)
-    depth = config.size("num_depths") if kind == "peagle" else 3
     out: dict[str, Any] = {
         "architectures": [ARCHITECTURES[kind]],
         "speculators_model_type": kind,
@@ -148,7 +164,7 @@ def write_config(config: DrafterConfig) -> dict[str, Any]:
             "proposal_methods": [
                 {
                     "proposal_type": "greedy",
-                    "speculative_tokens": depth,
+                    "speculative_tokens": _num_drafts(config, kind),
                     "verifier_accept_k": 1,
                     "accept_tolerance": 0.0,
                 }
@@ -157,17 +173,27 @@ def write_config(config: DrafterConfig) -> dict[str, Any]:
         },
         "transformer_layer_config": written,
         "draft_vocab_size": config.size("draft_vocab"),
-        "eagle_aux_hidden_state_layer_ids": list(shape["tap_layers"]),
+        _taps_field(kind): list(shape["tap_layers"]),
+        "target_hidden_size": None,
+    }
+    if kind in BLOCK_KINDS:
+        return out | write_block_fields(config, kind)
+    out |= {
         "norm_before_residual": config.flag("norm_before_residual"),
         "norm_before_fc": False,
         "fc_norm": False,
         "norm_output": config.flag("norm_output"),
-        "target_hidden_size": None,
         "embed_requires_grad": kind == "peagle",
     }
     if kind == "peagle":
         out["mask_token_id"] = shape["mask_token"]
     return out
+
+
+def _num_drafts(config: DrafterConfig, kind: str) -> int:
+    if kind in BLOCK_KINDS:
+        return BlockPlan.read(config).num_drafts
+    return config.size("num_depths") if kind == "peagle" else 3
 
 
 def _layer_config(content: Mapping[str, Any]) -> Any:
@@ -216,10 +242,15 @@ def _rope(layer: Any) -> dict[str, Any]:
     return {"rope_parameters": dict(parameters)}
 
 
-def _tap_layers(content: Mapping[str, Any], target: TargetFacts) -> list[int]:
+def _taps_field(kind: str) -> str:
+    return "aux_hidden_state_layer_ids" if kind in BLOCK_KINDS else "eagle_aux_hidden_state_layer_ids"
+
+
+def _tap_layers(content: Mapping[str, Any], kind: str, target: TargetFacts) -> list[int]:
     """Layers whose entering streams are read: what the format's ids mean, and Paceline's."""
-    layers = content.get("eagle_aux_hidden_state_layer_ids")
-    if layers is None:
+    field = _taps_field(kind)
+    layers = content.get(field)
+    if layers is None and kind not in BLOCK_KINDS:
         layers = [2, target.num_layers // 2, target.num_layers - 3]
     if (
         not isinstance(layers, list)
@@ -229,54 +260,21 @@ def _tap_layers(content: Mapping[str, Any], target: TargetFacts) -> list[int]:
         )
         or len(set(layers)) != len(layers)
     ):
-        raise CheckpointError(
-            f"eagle_aux_hidden_state_layer_ids {layers!r} are not distinct layers from 0 to {target.num_layers}"
-        )
+        raise CheckpointError(f"{field} {layers!r} are not distinct layers from 0 to {target.num_layers}")
     return layers
 
 
 def _num_depths(content: Mapping[str, Any]) -> int:
     """Depths trained: named in older files, else the tokens that the default proposal asks for."""
     for name in ("num_depths", "para_depths"):
-        if _is_whole(content.get(name)):
+        if is_whole(content.get(name)):
             return int(content[name])
     settings = content.get("speculators_config")
     methods = settings.get("proposal_methods") if isinstance(settings, Mapping) else None
     if isinstance(methods, list) and methods and isinstance(methods[0], Mapping):
         count = methods[0].get("speculative_tokens")
-        if isinstance(count, int) and _is_whole(count):
+        if isinstance(count, int) and is_whole(count):
             return count
     raise CheckpointError(
         "speculators_config.proposal_methods names no speculative_tokens: how long are its drafts?"
     )
-
-
-def _mask_token(content: Mapping[str, Any], vocab: int) -> int:
-    for name in ("mask_token_id", "ptd_token_id"):
-        token = content.get(name)
-        if token is None:
-            continue
-        if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocab:
-            raise CheckpointError(f"{name} must be a token from 0 to {vocab - 1}, not {token!r}")
-        return token
-    raise CheckpointError("neither mask_token_id nor ptd_token_id says which token stands for an unknown one")
-
-
-def _switch(content: Mapping[str, Any], name: str) -> bool:
-    value = content.get(name, False)
-    if not isinstance(value, bool):
-        raise CheckpointError(f"{name} must be true or false, not {value!r}")
-    return value
-
-
-def _size(layer: Any, name: str) -> int:
-    value = getattr(layer, name, None)
-    if not isinstance(value, int) or not _is_whole(value):
-        raise CheckpointError(
-            f"transformer_layer_config.{name} must be a positive whole number, not {value!r}"
-        )
-    return value
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from paceline.drafters.checkpoint import CheckpointError
+from paceline.drafters.target_vocabulary import read_vocabulary
 from paceline.models import model_fingerprint
 from paceline.target.weights import SafetensorsDir
 
@@ -79,3 +80,13 @@ class TargetFacts:
                 f"target {self.name!r}: its embedding is {list(tensor.shape)}, not {[self.vocab, self.hidden]}"
             )
         return tensor
+
+    def head(self, dtype: torch.dtype) -> Tensor:
+        """The target's output head `[vocab, hidden]`, which is its embedding where it ties them.
+
+        Raises:
+            CheckpointError: as of :meth:`embedding`.
+        """
+        if self.directory is None:
+            raise CheckpointError(f"the head of target {self.name!r} is needed, and its weights are not here")
+        return read_vocabulary(self.directory, self.vocab, self.hidden, dtype)[1]

@@ -1,0 +1,55 @@
+"""Single fields of the speculators format, checked. Called by `speculators_config.py` and `speculators_blocks.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from paceline.drafters.checkpoint import CheckpointError
+
+
+def mask_token(content: Mapping[str, Any], vocab: int) -> int:
+    """The token that stands for one not known yet.
+
+    Raises:
+        CheckpointError: none is named, or it is none of the target's.
+    """
+    for name in ("mask_token_id", "ptd_token_id"):
+        token = content.get(name)
+        if token is None:
+            continue
+        if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocab:
+            raise CheckpointError(f"{name} must be a token from 0 to {vocab - 1}, not {token!r}")
+        return token
+    raise CheckpointError("neither mask_token_id nor ptd_token_id says which token stands for an unknown one")
+
+
+def switch(content: Mapping[str, Any], name: str, default: bool = False) -> bool:
+    """A field that is true or false.
+
+    Raises:
+        CheckpointError: it is neither.
+    """
+    value = content.get(name, default)
+    if not isinstance(value, bool):
+        raise CheckpointError(f"{name} must be true or false, not {value!r}")
+    return value
+
+
+def size_of(layer: Any, name: str) -> int:
+    """A size of the decoder layers' configuration.
+
+    Raises:
+        CheckpointError: it is missing, or no size.
+    """
+    value = getattr(layer, name, None)
+    if not isinstance(value, int) or not is_whole(value):
+        raise CheckpointError(
+            f"transformer_layer_config.{name} must be a positive whole number, not {value!r}"
+        )
+    return value
+
+
+def is_whole(value: object) -> bool:
+    """Whether it is a positive whole number."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
