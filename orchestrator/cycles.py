@@ -23,7 +23,7 @@ from orchestrator.journal import Journal, JournalGapError
 from orchestrator.log_probs import check_step, fresh_log_probs, take_prompt_log_probs
 from orchestrator.mailbox import Ending, Mailbox
 from orchestrator.outcomes import drafter_label, outcomes_by_commit
-from orchestrator.placement import Placement
+from orchestrator.placement import DrafterWish, Placement
 from orchestrator.policy import PolicyInForce
 from orchestrator.reports import Reports
 from orchestrator.sequences import Sequence, SequenceState, SequenceTable
@@ -110,7 +110,7 @@ class Cycles:
             pending_since=now,
         )
         sequence.drafting.is_off = max_draft_nodes == 0
-        sequence.drafting.wanted = request.speculation.drafter
+        sequence.drafting.wish = DrafterWish.read(request.speculation)
         self.table.add(sequence)
         self._counters.num_requests += 1
         if self.verifier.is_up:
@@ -177,8 +177,15 @@ class Cycles:
                 epoch=sequence.epoch,
                 num_resumed_tokens=sequence.entry.num_generated_tokens,
                 log_probs=sequence.open_log_probs,
+                reads_features=self._is_to_be_read(sequence),
             )
         )
+
+    def _is_to_be_read(self, sequence: Sequence) -> bool | None:
+        """What the verifier is told of a sequence's features; nothing where its own drafter stands idle."""
+        own = self.verifier.info
+        is_idle = own is not None and bool(own.method) and self._placement() != "colocated"
+        return None if is_idle else sequence.drafting.wish.reads_features
 
     def _opened(self, opened: target_pb2.SequenceOpened) -> None:
         sequence = self.table.by_key(opened.key)

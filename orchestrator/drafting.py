@@ -18,7 +18,7 @@ import structlog
 from orchestrator.counters import Counters
 from orchestrator.drafter_link import DrafterLink
 from orchestrator.faults import DRAFTING_ENDS, RETRY_DELAY_S
-from orchestrator.placement import check_drafter, choose_drafter, is_called
+from orchestrator.placement import DrafterWish, can_do, check_drafter, choose_drafter
 from orchestrator.policy import PolicyInForce
 from orchestrator.reports import Reports
 from orchestrator.sequences import Attachment, Sequence, SequenceState, SequenceTable
@@ -67,12 +67,14 @@ class DraftingDesk:
         """Whether drafts can be expected at all."""
         return any(link.is_up and not link.is_stalled for link in self.links)
 
-    def may_have(self, name: str) -> bool:
-        """Whether a drafter may answer to a name; one that has not been reached yet may answer to any."""
+    def may_have(self, wish: DrafterWish) -> bool:
+        """Whether there may be such a drafter; one that has not been reached yet may be called and do anything."""
+        if self.links:  # the verifier's own, if it has one, stands idle
+            return any(link.info is None or wish.is_met_by(link) for link in self.links)
         own = self._verifier.info
-        if own is not None and own.method and name == own.method:
-            return True  # the verifier's own
-        return any(link.info is None or is_called(link, name) for link in self.links)
+        return own is None or (
+            bool(own.method) and wish.name in ("", own.method) and can_do(own, wish.reads_features)
+        )
 
     # What the cycle does.
 
@@ -84,11 +86,11 @@ class DraftingDesk:
         if not self._policy.draft_length:
             return
         if not drafting.attachments:
-            able = sum(is_called(link, drafting.wanted) for link in self.links)
+            able = sum(drafting.wish.is_met_by(link) for link in self.links)
             drafting.num_shares = max(1, min(self._drafters_per_sequence, able))
         for share in drafting.missing_shares:
             free = [link for link in self.links if drafting.at(link) is None]
-            link = choose_drafter(free, drafting.wanted)
+            link = choose_drafter(free, drafting.wish)
             if link is None or link.info is None:
                 return
             epoch = next(self._epochs) & 0xFFFFFFFF
@@ -100,20 +102,23 @@ class DraftingDesk:
         assert link.info is not None
         sequence.drafting.attachments[attachment.share] = attachment
         self._counters.num_drafter_openings += 1
+        wanted = sequence.drafting.wish.reads_features
+        reads_features = link.reads_features if wanted is None else wanted
         link.open(
             drafter_pb2.OpenDraftSequence(
                 sequence_id=sequence.sequence_id,
                 epoch=attachment.epoch,
                 token_ids=sequence.entry.tokens,
                 sampling=sequence.sampling,
-                verifier_endpoint=self._verifier.feature_endpoint if link.reads_features else "",
+                verifier_endpoint=self._verifier.feature_endpoint if reads_features else "",
                 verifier_instance_id=verifier.instance_id,
                 max_draft_tokens=sequence.max_draft_tokens,
                 share=attachment.share,
                 num_shares=sequence.drafting.num_shares,
+                reads_features=wanted,
             )
         )
-        if link.reads_features:
+        if reads_features:
             self._verifier.attach(sequence.sequence_id, link.info.instance_id)
 
     def detach(self, sequence: Sequence) -> None:

@@ -7,11 +7,12 @@ does not know streams. Used by orchestrator.conductor and orchestrator.cycles.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Literal, Protocol, TypeVar
 
 from paceline import PROTOCOL_VERSION
 from paceline.errors import IncompatiblePeerError
-from paceline.v1 import peer_pb2
+from paceline.v1 import peer_pb2, sampling_pb2
 
 Placement = Literal["colocated", "separate", "none"]
 PlacementSetting = Literal["auto", "colocated", "separate", "none"]
@@ -60,14 +61,41 @@ def placement_in_force(
     return "colocated" if verifier is not None and verifier.method else "none"
 
 
-def choose_drafter(candidates: Iterable[CandidateT], wanted: str = "") -> CandidateT | None:
+@dataclass(frozen=True, slots=True)
+class DrafterWish:
+    """What a request asks of its drafter.
+
+    Attributes:
+        name: the name, method or endpoint that the drafter must have; empty takes any.
+        reads_features: whether it is to read the target's features; None lets it do as its method does by itself.
+    """
+
+    name: str = ""
+    reads_features: bool | None = None
+
+    @classmethod
+    def read(cls, options: sampling_pb2.SpeculationOptions) -> DrafterWish:
+        """A request's."""
+        reads = options.reads_features if options.HasField("reads_features") else None
+        return cls(options.drafter, reads)
+
+    def is_met_by(self, candidate: Candidate) -> bool:
+        """Whether a drafter is one that is asked for; one that has not been reached yet may be able to do anything."""
+        info = candidate.info
+        return is_called(candidate, self.name) and (info is None or can_do(info, self.reads_features))
+
+
+ANY_DRAFTER = DrafterWish()
+
+
+def choose_drafter(candidates: Iterable[CandidateT], wish: DrafterWish = ANY_DRAFTER) -> CandidateT | None:
     """The drafter that is up with the fewest sequences; a stalled one only where there is no other.
 
     Args:
         candidates: drafters to choose from.
-        wanted: the name, method or endpoint that the drafter must have; empty takes any.
+        wish: what it must be able to do.
     """
-    usable = [candidate for candidate in candidates if candidate.is_up and is_called(candidate, wanted)]
+    usable = [candidate for candidate in candidates if candidate.is_up and wish.is_met_by(candidate)]
     return min(usable, key=lambda candidate: (candidate.is_stalled, candidate.num_sequences), default=None)
 
 
@@ -76,6 +104,14 @@ def is_called(candidate: Candidate, wanted: str) -> bool:
     info = candidate.info
     names = {candidate.endpoint} if info is None else {candidate.endpoint, info.drafter_name, info.method}
     return not wanted or wanted in names
+
+
+def can_do(info: peer_pb2.PeerInfo, reads_features: bool | None) -> bool:
+    """Whether a drafter can draft with the target's features, or without them, as is asked."""
+    if reads_features is None:
+        return True
+    reads_any = info.tap.width > 0
+    return reads_any if reads_features else not reads_any or info.tap.is_optional
 
 
 def check_protocol(info: peer_pb2.PeerInfo) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from orchestrator.drafter_link import DrafterLink
 from orchestrator.journal import JournalEntry
 from orchestrator.mailbox import Mailbox
+from orchestrator.placement import ANY_DRAFTER, DrafterWish
 from paceline.v1 import generation_pb2, sampling_pb2
 
 MAX_DRAFT_NODES = 64
@@ -108,7 +109,7 @@ class Drafting:
     Attributes:
         attachments: the drafters that have it open, by share.
         num_shares: how many drafters its outcomes are shared out to, whether or not all of them are there.
-        wanted: the drafter that the request names; empty for any.
+        wish: what the request asks of its drafter.
         is_off: no drafter is to have it any more (asked for by the request, or past its positions).
         num_reopens: openings in a row that failed; sets the delay of the next.
         retry_at: loop time before which it is not opened again.
@@ -116,7 +117,7 @@ class Drafting:
 
     attachments: dict[int, Attachment] = field(default_factory=dict)
     num_shares: int = 1
-    wanted: str = ""
+    wish: DrafterWish = ANY_DRAFTER
     is_off: bool = False
     num_reopens: int = 0
     retry_at: float = 0.0

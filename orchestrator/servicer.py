@@ -12,6 +12,7 @@ from typing import Any
 import structlog
 
 from orchestrator.cycles import Cycles
+from orchestrator.placement import DrafterWish
 from orchestrator.sequences import MAX_DRAFT_NODES, Sequence
 from paceline.errors import CapacityError, InvalidRequestError
 from paceline.sampling.params import MAX_TOKEN_ID
@@ -35,7 +36,7 @@ class ConductorServicer(orchestrator_pb2_grpc.ConductorServiceServicer):
         cycles: Cycles,
         max_sequences: int,
         verifier: Callable[[], peer_pb2.PeerInfo | None],
-        may_have_drafter: Callable[[str], bool],
+        may_have_drafter: Callable[[DrafterWish], bool],
     ) -> None:
         self._cycles = cycles
         self._max_sequences = max_sequences
@@ -47,9 +48,8 @@ class ConductorServicer(orchestrator_pb2_grpc.ConductorServiceServicer):
     ) -> AsyncIterator[orchestrator_pb2.RunResponse]:
         """Streams one request's tokens, then its end."""
         max_draft_nodes = check_run(request, self._verifier())
-        wanted = request.speculation.drafter
-        if wanted and max_draft_nodes and not self._may_have_drafter(wanted):
-            raise InvalidRequestError("speculation.drafter", f"no drafter is called {wanted[:64]!r}")
+        if max_draft_nodes:
+            self._check_wish(DrafterWish.read(request.speculation))
         if self._cycles.is_running(request.request_id):
             raise InvalidRequestError("request_id", f"{request.request_id} is running already")
         if self._cycles.num_running >= self._max_sequences:
@@ -75,6 +75,16 @@ class ConductorServicer(orchestrator_pb2_grpc.ConductorServiceServicer):
                     return
         finally:
             self._cycles.end(sequence)
+
+    def _check_wish(self, wish: DrafterWish) -> None:
+        name = f" called {wish.name[:64]!r}" if wish.name else ""
+        if wish.name and not self._may_have_drafter(DrafterWish(wish.name)):
+            raise InvalidRequestError("speculation.drafter", f"no drafter is{name}")
+        if wish.reads_features is not None and not self._may_have_drafter(wish):
+            what = "reads" if wish.reads_features else "drafts without"
+            raise InvalidRequestError(
+                "speculation.reads_features", f"no drafter{name} {what} the target's features"
+            )
 
 
 def check_run(request: orchestrator_pb2.RunRequest, verifier: peer_pb2.PeerInfo | None) -> int:

@@ -103,6 +103,10 @@ def generate(
     use_drafter: Annotated[
         str, typer.Option(help="Name, method or endpoint of the drafter to use; any by default.")
     ] = "",
+    reads_features: Annotated[
+        bool | None,
+        typer.Option(help="Draft with the target's features, or without; the drafter's own way by default."),
+    ] = None,
     compare: Annotated[bool, typer.Option(help="Also decode plainly and compare.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the text alone.")] = False,
     timeout_s: Annotated[float, typer.Option(help="Seconds for each generation.", min=0.1)] = 300.0,
@@ -140,6 +144,7 @@ def generate(
         "choice": choice or None,
         "max_draft_tokens": max_draft_tokens,
         "drafter": use_drafter,
+        "reads_features": reads_features,
         "timeout_s": timeout_s,
     }
     if compare and num_choices != 1:

@@ -65,6 +65,7 @@ def build_request(
     speculation: bool = True,
     max_draft_tokens: int | None = None,
     drafter: str = "",
+    reads_features: bool | None = None,
     stream_interval: int | None = None,
     json_schema: str | Mapping[str, Any] | None = None,
     json_object: bool = False,
@@ -103,6 +104,7 @@ def build_request(
         max_draft_tokens: upper bound of the draft length.
         stream_interval: tokens that are sent together; the first token and the end never wait.
         drafter: name, method or endpoint of the drafter to use; empty takes any.
+        reads_features: False drafts without the target's features, True only with them; None leaves it to the drafter.
         json_schema: the completion is JSON of this schema, given as an object or as JSON text.
         json_object: the completion is any JSON object.
         regex: the whole completion matches this regular expression.
@@ -135,6 +137,7 @@ def build_request(
     _set(request, "max_tokens", max_tokens, "max_tokens")
     request.speculation.drafter = drafter
     _set(request.speculation, "max_draft_tokens", max_draft_tokens, "speculation.max_draft_tokens")
+    _set(request.speculation, "reads_features", reads_features, "speculation.reads_features")
     _set(request, "n", n, "n")
     _set(request, "stream_interval", stream_interval, "stream_interval")
     _set(request.log_probs, "num_top", log_probs, "log_probs.num_top")

@@ -101,7 +101,9 @@ class Fusion:
         if bias is not None and tuple(bias.shape) != (weight.shape[0],):
             raise CheckpointError(f"{PROJECTION_BIAS} is {list(bias.shape)}, not {[weight.shape[0]]}")
         return cls(
-            TapSpec(layers=tuple(layers), norm_final=norm_final, projection=weight), float(scale), bias
+            TapSpec(layers=tuple(layers), norm_final=norm_final, projection=weight, is_optional=True),
+            float(scale),
+            bias,
         )
 
 

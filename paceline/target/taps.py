@@ -29,12 +29,14 @@ class TapSpec:
             concatenation.
         last_only: of what a step commits only the newest position is read, the one before the last committed token: one
             row a round. The engine gives all rows as for other taps; who moves features on moves that one.
+        is_optional: whoever reads them can also do without, for a whole sequence.
     """
 
     layers: tuple[int, ...] = ()
     norm_final: bool = False
     projection: Tensor | None = None
     last_only: bool = False
+    is_optional: bool = False
 
     @property
     def num_sources(self) -> int:

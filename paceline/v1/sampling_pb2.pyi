@@ -144,11 +144,13 @@ class StopCondition(_message.Message):
     def __init__(self, type: _Optional[_Union[StopType, str]] = ..., token_id: _Optional[int] = ..., text: _Optional[str] = ...) -> None: ...
 
 class SpeculationOptions(_message.Message):
-    __slots__ = ("disabled", "max_draft_tokens", "drafter")
+    __slots__ = ("disabled", "max_draft_tokens", "drafter", "reads_features")
     DISABLED_FIELD_NUMBER: _ClassVar[int]
     MAX_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DRAFTER_FIELD_NUMBER: _ClassVar[int]
+    READS_FEATURES_FIELD_NUMBER: _ClassVar[int]
     disabled: bool
     max_draft_tokens: int
     drafter: str
-    def __init__(self, disabled: _Optional[bool] = ..., max_draft_tokens: _Optional[int] = ..., drafter: _Optional[str] = ...) -> None: ...
+    reads_features: bool
+    def __init__(self, disabled: _Optional[bool] = ..., max_draft_tokens: _Optional[int] = ..., drafter: _Optional[str] = ..., reads_features: _Optional[bool] = ...) -> None: ...

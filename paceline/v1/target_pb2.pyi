@@ -36,7 +36,7 @@ class VerifyRequest(_message.Message):
     def __init__(self, hello: _Optional[_Union[_peer_pb2.StreamHello, _Mapping]] = ..., opens: _Optional[_Iterable[_Union[OpenSequence, _Mapping]]] = ..., closes: _Optional[_Iterable[int]] = ..., attaches: _Optional[_Iterable[_Union[AttachFeatures, _Mapping]]] = ..., drafts: _Optional[_Union[_peer_pb2.DraftBatch, _Mapping]] = ..., policy: _Optional[_Union[VerifyPolicy, _Mapping]] = ...) -> None: ...
 
 class OpenSequence(_message.Message):
-    __slots__ = ("key", "prompt_token_ids", "sampling", "max_new_tokens", "stop_token_ids", "max_draft_nodes", "epoch", "num_resumed_tokens", "log_probs")
+    __slots__ = ("key", "prompt_token_ids", "sampling", "max_new_tokens", "stop_token_ids", "max_draft_nodes", "epoch", "num_resumed_tokens", "log_probs", "reads_features")
     KEY_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -46,6 +46,7 @@ class OpenSequence(_message.Message):
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     NUM_RESUMED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     LOG_PROBS_FIELD_NUMBER: _ClassVar[int]
+    READS_FEATURES_FIELD_NUMBER: _ClassVar[int]
     key: int
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
     sampling: _sampling_pb2.SamplingParams
@@ -55,7 +56,8 @@ class OpenSequence(_message.Message):
     epoch: int
     num_resumed_tokens: int
     log_probs: _sampling_pb2.LogProbOptions
-    def __init__(self, key: _Optional[int] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., max_draft_nodes: _Optional[int] = ..., epoch: _Optional[int] = ..., num_resumed_tokens: _Optional[int] = ..., log_probs: _Optional[_Union[_sampling_pb2.LogProbOptions, _Mapping]] = ...) -> None: ...
+    reads_features: bool
+    def __init__(self, key: _Optional[int] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., max_draft_nodes: _Optional[int] = ..., epoch: _Optional[int] = ..., num_resumed_tokens: _Optional[int] = ..., log_probs: _Optional[_Union[_sampling_pb2.LogProbOptions, _Mapping]] = ..., reads_features: _Optional[bool] = ...) -> None: ...
 
 class AttachFeatures(_message.Message):
     __slots__ = ("sequence_id", "subscriber_id", "start")

@@ -78,9 +78,7 @@ class Host:
             info.model_name,
             routes.drop,
         )
-        servicer = DrafterServicer(
-            info, self._inbox, FrameReader(info.vocab_size, info.max_positions, time.monotonic), routes
-        )
+        servicer = DrafterServicer(info, self._inbox, FrameReader(info, time.monotonic), routes)
         drafter_pb2_grpc.add_DrafterServiceServicer_to_server(servicer, process.server)
         process.add_service_name(drafter_pb2.DESCRIPTOR.services_by_name["DrafterService"].full_name)
         metrics.DRAFTER_SEQUENCES.labels(info.model_name, info.method).set_function(

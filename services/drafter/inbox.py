@@ -29,6 +29,7 @@ class Opening:
     max_draft_tokens: int
     share: int = 0
     num_shares: int = 1
+    reads_features: bool = False
 
 
 @dataclass(frozen=True, slots=True)

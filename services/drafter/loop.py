@@ -168,6 +168,7 @@ class DraftLoop:
             length=len(opening.tokens),
             share=opening.share,
             num_shares=opening.num_shares,
+            reads_features=opening.reads_features,
             reads_last_only=self._drafter.tap is not None and self._drafter.tap.last_only,
         )
         self._sequences[sequence.local_id] = session.sequences[sequence.wire_id] = sequence
@@ -213,7 +214,7 @@ class DraftLoop:
         A drafter that reads the newest position alone knows no gaps.
         """
         sequence = self._sequences.get(chunk.local_id)
-        if sequence is None or self._drafter.tap is None:
+        if sequence is None or not sequence.reads_features:
             return
         known = sequence.num_features
         if sequence.reads_last_only:
@@ -299,7 +300,7 @@ class DraftLoop:
 
     def _is_missing(self, sequence: DraftSequence) -> bool:
         """A commit proves that the target has run all positions before it; until one comes, it may not have begun."""
-        return self._drafter.tap is not None and sequence.has_commits and sequence.lacks_features
+        return sequence.has_commits and sequence.lacks_features
 
     def _next_loss_at(self) -> float | None:
         times = [s.missing_since for s in self._sequences.values() if s.missing_since is not None]

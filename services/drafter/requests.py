@@ -30,9 +30,10 @@ MAX_SHARES = 64
 class FrameReader:
     """Checks frames against one drafter's limits."""
 
-    def __init__(self, vocab_size: int, max_positions: int, clock: Callable[[], float]) -> None:
-        self._vocab_size = vocab_size
-        self._max_positions = max_positions
+    def __init__(self, info: peer_pb2.PeerInfo, clock: Callable[[], float]) -> None:
+        self._vocab_size = info.vocab_size
+        self._max_positions = info.max_positions
+        self._tap = info.tap
         self._clock = clock
         self._local_ids: Iterator[int] = itertools.count(1)
 
@@ -40,15 +41,15 @@ class FrameReader:
         self,
         session: Session,
         request: drafter_pb2.DraftRequest,
-        admit: Callable[[drafter_pb2.OpenDraftSequence, int], None],
+        admit: Callable[[drafter_pb2.OpenDraftSequence, Opening], None],
     ) -> Frame:
         """A checked frame.
 
         Args:
             session: the stream it came on.
             request: the frame.
-            admit: called with each good opening and its local id, before the loop learns of it; may refuse it by
-                raising InvalidRequestError.
+            admit: called with each good opening, as it came and as it was read, before the loop learns of it; may
+                refuse it by raising InvalidRequestError.
 
         Raises:
             StreamProtocolError: commits that cannot be read.
@@ -59,7 +60,7 @@ class FrameReader:
         for message in request.opens:
             try:
                 opening = self._opening(message)
-                admit(message, opening.local_id)
+                admit(message, opening)
             except InvalidRequestError as error:
                 failures.append(failure(message.sequence_id, INVALID_ARGUMENT, error.reason, str(error)))
             except OutOfPositionsError as error:
@@ -111,7 +112,20 @@ class FrameReader:
             max_draft_tokens=message.max_draft_tokens,
             share=message.share,
             num_shares=num_shares,
+            reads_features=self._reads_features(message),
         )
+
+    def _reads_features(self, message: drafter_pb2.OpenDraftSequence) -> bool:
+        has_tap = self._tap.width > 0
+        if not message.HasField("reads_features"):
+            return has_tap
+        if message.reads_features and not has_tap:
+            raise InvalidRequestError("reads_features", "must not be true: this drafter reads no features")
+        if not message.reads_features and has_tap and not self._tap.is_optional:
+            raise InvalidRequestError(
+                "reads_features", "must not be false: this drafter cannot draft without features"
+            )
+        return bool(message.reads_features)
 
 
 class OutOfPositionsError(ValueError):

@@ -82,7 +82,7 @@ class DraftRounds:
         first_arrival = now
         for sequence in owed:
             assert sequence.want is not None
-            if self._drafter.tap is None or sequence.has_features:
+            if sequence.has_features:
                 ready.append(sequence)
                 first_arrival = min(first_arrival, sequence.want.arrived_at)
             elif sequence.want.frame_id and now >= sequence.want.expires_at:
@@ -113,7 +113,7 @@ class DraftRounds:
             if entry is None:
                 # It has had its answer. Where its features are missing it is drafted for when they come; a drafter that
                 # reads none has nothing to say of this text, and asking again would change nothing.
-                if self._drafter.tap is None:
+                if not sequence.reads_features:
                     sequence.want = None
                 elif sequence.want is not None:
                     sequence.want.frame_id = 0
@@ -152,6 +152,7 @@ class DraftRounds:
                 num_tokens=num_tokens,
                 max_nodes=_max_nodes(sequence, num_tokens) if may_branch else 0,
                 sampling=sequence.sampling,
+                reads_features=sequence.reads_features,
             )
             for sequence, num_tokens in wanted
         ]

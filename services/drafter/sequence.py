@@ -40,6 +40,7 @@ class DraftSequence:
         wire_id: the verifier's id.
         epoch: the conductor's epoch for it.
         num_features: positions up to the newest whose features have been fed, counted from 0.
+        reads_features: the drafter reads the target's features for it.
         reads_last_only: the drafter reads the features of the newest position alone, so that those of a longer text are
             of no use for a shorter one.
         has_commits: a commit has come in since the opening.
@@ -68,14 +69,15 @@ class DraftSequence:
     share: int = 0
     num_shares: int = 1
     missing_since: float | None = None
+    reads_features: bool = False
     reads_last_only: bool = False
 
     @property
     def has_features(self) -> bool:
-        """Whether the features for a draft from the committed length are all in: one at least."""
+        """Whether the features for a draft from the committed length are all in: one at least where any are read."""
         return not self.lacks_features and not (self.reads_last_only and self.num_features >= self.length)
 
     @property
     def lacks_features(self) -> bool:
         """Whether features have yet to come in; where they are ahead of the tokens, those have."""
-        return self.num_features < max(1, self.length - 1)
+        return self.reads_features and self.num_features < max(1, self.length - 1)

@@ -14,7 +14,7 @@ import structlog
 from paceline.errors import InvalidRequestError, StreamProtocolError
 from paceline.v1 import drafter_pb2, drafter_pb2_grpc, peer_pb2
 from services.drafter.features import FeatureRoutes
-from services.drafter.inbox import Inbox, SessionEnded
+from services.drafter.inbox import Inbox, Opening, SessionEnded
 from services.drafter.requests import FrameReader
 from services.drafter.session import Session
 from services.runtime.channel import split_endpoint
@@ -91,13 +91,13 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
         finally:
             session.end()
 
-    def _admit(self, opening: drafter_pb2.OpenDraftSequence, local_id: int) -> None:
+    def _admit(self, message: drafter_pb2.OpenDraftSequence, opening: Opening) -> None:
         """Routes the features of an opened sequence."""
-        if not self._info.tap.width:
+        if not opening.reads_features:
             return
-        split_endpoint(opening.verifier_endpoint)  # raises InvalidRequestError
-        if not opening.verifier_instance_id:
+        split_endpoint(message.verifier_endpoint)  # raises InvalidRequestError
+        if not message.verifier_instance_id:
             raise InvalidRequestError("verifier_instance_id", "must not be empty")
         self._routes.route(
-            opening.verifier_endpoint, opening.verifier_instance_id, opening.sequence_id, local_id
+            message.verifier_endpoint, message.verifier_instance_id, message.sequence_id, opening.local_id
         )

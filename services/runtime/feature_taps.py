@@ -27,6 +27,7 @@ def feature_tap(spec: TapSpec | None, hidden_size: int) -> peer_pb2.FeatureTap:
         projection_fingerprint=fingerprint,
         final_norm=spec.norm_final,
         last_only=spec.last_only,
+        is_optional=spec.is_optional,
     )
 
 

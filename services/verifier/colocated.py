@@ -84,6 +84,7 @@ class ColocatedDrafter:
                         num_tokens=num_tokens,
                         max_nodes=min(max_nodes, sequence.spec.max_draft_nodes),
                         sampling=sequence.spec.sampling,
+                        reads_features=sequence.spec.reads_features,
                     )
                 )
                 drafted.append(sequence)

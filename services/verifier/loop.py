@@ -263,7 +263,7 @@ class StepLoop:
                         *range(turn.num_prompt_logits),
                         *range(root, num_rows if turn.reaches_root else root),
                     ],
-                    wants_features=sequence.may_draft,
+                    wants_features=sequence.may_be_read,
                 )
             )
         return self._engine.step(rows, projects_features=self._projects_features)
@@ -324,7 +324,7 @@ class StepLoop:
                     shares.append(committed_share(turn.sequence, rows_before_rules, verdict, tokens))
                 if commits[-1].finish is Finish.NOT_YET:
                     going_on = commits[-1].tokens
-            if output.features and turn.sequence.may_draft:
+            if output.features and turn.sequence.may_be_read:
                 rows = output.features[which]
                 if self._engine.taps[0].last_only:  # only what a draft can go on from is of use
                     start, kept = start + len(kept) - 1, kept[-1:] if going_on else []

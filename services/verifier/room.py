@@ -143,7 +143,7 @@ class Room:
         limit = len(sequence.committed) - 1
         # Most drafters read the features of every position; that of a sequence that was preempted has had them.
         needs_features = (
-            sequence.may_draft
+            sequence.may_be_read
             and any(not tap.last_only for tap in self._engine.taps)
             and self._features.length(sequence.sequence_id) < limit
         )

@@ -59,6 +59,7 @@ class SequenceSpec:
         num_top: alternatives to report beside each committed token; None reports no log-probabilities.
         num_prompt_top: the same for the prompt's tokens.
         may_share_prefix: False where every row of the prompt must be run for this request itself.
+        reads_features: False where its drafter, whichever it is, does without the target's features.
     """
 
     key: int
@@ -72,6 +73,7 @@ class SequenceSpec:
     num_top: int | None = None
     num_prompt_top: int | None = None
     may_share_prefix: bool = True
+    reads_features: bool = True
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -145,6 +147,11 @@ class TargetSequence:
     def may_draft(self) -> bool:
         """True unless the request asked for plain decoding."""
         return self.spec.max_draft_nodes > 0
+
+    @property
+    def may_be_read(self) -> bool:
+        """Whether a drafter may read the target's features of it."""
+        return self.may_draft and self.spec.reads_features
 
     @property
     def num_tokens_left(self) -> int:

@@ -134,7 +134,7 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
             self._refuse(session, opening.key, UNAVAILABLE, DrainingError("shutting down"))
             return
         try:
-            spec = sequence_spec(opening, self._info.vocab_size, self._info.max_positions)
+            spec = sequence_spec(opening, self._info)
         except InvalidRequestError as error:
             self._refuse(session, opening.key, INVALID_ARGUMENT, error)
             return

@@ -6,7 +6,7 @@ Every id and count is compared with the model's limits here, before anything ind
 from __future__ import annotations
 
 from paceline.errors import InvalidRequestError
-from paceline.v1 import target_pb2
+from paceline.v1 import peer_pb2, target_pb2
 from services.runtime.sampling import check_log_probs, check_token_ids, sampling_params
 from services.verifier.sequence import SequenceSpec
 
@@ -14,12 +14,17 @@ MAX_STOP_TOKENS = 64
 MAX_DRAFT_NODES = 1024
 
 
-def sequence_spec(opening: target_pb2.OpenSequence, vocab_size: int, max_positions: int) -> SequenceSpec:
+def sequence_spec(opening: target_pb2.OpenSequence, info: peer_pb2.PeerInfo) -> SequenceSpec:
     """A checked specification.
+
+    Args:
+        opening: as it came.
+        info: of this verifier.
 
     Raises:
         InvalidRequestError: naming the field that is out of range.
     """
+    vocab_size, max_positions = info.vocab_size, info.max_positions
     prompt = tuple(opening.prompt_token_ids)
     if opening.key == 0:
         raise InvalidRequestError("key", "must be above 0")
@@ -59,4 +64,18 @@ def sequence_spec(opening: target_pb2.OpenSequence, vocab_size: int, max_positio
         num_prompt_top=num_prompt_top,
         # Log-probabilities of the prompt need the logits of all its rows.
         may_share_prefix=not opening.log_probs.HasField("num_prompt_top"),
+        reads_features=_reads_features(opening, info),
     )
+
+
+def _reads_features(opening: target_pb2.OpenSequence, info: peer_pb2.PeerInfo) -> bool:
+    if not opening.HasField("reads_features"):
+        return True
+    has_drafter = bool(info.method)
+    if opening.reads_features and has_drafter and not info.tap.width:
+        raise InvalidRequestError("reads_features", f"must not be true: {info.method} reads no features")
+    if not opening.reads_features and has_drafter and info.tap.width and not info.tap.is_optional:
+        raise InvalidRequestError(
+            "reads_features", f"must not be false: {info.method} cannot draft without features"
+        )
+    return opening.reads_features

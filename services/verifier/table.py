@@ -169,7 +169,7 @@ class SequenceTable:
         # A drafter in this process reads no log; one is kept for those that share the prefix later.
         reads_log = self._drafter is None or self.room.shares_prefixes
         taps = self._engine.taps
-        if sequence.may_draft and taps and reads_log:
+        if sequence.may_be_read and taps and reads_log:
             self._features.open(sequence.sequence_id, last_only=taps[0].last_only)
         self._may_admit = True
         opened = target_pb2.SequenceOpened(key=spec.key, sequence_id=sequence.sequence_id, epoch=spec.epoch)

@@ -163,6 +163,7 @@ def test_parameters_reach_the_conductor(serve: Serve, kind: str) -> None:
         speculation=False,
         max_draft_tokens=3,
         drafter="small",
+        reads_features=False,
     )
     run = served.conductor.runs[0]
     assert (run.sampling.temperature, run.sampling.top_k, run.sampling.top_p, run.sampling.min_p) == (
@@ -173,6 +174,7 @@ def test_parameters_reach_the_conductor(serve: Serve, kind: str) -> None:
     )
     assert (run.sampling.mode, run.max_new_tokens, list(run.stop_token_ids)) == (3, 11, [9])
     assert (run.speculation.disabled, run.speculation.max_draft_tokens) == (True, 3)
+    assert (run.speculation.HasField("reads_features"), run.speculation.reads_features) == (True, False)
     assert (run.speculation.drafter, run.stream_interval) == ("small", 32)  # nobody watches a completion
 
 

@@ -44,6 +44,7 @@ def drafter_info(drafter: Drafter, **changes: Any) -> peer_pb2.PeerInfo:
             width=WIDTH,
             final_norm=drafter.tap.norm_final,
             last_only=drafter.tap.last_only,
+            is_optional=drafter.tap.is_optional,
         )
     return peer_pb2.PeerInfo(**(fields | changes))
 

@@ -87,7 +87,7 @@ class ScriptedDrafter:
                 continue
             num_fed = self.num_fed[request.sequence_id]
             is_ahead = self.tap is not None and self.tap.last_only and num_fed >= len(text)
-            if self.tap is not None and (num_fed < len(text) - 1 or is_ahead):
+            if self.tap is not None and request.reads_features and (num_fed < len(text) - 1 or is_ahead):
                 entries.append(None)
                 continue
             tokens = continuation(text, request.num_tokens)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import grpc
 import pytest
 import torch
 
@@ -373,3 +374,30 @@ async def test_malformed_last_only_features_cost_only_their_sequence(
     on.verifier.push(1, start, rows, tokens=tokens)
     on.verifier.push(2, 3, 1, tokens=[9])
     await assert_the_first_is_lost_and_the_second_drafted(on)
+
+
+async def test_optional_features_are_read_where_a_sequence_asks(bench: Bench) -> None:
+    """Two sequences of one text: one waits for its features, the other names no verifier and needs none."""
+    on = await stage(bench, tap=TapSpec(layers=(1, 2), is_optional=True), feature_wait_ms=5000)
+    without = opening(2, PROMPT, reads_features=False)
+    await on.conductor.send(opens=[on.opening(1, PROMPT, reads_features=True), without])
+    answer = await on.conductor.read_drafts()
+    assert list(answer.drafts.sequence_ids) == [2]
+    assert list(answer.drafts.tokens) == continuation(PROMPT, 2)
+    await eventually(lambda: on.verifier.num_streams)
+    on.verifier.push(2, 0, 3)  # nobody asked for these
+    on.verifier.push(1, 0, 3)
+    assert list((await on.conductor.read_drafts()).drafts.sequence_ids) == [1]
+    assert sorted(on.drafter.num_fed.values()) == [0, 3]
+    # What is committed is drafted from at once.
+    await on.conductor.send(commits=commits((2, 4, [9])))
+    assert list((await on.conductor.read_drafts()).drafts.tokens) == continuation([*PROMPT, 9], 2)
+    assert [r.reads_features for batch in on.drafter.batches for r in batch] == [False, True, False]
+
+
+async def test_features_that_cannot_be_done_without_are_not_left_out(bench: Bench) -> None:
+    on = await stage(bench)
+    await on.conductor.send(opens=[on.opening(1, PROMPT, reads_features=False)])
+    [failure] = (await on.conductor.read()).failures
+    assert failure.code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
+    assert "reads_features: must not be false" in failure.message

@@ -260,6 +260,7 @@ async def test_full_drafter_gives_the_sequence_back(bench: Bench) -> None:
         opening(2, [97]),
         opening(2, PROMPT, max_draft_tokens=0),
         opening(2, PROMPT, max_draft_tokens=65),
+        opening(2, PROMPT, reads_features=True),
         opening(2, PROMPT, sampling=sampling_pb2.SamplingParams(temperature=-1.0)),
         opening(2, PROMPT, sampling=sampling_pb2.SamplingParams(top_p=float("nan"))),
     ],

@@ -15,7 +15,7 @@ from orchestrator.counters import Counters, StatusCollector
 from orchestrator.journal import Journal, JournalEntry, JournalGapError
 from orchestrator.mailbox import Ending, Mailbox
 from orchestrator.outcomes import OutcomeCounts, outcomes_by_commit
-from orchestrator.placement import check_drafter, choose_drafter, placement_in_force
+from orchestrator.placement import DrafterWish, check_drafter, choose_drafter, placement_in_force
 from orchestrator.policy import PolicyInForce, PolicyOverrides
 from orchestrator.ray_environment import prepare_environment
 from orchestrator.reports import MAX_SAMPLES, Reports
@@ -224,11 +224,11 @@ def test_drafter_with_fewest_sequences_is_chosen_and_stalled_ones_last() -> None
 @pytest.mark.parametrize("name", ["busy", "busy:1"])
 def test_a_drafter_is_found_by_its_name_or_endpoint(name: str) -> None:
     busy, idle = Drafter("busy", True, False, 5), Drafter("idle", True, False, 2)
-    assert choose_drafter([busy, idle], name) is busy
-    assert choose_drafter([busy, idle], "eagle3") is idle
-    assert choose_drafter([busy, idle], "nobody") is None
+    assert choose_drafter([busy, idle], DrafterWish(name)) is busy
+    assert choose_drafter([busy, idle], DrafterWish("eagle3")) is idle
+    assert choose_drafter([busy, idle], DrafterWish("nobody")) is None
     busy.info = None
-    assert (choose_drafter([busy, idle], name) is busy) == (name == "busy:1")
+    assert (choose_drafter([busy, idle], DrafterWish(name)) is busy) == (name == "busy:1")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import torch
 from paceline.drafts import DraftEntry, DraftTree
 from paceline.sampling import LogitRule, RuleError, SamplingParams
 from paceline.target import TapSpec, TargetEngine
-from paceline.v1 import sampling_pb2, target_pb2
+from paceline.v1 import peer_pb2, sampling_pb2, target_pb2
 from services.runtime import tensors
 from services.verifier.inbox import Attach, Close, Drafts, Open, SetPolicy
 from services.verifier.policy import StepPolicy
@@ -143,10 +143,11 @@ def test_without_the_cache_every_prompt_is_run(drive: Any, plain_text: Any) -> N
 
 
 def test_prompt_log_probs_need_every_row() -> None:
+    info = peer_pb2.PeerInfo(vocab_size=VOCAB_SIZE, max_positions=MAX_POSITIONS)
     opening = target_pb2.OpenSequence(key=1, prompt_token_ids=PROMPT, max_new_tokens=4)
-    assert sequence_spec(opening, VOCAB_SIZE, MAX_POSITIONS).may_share_prefix
+    assert sequence_spec(opening, info).may_share_prefix
     opening.log_probs.CopyFrom(sampling_pb2.LogProbOptions(num_prompt_top=0))
-    assert not sequence_spec(opening, VOCAB_SIZE, MAX_POSITIONS).may_share_prefix
+    assert not sequence_spec(opening, info).may_share_prefix
 
 
 def test_a_request_that_may_not_share_runs_its_prompt(drive: Any) -> None:

@@ -1,0 +1,130 @@
+"""Sequences whose drafter does without the target's features: nothing is captured, kept or sent for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from paceline.drafters import DraftRequest, drafter_tap
+from paceline.drafters.pard2 import Pard2Drafter
+from paceline.errors import InvalidRequestError
+from paceline.models import model_fingerprint
+from paceline.target import SequenceRows, TargetEngine
+from paceline.trie import DraftEntry
+from paceline.v1 import peer_pb2, target_pb2
+from services.verifier.specs import sequence_spec
+from tests.drafters.pard_checkpoint import save
+from tests.verifier.conductor import MAX_POSITIONS, VOCAB_SIZE, Conductor
+from tests.verifier.conftest import serving
+
+PROMPT = list(range(5, 25))
+
+
+@pytest.fixture(scope="module")
+def pard2_dir(target_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random drafter that reads the target's features, or does not."""
+    torch.manual_seed(7)
+    config = LlamaConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=MAX_POSITIONS,
+        initializer_range=0.5,
+    )
+    model = tmp_path_factory.mktemp("small")
+    LlamaForCausalLM(config).save_pretrained(model)
+    path = tmp_path_factory.mktemp("pard2")
+    return save(path, model, "pard2", model_fingerprint(target_dir), target_hidden=32)
+
+
+async def test_nothing_is_sent_of_a_sequence_that_nobody_reads(target_dir: Path, pard2_dir: Path) -> None:
+    async with (
+        serving(target_dir, tap_from=pard2_dir) as process,
+        Conductor(process.port) as conductor,
+    ):
+        tap = conductor.info.tap
+        assert tap.is_optional
+        call = conductor.stub.StreamFeatures(target_pb2.StreamFeaturesRequest(subscriber_id="d", tap=tap))
+        unread = await conductor.open(PROMPT, 30, reads_features=False)
+        await conductor.send(attaches=[target_pb2.AttachFeatures(sequence_id=unread, subscriber_id="d")])
+        await conductor.finish(unread)
+        read = await conductor.open(PROMPT, 30, reads_features=True)
+        await conductor.send(attaches=[target_pb2.AttachFeatures(sequence_id=read, subscriber_id="d")])
+        assert (await call.read()).sequence_id == read
+        assert len(set(map(tuple, await conductor.finish(unread, read)))) == 1
+        call.cancel()
+
+
+@pytest.mark.parametrize("reads_features", [None, True, False])
+async def test_a_drafter_beside_the_target_drafts_as_asked(
+    target_dir: Path,
+    pard2_dir: Path,
+    plain_text: Any,
+    reads_features: bool | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    captured: list[bool] = []
+    drafted: list[bool] = []
+    step, draft = TargetEngine.step, Pard2Drafter.draft
+
+    def stepping(engine: TargetEngine, batch: Sequence[SequenceRows], **options: Any) -> Any:
+        if engine.taps:
+            captured.extend(rows.wants_features for rows in batch)
+        return step(engine, batch, **options)
+
+    def drafting(drafter: Pard2Drafter, requests: Sequence[DraftRequest]) -> list[DraftEntry | None]:
+        entries = draft(drafter, requests)
+        drafted.extend(r.reads_features for r, e in zip(requests, entries, strict=True) if e is not None)
+        return entries
+
+    async with (
+        serving(target_dir, drafter=pard2_dir, profile_s=0.0) as process,
+        Conductor(process.port) as conductor,
+    ):
+        monkeypatch.setattr(TargetEngine, "step", stepping)
+        monkeypatch.setattr(Pard2Drafter, "draft", drafting)
+        policy = target_pb2.VerifyPolicy(
+            version=1, max_nodes_per_step=64, max_nodes_per_sequence=8, colocated_draft_length=4
+        )
+        await conductor.send(policy=policy)
+        sequence = await conductor.open(PROMPT, 20, reads_features=reads_features)
+        [tokens] = await conductor.finish(sequence)
+    assert tokens == plain_text(PROMPT, 20)
+    wanted = reads_features is not False
+    assert set(captured) == set(drafted) == {wanted}
+
+
+@pytest.mark.parametrize(
+    ("method", "tap", "reads_features", "message"),
+    [
+        ("eagle3", {"width": 8}, False, "eagle3 cannot draft without features"),
+        ("independent", {}, True, "independent reads no features"),
+    ],
+)
+def test_what_its_own_drafter_cannot_do_is_refused_by_name(
+    method: str, tap: dict[str, Any], reads_features: bool, message: str
+) -> None:
+    info = peer_pb2.PeerInfo(vocab_size=VOCAB_SIZE, max_positions=MAX_POSITIONS, method=method, tap=tap)
+    opening = target_pb2.OpenSequence(
+        key=1, prompt_token_ids=PROMPT, max_new_tokens=4, reads_features=reads_features
+    )
+    with pytest.raises(InvalidRequestError, match=f"reads_features.*{message}"):
+        sequence_spec(opening, info)
+    opening.reads_features = not reads_features
+    assert sequence_spec(opening, info).reads_features is not reads_features
+    opening.ClearField("reads_features")
+    assert sequence_spec(opening, info).reads_features
+
+
+def test_a_checkpoint_says_that_its_features_are_optional(pard2_dir: Path) -> None:
+    tap = drafter_tap(pard2_dir)
+    assert tap is not None
+    assert tap.is_optional
