@@ -29,10 +29,11 @@ from paceline.drafters.checkpoint import ANY_TARGET, save_drafter
 from paceline.drafters.pard1 import Pard1Drafter
 from paceline.drafters.pard2 import Pard2Drafter
 from paceline.drafters.pard_checkpoint import PROJECTION, PROJECTION_BIAS
+from paceline.models import model_fingerprint
 from paceline.sampling import SamplingParams, VerifyMode
 from paceline.target import Device, SequenceRows, StepError, TargetEngine
 from paceline.target.architecture import Architecture
-from paceline.target.native import runs_natively
+from paceline.target.native import NativeExecutor, runs_natively
 from paceline.trie import DraftEntry
 from tests.drafters.conftest import VOCAB, Target, _save_llama, text
 from tests.drafters.pard_checkpoint import MASK_TOKEN, reference_logits, save
@@ -404,8 +405,8 @@ def test_damaged_checkpoints_are_refused_by_name(
             load_with(shape, beside)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("executor", ["lean", "generic", "native"])
-def test_what_is_added_to_embeddings_is_the_same_for_every_executor(tmp_path: Path, executor: str) -> None:
+def _save_model(path: Path) -> Path:
+    """A random model of a shape that the CPU kernels take."""
     torch.manual_seed(2)
     config = LlamaConfig(
         vocab_size=VOCAB,
@@ -414,10 +415,48 @@ def test_what_is_added_to_embeddings_is_the_same_for_every_executor(tmp_path: Pa
         num_hidden_layers=2,
         num_attention_heads=2,
         num_key_value_heads=2,
-        head_dim=32,  # as the CPU kernels want it
+        head_dim=32,
+        max_position_embeddings=512,
         initializer_range=0.2,
     )
-    LlamaForCausalLM(config).bfloat16().save_pretrained(tmp_path)
+    LlamaForCausalLM(config).bfloat16().save_pretrained(path)
+    return path
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_cpu_kernels_run_all_mask_rows_of_all_sequences_in_one_step(
+    method: str, target_dir: Path, target: Target, tmp_path: Path
+) -> None:
+    model_dir = _save_model(tmp_path / "model")
+    path = save(tmp_path / "drafter", model_dir, method, model_fingerprint(target_dir))
+    drafter = load_drafter(path, target_dir, dtype=torch.bfloat16)
+    assert isinstance(drafter, Pard1Drafter)
+    if not runs_natively(
+        Architecture.from_config(LlamaConfig.from_pretrained(model_dir)), Device("cpu"), torch.bfloat16
+    ):
+        pytest.skip("no CPU kernels here")
+    assert isinstance(drafter._engine.executor, NativeExecutor)
+    texts = {1: text(5, 1), 2: text(17, 2), 3: text(30, 3)}
+    for key, tokens in texts.items():
+        _start(drafter, target, key, tokens)
+    rows = _count_rows(drafter)
+    entries = drafter.draft([DraftRequest(key, 6) for key in texts])
+    assert rows == [5 + 17 + 30 + 3 * 5]
+    bias = load_file(path / "model.safetensors")[PROJECTION_BIAS] if method == "pard2" else None
+    for entry, tokens in zip(entries, texts.values(), strict=True):
+        features = target.features(drafter, tokens)[:-1] if method == "pard2" else None
+        logits = reference_logits(model_dir, tokens, 6, features, bias)
+        assert entry is not None
+        chosen = logits[torch.arange(6), list(entry.tokens)]
+        # bfloat16 may take another of two that are as good as equal.
+        assert float((logits.max(-1).values - chosen).max()) < 0.1
+        assert float(logits.topk(2).values.diff().abs().max()) > 0.3
+
+
+@pytest.mark.parametrize("executor", ["lean", "generic", "native"])
+def test_what_is_added_to_embeddings_is_the_same_for_every_executor(tmp_path: Path, executor: str) -> None:
+    _save_model(tmp_path)
+    config = LlamaConfig.from_pretrained(tmp_path)
     model = LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     dtype = torch.bfloat16 if executor == "native" else torch.float32
     if executor == "native" and not runs_natively(Architecture.from_config(config), Device("cpu"), dtype):
