@@ -78,7 +78,8 @@ class Cohort:
         """Store all members' keys and values, then attend all of them at once."""
         _, group, num_kv_heads, head_dim = queries.shape
         block, window = self._block, scoring.window
-        cached = block.layers[layer][self._slots].transpose(1, 2)  # [span, capacity, 2 * kv_heads, head_dim]
+        own = block.layers[layer][self._slots, : 2 * num_kv_heads, :, :head_dim]
+        cached = own.transpose(1, 2)  # [span, capacity, 2 * kv_heads, head_dim]
         cached.index_put_((self._places, self._cache_rows), keys_values)
         if self._to_padded is not None:
             queries = queries.index_select(0, self._to_padded)

@@ -17,7 +17,13 @@ from paceline.target.attention import StepPlan
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """Numbers of the model that its users size things by."""
+    """Numbers of the model that its users size things by.
+
+    Attributes:
+        num_kv_heads: key heads, of the layer that has most.
+        head_dim: their width, in the layer where they are widest.
+        layer_heads: key heads and their width, layer by layer; empty where all layers are alike.
+    """
 
     model_type: str
     num_layers: int
@@ -27,6 +33,11 @@ class ModelShape:
     head_dim: int
     vocab_size: int
     max_positions: int
+    layer_heads: tuple[tuple[int, int], ...] = ()
+
+    def heads(self, layer: int) -> tuple[int, int]:
+        """Key heads of a layer, and their width."""
+        return self.layer_heads[layer] if self.layer_heads else (self.num_kv_heads, self.head_dim)
 
     @classmethod
     def of(cls, arch: Architecture) -> ModelShape:

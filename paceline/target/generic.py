@@ -19,6 +19,7 @@ from paceline.target.attention import Scoring, StepPlan, attend
 from paceline.target.device import Device
 from paceline.target.errors import UnsupportedModelError
 from paceline.target.executor import FINAL_NORM, ExecutorOutput, ModelShape
+from paceline.target.layer_heads import layer_heads
 
 ATTENTION_NAME = "paceline"
 
@@ -90,15 +91,17 @@ class GenericExecutor:
             layer.register_forward_hook(self._capture_output(index + 1, len(layers)))
         self._decoder.register_forward_hook(self._capture_final)
         self.num_bytes = sum(p.numel() * p.element_size() for p in self._model.parameters())
+        own = layer_heads(text)
         self.shape = ModelShape(
             config.model_type,
             text.num_hidden_layers,
             text.hidden_size,
             heads,
-            getattr(text, "num_key_value_heads", None) or heads,
-            getattr(text, "head_dim", None) or text.hidden_size // heads,
+            max(kv_heads for kv_heads, _ in own),
+            max(head_dim for _, head_dim in own),
             text.vocab_size,
             text.max_position_embeddings,
+            own if len(set(own)) > 1 else (),
         )
 
     def _capture_input(self, index: int) -> Any:

@@ -26,18 +26,30 @@ CPU_SLOTS_PER_BLOCK = 8
 
 @dataclass(frozen=True, slots=True)
 class KVLayout:
-    """Shape of one token's keys and values."""
+    """Shape of one token's keys and values.
+
+    Attributes:
+        num_kv_heads: key heads, of the layer that has most.
+        head_dim: their width, in the layer where they are widest.
+        layer_heads: key heads and their width, layer by layer; empty where all are alike. A layer with less leaves a
+            part of its room unused.
+    """
 
     num_layers: int
     num_kv_heads: int
     head_dim: int
     dtype: torch.dtype
     device: torch.device
+    layer_heads: tuple[tuple[int, int], ...] = ()
 
     @property
     def bytes_per_token(self) -> int:
         """Bytes one cached token takes over all layers."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+
+    def heads(self, layer: int) -> tuple[int, int]:
+        """Key heads of a layer, and their width."""
+        return self.layer_heads[layer] if self.layer_heads else (self.num_kv_heads, self.head_dim)
 
     @property
     def slots_per_block(self) -> int:
@@ -48,10 +60,11 @@ class KVLayout:
 class Block:
     """Slots of equal capacity in one allocation."""
 
-    __slots__ = ("capacity", "free", "layers", "num_dirty_rows", "storage")
+    __slots__ = ("capacity", "free", "layers", "layout", "num_dirty_rows", "storage")
 
     def __init__(self, layout: KVLayout, capacity: int) -> None:
         self.capacity = capacity
+        self.layout = layout
         self.free = list(range(layout.slots_per_block - 1, -1, -1))  # lowest index on top
         self.num_dirty_rows: list[int] = []  # of each slot that was ever opened
         # A slot's memory is in one piece: it begins in a few large pages of its own, not in some of every layer.
@@ -72,7 +85,8 @@ class Block:
 
     def view(self, layer: int, indices: slice, first: int, end: int) -> tuple[Tensor, Tensor]:
         """Keys and values of rows `first..end` of neighbouring slots: `[slots, kv_heads, end - first, dim]`."""
-        both = self.layers[layer][indices, :, first:end]
+        heads, dim = self.layout.heads(layer)
+        both = self.layers[layer][indices, : 2 * heads, first:end, :dim]
         keys, values = both.unflatten(1, (2, -1)).unbind(1)
         return keys, values
 
@@ -145,19 +159,23 @@ class Slot:
         Args:
             layer: layer index.
             start: first row, the slot's `length` at the start of the step.
-            rows: `[n, 2 * num_kv_heads, head_dim]`, keys first.
+            rows: `[n, 2 * kv_heads, head_dim]`, keys first.
         """
-        self.rows[layer].narrow(1, start, rows.shape[0]).copy_(rows.transpose(0, 1))
+        into = self.rows[layer].narrow(1, start, rows.shape[0])
+        if self.layout.layer_heads:
+            into = into[: rows.shape[1], :, : rows.shape[2]]
+        into.copy_(rows.transpose(0, 1))
 
     def view(self, layer: int, first: int, end: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of rows `first..end`, each `[1, num_kv_heads, end - first, head_dim]`."""
+        """Keys and values of rows `first..end`, each `[1, kv_heads, end - first, head_dim]`."""
         rows = self.rows[layer]  # [2 * num_kv_heads, capacity, head_dim]
-        heads, capacity, dim = rows.shape
-        size, stride = (1, heads // 2, end - first, dim), (0, capacity * dim, dim, 1)
+        heads, width = self.layout.heads(layer)
+        _, capacity, dim = rows.shape
+        size, stride = (1, heads, end - first, width), (0, capacity * dim, dim, 1)
         start = rows.storage_offset() + first * dim
         # Two operator calls in place of five; this runs once a layer and sequence.
         keys = rows.as_strided(size, stride, start)
-        return keys, rows.as_strided(size, stride, start + (heads // 2) * capacity * dim)
+        return keys, rows.as_strided(size, stride, start + heads * capacity * dim)
 
     def keep(self, row_indices: Sequence[int]) -> None:
         """Settle the given pending rows, in order, and drop the others.

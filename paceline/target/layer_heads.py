@@ -1,0 +1,30 @@
+"""Key heads of each layer, as a transformers configuration has them: in some models not all layers are alike.
+
+Called by the generic executor, and by converters of drafters that read keys and values.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def layer_heads(config: Any) -> tuple[tuple[int, int], ...]:
+    """Key heads and their width, layer by layer.
+
+    Args:
+        config: of a decoder, not of what it may be a part of.
+    """
+    heads = config.num_attention_heads
+    own = getattr(config, "per_layer_config", None)
+    layers = (
+        [config] * config.num_hidden_layers
+        if own is None
+        else [own[i] for i in range(config.num_hidden_layers)]
+    )
+    return tuple(
+        (
+            int(getattr(layer, "num_key_value_heads", None) or heads),
+            int(getattr(layer, "head_dim", None) or config.hidden_size // heads),
+        )
+        for layer in layers
+    )
