@@ -13,9 +13,10 @@ from paceline.target.errors import (
 from paceline.target.executor import ModelShape
 from paceline.target.prefix_cache import KeptPrefix, PrefixCache, common_prefix
 from paceline.target.rows import SequenceRows
-from paceline.target.taps import TapSpec
+from paceline.target.taps import CachedLayer, TapPart, TapSpec
 
 __all__ = [
+    "CachedLayer",
     "Device",
     "KVCacheFullError",
     "KeptPrefix",
@@ -25,6 +26,7 @@ __all__ = [
     "SlotError",
     "StepError",
     "StepOutput",
+    "TapPart",
     "TapSpec",
     "TargetEngine",
     "TargetError",

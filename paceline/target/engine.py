@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.target.architecture import Architecture
@@ -76,7 +77,14 @@ class TargetEngine:
         self.dtype = dtype = device.compute_dtype(weight_dtype)  # of activations, features and the cache
         self.executor = executor
         shape = executor.shape
-        layout = KVLayout(shape.num_layers, shape.num_kv_heads, shape.head_dim, dtype, device.torch_device)
+        layout = KVLayout(
+            shape.num_layers,
+            shape.num_kv_heads,
+            shape.head_dim,
+            dtype,
+            device.torch_device,
+            shape.layer_heads,
+        )
         self.cache = KVCache(layout, kv_limit_bytes)
         self._row_buckets = tuple(sorted(row_buckets))
         self._taps: list[Tap] = []
@@ -152,7 +160,7 @@ class TargetEngine:
         Raises:
             StepError: it does not fit the model.
         """
-        spec.check(self.shape.num_layers, self.shape.hidden_size)
+        spec.check(self.shape)
         self._taps.append(Tap(spec, self.device, self.weight_dtype))
         return len(self._taps) - 1
 
@@ -306,9 +314,11 @@ class TargetEngine:
         features = tap.join(result.streams, result.final)
         if is_projected:
             features = tap.project(features)
-        empty = features[:0]
+        empty = F.pad(features[:0], (0, sum(cached.width for cached in tap.spec.cached)))
         parts = [
-            features[segment.first_row : segment.first_row + segment.num_rows]
+            tap.beside_cached(
+                features[segment.first_row : segment.first_row + segment.num_rows], segment.slot, segment.past
+            )
             if batch[index].wants_features
             else empty
             for index, segment in step.segments

@@ -1,4 +1,5 @@
-"""What a drafter reads from the target: hidden states of chosen layers, perhaps fused by a projection.
+"""What a drafter reads from the target: hidden states of chosen layers, perhaps fused by a projection, and keys and
+values of chosen layers as they lie in the cache.
 
 Responsible for naming a tap and turning the captured residual streams into features. It does not know
 drafters or transports. The drafter checkpoint defines a tap, the engine evaluates it, verifier and drafter
@@ -15,11 +16,48 @@ from torch import Tensor
 
 from paceline.target.device import Device, Linear
 from paceline.target.errors import StepError
+from paceline.target.executor import ModelShape
+from paceline.target.kv_cache import Slot
+
+
+@dataclass(frozen=True, slots=True)
+class CachedLayer:
+    """A layer whose cached keys and values are read.
+
+    Attributes:
+        layer: of the target.
+        num_kv_heads: its key heads.
+        head_dim: their width.
+        window: how many of the newest positions are read; 0 for all.
+    """
+
+    layer: int
+    num_kv_heads: int
+    head_dim: int
+    window: int = 0
+
+    @property
+    def width(self) -> int:
+        """Numbers of a position: keys, then values, heads in order."""
+        return 2 * self.num_kv_heads * self.head_dim
+
+
+@dataclass(frozen=True, slots=True)
+class TapPart:
+    """Columns of a tap's features that are read equally far back.
+
+    Attributes:
+        width: how many.
+        reach: newest positions of which they are read; 0 for all.
+    """
+
+    width: int
+    reach: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TapSpec:
-    """Which hidden states, and how they are fused.
+    """Which hidden states, how they are fused, and which cached keys and values beside them.
 
     Attributes:
         layers: layer `i` means the residual stream entering layer `i`; `num_layers` is the one after the last
@@ -30,6 +68,8 @@ class TapSpec:
         last_only: of what a step commits only the newest position is read, the one before the last committed token: one
             row a round. The engine gives all rows as for other taps; who moves features on moves that one.
         is_optional: whoever reads them can also do without, for a whole sequence.
+        cached: layers whose keys and values stand behind the hidden states, which are then read of the newest position
+            alone.
     """
 
     layers: tuple[int, ...] = ()
@@ -37,6 +77,7 @@ class TapSpec:
     projection: Tensor | None = None
     last_only: bool = False
     is_optional: bool = False
+    cached: tuple[CachedLayer, ...] = ()
 
     @property
     def num_sources(self) -> int:
@@ -45,10 +86,18 @@ class TapSpec:
 
     def width(self, hidden_size: int) -> int:
         """Features per token."""
-        return self.num_sources * hidden_size if self.projection is None else int(self.projection.shape[0])
+        return sum(part.width for part in self.parts(hidden_size))
 
-    def check(self, num_layers: int, hidden_size: int) -> None:
+    def parts(self, hidden_size: int) -> tuple[TapPart, ...]:
+        """Columns of the features in order, by how far back they are read."""
+        own = self.num_sources * hidden_size if self.projection is None else int(self.projection.shape[0])
+        if not self.cached:
+            return (TapPart(own, 0),)
+        return (TapPart(own, 1), *(TapPart(layer.width, layer.window) for layer in self.cached))
+
+    def check(self, shape: ModelShape) -> None:
         """Raise StepError unless the tap fits a model of this shape."""
+        num_layers, hidden_size = shape.num_layers, shape.hidden_size
         if self.num_sources == 0:
             raise StepError("a tap needs at least one layer or the final norm")
         for layer in self.layers:
@@ -61,6 +110,19 @@ class TapSpec:
                 f"tap projection has shape {tuple(self.projection.shape)}, "
                 f"expected [*, {self.num_sources * hidden_size}]"
             )
+        if self.cached and (self.projection is not None or self.last_only):
+            raise StepError("a tap of cached layers has neither a projection nor last_only")
+        for cached in self.cached:
+            if not 0 <= cached.layer < num_layers:
+                raise StepError(f"tap of cached layer {cached.layer} is outside 0..{num_layers - 1}")
+            heads = shape.heads(cached.layer)
+            if (cached.num_kv_heads, cached.head_dim) != heads:
+                raise StepError(
+                    f"layer {cached.layer} has {heads[0]} key heads of width {heads[1]}, the tap expects "
+                    f"{cached.num_kv_heads} of {cached.head_dim}"
+                )
+        if self.cached and all(cached.window for cached in self.cached):
+            raise StepError("a tap of cached layers needs one that is read of all positions")
 
 
 class Tap:
@@ -91,3 +153,18 @@ class Tap:
     def project(self, joined: Tensor) -> Tensor:
         """What :meth:`join` gave as features `[n, width]`."""
         return joined if self._projection is None else self._projection(joined)
+
+    def beside_cached(self, features: Tensor, slot: Slot, first: int) -> Tensor:
+        """Features with the keys and values of the tap's cached layers behind them, copied: `[n, width]`.
+
+        Args:
+            features: `[n, num_sources * hidden]`.
+            slot: holds the rows' keys and values.
+            first: cache row of the first.
+        """
+        parts = [features]
+        for cached in self.spec.cached:
+            end = first + features.shape[0]
+            both = torch.cat(slot.view(cached.layer, first, end), dim=1)[0]  # [2 * kv_heads, n, head_dim]
+            parts.append(both.transpose(0, 1).flatten(1))
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)

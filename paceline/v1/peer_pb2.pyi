@@ -47,20 +47,34 @@ class PeerInfo(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., instance_id: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_positions: _Optional[int] = ..., dtype: _Optional[str] = ..., method: _Optional[str] = ..., tap: _Optional[_Union[FeatureTap, _Mapping]] = ..., device: _Optional[_Union[DeviceInfo, _Mapping]] = ..., model_name: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., drafter_name: _Optional[str] = ...) -> None: ...
 
 class FeatureTap(_message.Message):
-    __slots__ = ("layers", "width", "projection_fingerprint", "final_norm", "last_only", "is_optional")
+    __slots__ = ("layers", "width", "projection_fingerprint", "final_norm", "last_only", "is_optional", "cached_layers")
     LAYERS_FIELD_NUMBER: _ClassVar[int]
     WIDTH_FIELD_NUMBER: _ClassVar[int]
     PROJECTION_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     FINAL_NORM_FIELD_NUMBER: _ClassVar[int]
     LAST_ONLY_FIELD_NUMBER: _ClassVar[int]
     IS_OPTIONAL_FIELD_NUMBER: _ClassVar[int]
+    CACHED_LAYERS_FIELD_NUMBER: _ClassVar[int]
     layers: _containers.RepeatedScalarFieldContainer[int]
     width: int
     projection_fingerprint: str
     final_norm: bool
     last_only: bool
     is_optional: bool
-    def __init__(self, layers: _Optional[_Iterable[int]] = ..., width: _Optional[int] = ..., projection_fingerprint: _Optional[str] = ..., final_norm: _Optional[bool] = ..., last_only: _Optional[bool] = ..., is_optional: _Optional[bool] = ...) -> None: ...
+    cached_layers: _containers.RepeatedCompositeFieldContainer[CachedLayer]
+    def __init__(self, layers: _Optional[_Iterable[int]] = ..., width: _Optional[int] = ..., projection_fingerprint: _Optional[str] = ..., final_norm: _Optional[bool] = ..., last_only: _Optional[bool] = ..., is_optional: _Optional[bool] = ..., cached_layers: _Optional[_Iterable[_Union[CachedLayer, _Mapping]]] = ...) -> None: ...
+
+class CachedLayer(_message.Message):
+    __slots__ = ("layer", "num_kv_heads", "head_dim", "window")
+    LAYER_FIELD_NUMBER: _ClassVar[int]
+    NUM_KV_HEADS_FIELD_NUMBER: _ClassVar[int]
+    HEAD_DIM_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_FIELD_NUMBER: _ClassVar[int]
+    layer: int
+    num_kv_heads: int
+    head_dim: int
+    window: int
+    def __init__(self, layer: _Optional[int] = ..., num_kv_heads: _Optional[int] = ..., head_dim: _Optional[int] = ..., window: _Optional[int] = ...) -> None: ...
 
 class DeviceInfo(_message.Message):
     __slots__ = ("device", "name", "memory_total_bytes", "memory_used_bytes", "utilization", "note")

@@ -200,15 +200,17 @@ class StreamFeaturesRequest(_message.Message):
     def __init__(self, subscriber_id: _Optional[str] = ..., tap: _Optional[_Union[_peer_pb2.FeatureTap, _Mapping]] = ...) -> None: ...
 
 class StreamFeaturesResponse(_message.Message):
-    __slots__ = ("sequence_id", "epoch", "start", "features", "tokens")
+    __slots__ = ("sequence_id", "epoch", "start", "features", "tokens", "recent")
     SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
     FEATURES_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
+    RECENT_FIELD_NUMBER: _ClassVar[int]
     sequence_id: int
     epoch: int
     start: int
     features: _tensor_pb2.Tensor
     tokens: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, sequence_id: _Optional[int] = ..., epoch: _Optional[int] = ..., start: _Optional[int] = ..., features: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., tokens: _Optional[_Iterable[int]] = ...) -> None: ...
+    recent: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.Tensor]
+    def __init__(self, sequence_id: _Optional[int] = ..., epoch: _Optional[int] = ..., start: _Optional[int] = ..., features: _Optional[_Union[_tensor_pb2.Tensor, _Mapping]] = ..., tokens: _Optional[_Iterable[int]] = ..., recent: _Optional[_Iterable[_Union[_tensor_pb2.Tensor, _Mapping]]] = ...) -> None: ...

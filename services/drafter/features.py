@@ -21,7 +21,7 @@ import structlog
 from paceline.errors import IncompatiblePeerError, InvalidRequestError, PacelineError
 from paceline.v1 import peer_pb2, target_pb2, target_pb2_grpc
 from services.drafter.inbox import Features, FeaturesLost, Inbox
-from services.runtime import tensors
+from services.runtime import feature_parts, tensors
 from services.runtime.channel import MAX_MESSAGE_BYTES, Tls, open_channel
 from services.runtime.errors import from_rpc_error
 
@@ -60,7 +60,7 @@ class EarlyChunks:
         """Keeps a chunk; the oldest sequences' are dropped for it."""
         self.chunks.setdefault(chunk.sequence_id, []).append(chunk)
         self.num_chunks += 1
-        self.num_bytes += len(chunk.features.data)
+        self.num_bytes += _num_bytes(chunk)
         while self.chunks and (self.num_chunks > MAX_EARLY_CHUNKS or self.num_bytes > MAX_EARLY_BYTES):
             self.take(next(iter(self.chunks)))
 
@@ -68,8 +68,12 @@ class EarlyChunks:
         """Gives up the chunks of a sequence."""
         taken = self.chunks.pop(sequence_id, [])
         self.num_chunks -= len(taken)
-        self.num_bytes -= sum(len(chunk.features.data) for chunk in taken)
+        self.num_bytes -= sum(_num_bytes(chunk) for chunk in taken)
         return taken
+
+
+def _num_bytes(chunk: target_pb2.StreamFeaturesResponse) -> int:
+    return len(chunk.features.data) + sum(len(part.data) for part in chunk.recent)
 
 
 class Subscription:
@@ -79,6 +83,7 @@ class Subscription:
         self.endpoint = endpoint
         self.routes: dict[int, Route] = {}  # by the verifier's sequence id
         self._info = info
+        self._parts = feature_parts.tap_parts(info.tap)
         self._inbox = inbox
         self._tls = tls
         self._early = EarlyChunks()
@@ -154,13 +159,19 @@ class Subscription:
         elif chunk.epoch < route.epoch:
             return
         try:
-            rows = tensors.decode(chunk.features, MAX_MESSAGE_BYTES, expect_rank=2)  # [n, width]
+            rows = feature_parts.join(
+                tensors.decode(chunk.features, MAX_MESSAGE_BYTES, expect_rank=2),
+                [
+                    tensors.decode(part, MAX_MESSAGE_BYTES, expect_rank=2) if part.data else None
+                    for part in chunk.recent
+                ],
+                self._parts,
+            )  # [n, width]
         except InvalidRequestError as error:
             self._inbox.put(FeaturesLost(route.local_id, "FEATURES_LOST", f"malformed features: {error}"))
             return
-        width = self._info.tap.width
-        if rows.shape[1] != width or chunk.start + rows.shape[0] > self._info.max_positions:
-            message = f"features of shape {tuple(rows.shape)} from {chunk.start}, width {width} expected"
+        if chunk.start + rows.shape[0] > self._info.max_positions:
+            message = f"features of {rows.shape[0]} positions from {chunk.start}: too long a text"
             self._inbox.put(FeaturesLost(route.local_id, "FEATURES_LOST", message))
             return
         tokens, last_only = tuple(chunk.tokens), self._info.tap.last_only

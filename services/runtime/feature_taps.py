@@ -28,6 +28,15 @@ def feature_tap(spec: TapSpec | None, hidden_size: int) -> peer_pb2.FeatureTap:
         final_norm=spec.norm_final,
         last_only=spec.last_only,
         is_optional=spec.is_optional,
+        cached_layers=[
+            peer_pb2.CachedLayer(
+                layer=cached.layer,
+                num_kv_heads=cached.num_kv_heads,
+                head_dim=cached.head_dim,
+                window=cached.window,
+            )
+            for cached in spec.cached
+        ],
     )
 
 
@@ -35,5 +44,6 @@ def describe_tap(tap: peer_pb2.FeatureTap) -> str:
     """A tap for people, in an error message."""
     parts = [f"layers {list(tap.layers)}"] if tap.layers else []
     parts += ["the final norm"] if tap.final_norm else []
+    parts += [f"cached layers {[cached.layer for cached in tap.cached_layers]}"] if tap.cached_layers else []
     where = "the last position" if tap.last_only else "all positions"
     return f"{' and '.join(parts) or 'nothing'} at width {tap.width} of {where}"

@@ -16,12 +16,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paceline.v1 import target_pb2
-from services.runtime import tensors
+from paceline.target import TapPart
+from paceline.v1 import target_pb2, tensor_pb2
+from services.runtime import feature_parts, tensors
 from services.runtime.outbox import Outbox
 
 MAX_QUEUED_CHUNKS = 8192
 MAX_READERS = 16
+MAX_CHUNK_BYTES = 16 << 20
+"""A longer text's features go in several messages, the last of them as long as it may be."""
 
 
 class Subscriber(Outbox[target_pb2.StreamFeaturesResponse]):
@@ -50,6 +53,9 @@ class FeatureLog:
         self.last_only = last_only
         self.first = 0
         self.length = 0
+        self.has_root = (
+            False  # a token was committed behind the last position, so that a draft can go on there
+        )
 
     def append(self, start: int, rows: Tensor, *, is_projected: bool = True) -> None:
         """Add features of positions from `start` on: where the log ends, with `last_only` maybe later.
@@ -109,12 +115,18 @@ class FeatureHub:
     While it is paused, features are logged and not pushed: nobody drafts. Readers get what they missed when it goes on.
     The lock orders a subscription on the event loop's thread against the step loop's appends.
 
+    Features with parts that are read of the newest positions alone wait until a draft can go on from them: only then is
+    it known which those are.
+
     Args:
         project: as in :class:`FeatureLog`.
+        parts: columns of the features; empty where all are read of all positions.
     """
 
-    def __init__(self, project: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, project: Callable[[Tensor], Tensor], parts: Sequence[TapPart] = ()) -> None:
         self._project = project
+        self._parts = tuple(parts)
+        self._has_recent = any(part.reach for part in parts)
         self._lock = threading.Lock()
         self._subscribers: dict[str, Subscriber] = {}
         self._logs: dict[int, FeatureLog] = {}
@@ -220,6 +232,7 @@ class FeatureHub:
                 return
             start = max(start, log.length)
             log.append(start, fresh, is_projected=is_projected)
+            log.has_root = bool(tokens)
             for subscriber_id, reader in self._readers.get(sequence_id, {}).items():
                 is_all = is_projected and reader.num_sent == start
                 self._push(sequence_id, subscriber_id, fresh if is_all else None, tokens)
@@ -232,16 +245,27 @@ class FeatureHub:
         if subscriber is None or self._is_paused:
             return
         reader, log = self._readers[sequence_id][subscriber_id], self._logs[sequence_id]
+        if self._has_recent and not log.has_root:
+            return
         logged = log.since(reader.num_sent) if rows is None else (reader.num_sent, rows)
-        if logged is not None:
-            start, rows = logged
+        if logged is None:
+            return
+        start, rows = logged
+        most = max(MAX_CHUNK_BYTES // (rows.shape[1] * rows.itemsize), 1)
+        first = 0
+        while first < len(rows):
+            end = first + ((len(rows) - first - 1) % most + 1)  # what is over goes first
+            is_last = end == len(rows)
+            whole, recent = feature_parts.cut(rows[first:end], self._parts, len(rows) - end)
             subscriber.push(
                 target_pb2.StreamFeaturesResponse(
                     sequence_id=sequence_id,
                     epoch=reader.epoch,
-                    start=start,
-                    features=tensors.encode(rows),
-                    tokens=tokens,
+                    start=start + first,
+                    features=tensors.encode(whole),
+                    tokens=tokens if is_last else (),
+                    recent=[tensors.encode(part) if len(part) else tensor_pb2.Tensor() for part in recent],
                 )
             )
-            reader.num_sent = log.length
+            first = end
+        reader.num_sent = log.length

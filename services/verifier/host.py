@@ -46,7 +46,8 @@ class Host:
         profile: list[TimedStep],
     ):
         self._profile = profile
-        self._features = FeatureHub(engine.project)
+        parts = engine.taps[0].parts(engine.shape.hidden_size) if engine.taps else ()
+        self._features = FeatureHub(engine.project, parts)
         self._inbox = Inbox()
         self._table = SequenceTable(
             engine,
@@ -81,8 +82,9 @@ class Host:
             if settings.dtype == "auto"
             else getattr(torch, settings.dtype)
         )
-        source = settings.drafter or settings.tap_from
-        tap = None if source is None else drafter_tap(source)
+        tap = None
+        if settings.drafter is None and settings.tap_from is not None:
+            tap = drafter_tap(settings.tap_from)  # a drafter in this process says itself what it taps
         engine = TargetEngine.load(
             model_dir,
             settings.device,
@@ -95,9 +97,10 @@ class Host:
         )
         drafter = None
         if settings.drafter is not None:
-            drafter = ColocatedDrafter(
-                load_drafter(settings.drafter, model_dir, device=settings.device, dtype=engine.dtype)
-            )
+            loaded = load_drafter(settings.drafter, model_dir, device=settings.device, dtype=engine.dtype)
+            drafter = ColocatedDrafter(loaded, engine.cache)
+            if loaded.tap is not None:
+                engine.add_tap(loaded.tap)
         profile = profile_steps(engine, settings.profile_s)
         return cls(settings, model_dir, engine, drafter, profile)
 
