@@ -14,6 +14,11 @@ from typing import Any
 from torch import Tensor
 
 from paceline.checkpoints.eagle import is_eagle, read_eagle, write_eagle
+from paceline.checkpoints.gemma4_assistant import (
+    is_gemma4_assistant,
+    read_gemma4_assistant,
+    write_gemma4_assistant,
+)
 from paceline.checkpoints.medusa import is_medusa, read_medusa, write_medusa
 from paceline.checkpoints.nextn import is_nextn, read_nextn, store_vocabulary, write_nextn
 from paceline.checkpoints.pard import is_pard, load_own, nothing_shared, read_pard, write_pard
@@ -65,6 +70,13 @@ FORMATS: dict[str, Format] = {
         Format("speculators", is_speculators, read_speculators, write_speculators, store_target),
         Format("nextn", is_nextn, read_nextn, write_nextn, store_vocabulary),
         Format("eagle", is_eagle, read_eagle, write_eagle, store_embedding),
+        Format(
+            "gemma4_assistant",
+            is_gemma4_assistant,
+            read_gemma4_assistant,
+            write_gemma4_assistant,
+            nothing_shared,
+        ),
         Format("medusa", is_medusa, read_medusa, write_medusa, store_target_head),
         Format("pard", is_pard, read_pard, write_pard, nothing_shared, load_own, save_pard),
         Format("vllm", is_vllm, read_vllm, write_vllm, store_target_head),

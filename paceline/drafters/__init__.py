@@ -12,6 +12,7 @@ from paceline.drafters.base import (
     DrafterError,
     DraftRequest,
     OutcomeRequest,
+    ReadsInPlace,
     UnknownDraftSequenceError,
     may_rank,
 )
@@ -22,6 +23,7 @@ from paceline.drafters.dspark import DSparkDrafter
 from paceline.drafters.eagle1 import Eagle1Drafter
 from paceline.drafters.eagle2 import Eagle2Drafter
 from paceline.drafters.eagle3 import Eagle3Drafter
+from paceline.drafters.gemma4_mtp import Gemma4MtpDrafter
 from paceline.drafters.independent import IndependentDrafter
 from paceline.drafters.medusa1 import Medusa1Drafter
 from paceline.drafters.medusa2 import Medusa2Drafter
@@ -39,6 +41,7 @@ METHODS: dict[str, DrafterClass] = {
     Eagle1Drafter.method: Eagle1Drafter,
     Eagle2Drafter.method: Eagle2Drafter,
     Eagle3Drafter.method: Eagle3Drafter,
+    Gemma4MtpDrafter.method: Gemma4MtpDrafter,
     IndependentDrafter.method: IndependentDrafter,
     Medusa1Drafter.method: Medusa1Drafter,
     Medusa2Drafter.method: Medusa2Drafter,
@@ -119,6 +122,7 @@ __all__ = [
     "DrafterConfig",
     "DrafterError",
     "OutcomeRequest",
+    "ReadsInPlace",
     "UnknownDraftSequenceError",
     "default_drafter",
     "drafter_tap",

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from paceline.sampling import SUPPORT_SIZE, SamplingParams, VerifyMode
 from paceline.target import TapSpec
+from paceline.target.kv_cache import Slot
 from paceline.trie import DraftEntry, DrawRule
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -170,3 +171,16 @@ class Drafter(Protocol):
 
     def close(self, sequence_id: int) -> None:
         """Forget a sequence; unknown ones are ignored."""
+
+
+@runtime_checkable
+class ReadsInPlace(Protocol):
+    """A drafter that can read the target's key-value cache where it lies, if it stands beside the target."""
+
+    def read_in_place(self, find: Callable[[int], Slot | None]) -> None:
+        """Read slots of the target from now on; `tap` may be another one afterwards.
+
+        Args:
+            find: the slot of a sequence, which holds its committed tokens but the last whenever a draft is asked for;
+                None where it has none now.
+        """

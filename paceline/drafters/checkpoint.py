@@ -87,6 +87,10 @@ class DrafterConfig:
             raise CheckpointError(
                 f"{name!r} holds {architectures or content['model_type']!r}, which is no causal language model"
             )
+        if content["model_type"] == "gemma4_assistant":
+            raise CheckpointError(
+                f"{name!r} reads layers of its target: make it Paceline's with `paceline checkpoints import`"
+            )
         if "pard_token" in content:
             return cls("pard1", ANY_TARGET, shape={"mask_token": content["pard_token"]})
         return cls("independent", ANY_TARGET)

@@ -3,16 +3,16 @@
 Its layers have queries only: sliding ones attend to the keys and values of the target's last sliding layer, the full
 one to those of its last full layer. What a step reads is the last token's embedding in the target's table and a hidden
 state of the target's width, at first the target's final-norm output and then the model's own projection. All steps of a
-draft stand at one position, that of the newest cached row, and add nothing to any cache: rows of a tree are independent
-of one another. Tensors bear the names of transformers' `Gemma4AssistantForCausalLM`.
+draft stand at one position, the last committed token's, one behind the newest cached row, and add nothing to any cache:
+rows of a tree are independent of one another. Tensors bear the names of transformers' `Gemma4AssistantForCausalLM`.
 
 Responsible for the tensors, the step in torch operators, and the clustered head. Knows nothing of how keys and values
-come here; see docs/methods/gemma4_mtp.md.
+come here: `gemma4_mtp.py` serves it, and training runs it over whole texts. See docs/methods/gemma4_mtp.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -138,19 +138,37 @@ def rotary_frequencies(head_dim: int, theta: float, share: float) -> Tensor:
     return F.pad(frequencies, (0, head_dim // 2 - turned))
 
 
+Attend = Callable[[str, Tensor], Tensor]
+"""Attention of a type of layer over the target's keys and values: turned queries `[..., heads, head_dim]` in,
+`[..., heads * head_dim]` out."""
+
+
 class Gemma4MtpModel:
-    """The model in torch operators.
+    """The model, whatever it attends to and whatever multiplies its matrices.
 
     Args:
         shape: sizes.
         tensors: by public name, exactly those of :meth:`Gemma4MtpShape.parameter_shapes`, in the type to compute in.
+        pack: makes a linear map of a matrix; None multiplies with it as it is.
     """
 
-    def __init__(self, shape: Gemma4MtpShape, tensors: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self,
+        shape: Gemma4MtpShape,
+        tensors: Mapping[str, Tensor],
+        pack: Callable[[Tensor], Callable[[Tensor], Tensor]] | None = None,
+    ) -> None:
         self.shape = shape
         self._tensors = dict(tensors)
         table = tensors["model.embed_tokens.weight"]
+        make = pack or (lambda weight: lambda x: F.linear(x, weight))
+        self._linear = {
+            name.removesuffix(".weight"): make(tensors[name])
+            for name in tensors
+            if name.endswith(("_proj.weight", "_projection.weight"))
+        }
         self._head: ClusteredHead | None = None
+        self._dense: Callable[[Tensor], Tensor] | None = None
         if shape.num_clusters:
             self._head = ClusteredHead(
                 tensors["masked_embedding.centroids.weight"],
@@ -158,72 +176,112 @@ class Gemma4MtpModel:
                 table,
                 shape.num_selected,
             )
+        else:
+            self._dense = make(table)
         self._frequencies = {
             kind: rotary_frequencies(
                 shape.head_dims[kind], shape.rope_thetas[kind], shape.rotary_shares[kind]
-            )
+            ).to(table.device)
             for kind in set(shape.layer_types)
         }
+
+    def forward(
+        self, embedded: Tensor, state: Tensor, positions: Tensor, attend: Attend
+    ) -> tuple[Tensor, Tensor]:
+        """Run rows that do not see one another.
+
+        Args:
+            embedded: `[..., backbone]`, of each row's last token in the target's table, as the target scales it.
+            state: `[..., backbone]`.
+            positions: of the rows, `[...]`: committed tokens less one, throughout a draft.
+            attend: attention over the target's keys and values.
+
+        Returns:
+            What the head reads, `[..., hidden]`, and what the next step reads as `state`, `[..., backbone]`.
+        """
+        turns = {kind: self._turns(kind, positions, embedded.dtype) for kind in self._frequencies}
+        stream = self._linear["pre_projection"](torch.cat((embedded, state), dim=-1))
+        for index, kind in enumerate(self.shape.layer_types):
+            stream = self._layer(f"model.layers.{index}.", kind, stream, turns[kind], attend)
+        output = self._norm("model.norm", stream)
+        return output, self._linear["post_projection"](output)
+
+    def logits(self, output: Tensor) -> Tensor:
+        """`[n, hidden] -> [n, vocab]`; minus infinity where the clustered head scores nothing."""
+        if self._head is not None:
+            return self._head.logits(output)
+        assert self._dense is not None
+        return self._dense(output)
 
     def step(
         self, embedded: Tensor, state: Tensor, position: int, caches: Mapping[str, TargetCache]
     ) -> tuple[Tensor, Tensor]:
-        """Run rows of one sequence, each by itself.
+        """Run rows of one sequence: logits `[n, vocab]`, and what the next step reads as `state`, `[n, backbone]`.
 
         Args:
-            embedded: `[n, backbone]`, of each row's last token in the target's table, as the target scales it: times
-                the square root of its width.
+            embedded: `[n, backbone]`; see :meth:`forward`.
             state: `[n, backbone]`.
-            position: of all rows: committed tokens less one, throughout a draft.
+            position: of all rows.
             caches: the target's, by type of layer.
-
-        Returns:
-            Logits `[n, vocab]`, and what the next step reads as `state`, `[n, backbone]`.
         """
-        stream = self._linear("pre_projection", torch.cat((embedded, state), dim=-1))
-        for index, kind in enumerate(self.shape.layer_types):
-            stream = self._layer(f"model.layers.{index}.", kind, stream, position, caches[kind])
-        output = self._norm("model.norm", stream)
-        logits = (
-            F.linear(output, self._tensors["model.embed_tokens.weight"])
-            if self._head is None
-            else self._head.logits(output)
-        )
-        return logits, self._linear("post_projection", output)
 
-    def _layer(self, prefix: str, kind: str, stream: Tensor, position: int, cache: TargetCache) -> Tensor:
-        mixed = self._attend(
-            prefix + "self_attn.", kind, self._norm(prefix + "input_layernorm", stream), position, cache
-        )
+        def attend(kind: str, queries: Tensor) -> Tensor:
+            keys, values = caches[kind].keys, caches[kind].values
+            if kind == SLIDING:
+                keys, values = (part[:, -(self.shape.sliding_window + 1) :] for part in (keys, values))
+            return attend_all(queries, keys, values)
+
+        positions = torch.full((embedded.shape[0],), position, device=embedded.device)
+        output, state = self.forward(embedded, state, positions, attend)
+        return self.logits(output), state
+
+    def _turns(self, kind: str, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Cosines and sines, `[..., 1, head_dim]` each."""
+        angles = positions[..., None].float() * self._frequencies[kind]
+        angles = torch.cat((angles, angles), dim=-1).unsqueeze(-2)
+        return angles.cos().to(dtype), angles.sin().to(dtype)
+
+    def _layer(
+        self, prefix: str, kind: str, stream: Tensor, turns: tuple[Tensor, Tensor], attend: Attend
+    ) -> Tensor:
+        read = self._norm(prefix + "input_layernorm", stream)
+        mixed = attend(kind, self._queries(prefix + "self_attn.", kind, read, turns))
+        mixed = self._linear[prefix + "self_attn.o_proj"](mixed)
         stream = stream + self._norm(prefix + "post_attention_layernorm", mixed)
         read = self._norm(prefix + "pre_feedforward_layernorm", stream)
-        gate, up = (self._linear(f"{prefix}mlp.{name}_proj", read) for name in ("gate", "up"))
-        down = self._linear(prefix + "mlp.down_proj", F.gelu(gate, approximate="tanh") * up)
+        gate, up = (self._linear[f"{prefix}mlp.{name}_proj"](read) for name in ("gate", "up"))
+        down = self._linear[prefix + "mlp.down_proj"](F.gelu(gate, approximate="tanh") * up)
         stream = stream + self._norm(prefix + "post_feedforward_layernorm", down)
         return stream * self._tensors[prefix + "layer_scalar"]
 
-    def _attend(self, prefix: str, kind: str, read: Tensor, position: int, cache: TargetCache) -> Tensor:
-        shape, dim = self.shape, self.shape.head_dims[kind]
-        queries = self._linear(prefix + "q_proj", read).view(-1, shape.num_heads, dim)
-        queries = F.rms_norm(queries, (dim,), self._tensors[prefix + "q_norm.weight"], shape.rms_eps)
-        angles = (self._frequencies[kind] * position).repeat(2)
-        cos, sin = angles.cos().to(read.dtype), angles.sin().to(read.dtype)
+    def _queries(self, prefix: str, kind: str, read: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
+        """`[..., heads, head_dim]`, normed head by head and turned."""
+        dim, (cos, sin) = self.shape.head_dims[kind], turns
+        queries = self._linear[prefix + "q_proj"](read).unflatten(-1, (self.shape.num_heads, dim))
+        queries = F.rms_norm(queries, (dim,), self._tensors[prefix + "q_norm.weight"], self.shape.rms_eps)
         half = dim // 2
-        queries = queries * cos + torch.cat((-queries[..., half:], queries[..., :half]), dim=-1) * sin
-        keys, values = cache.keys, cache.values
-        if kind == SLIDING:
-            keys, values = (part[:, -(shape.sliding_window + 1) :] for part in (keys, values))
-        # Attention's scale is 1: the norm of queries has it.
-        mixed = F.scaled_dot_product_attention(
-            queries.transpose(0, 1)[None], keys[None], values[None], scale=1.0, enable_gqa=True
-        )
-        return self._linear(prefix + "o_proj", mixed[0].transpose(0, 1).flatten(1))
-
-    def _linear(self, name: str, x: Tensor) -> Tensor:
-        return F.linear(x, self._tensors[name + ".weight"])
+        return queries * cos + torch.cat((-queries[..., half:], queries[..., :half]), dim=-1) * sin
 
     def _norm(self, name: str, x: Tensor) -> Tensor:
         return F.rms_norm(x, x.shape[-1:], self._tensors[name + ".weight"], self.shape.rms_eps)
+
+
+def attend_all(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """Attention of rows that all see the same keys; its scale is 1, as the norm of queries has it.
+
+    Args:
+        queries: `[n, heads, head_dim]`; heads that share a key head stand side by side.
+        keys: `[kv_heads, rows, head_dim]`, maybe of another type.
+        values: `[kv_heads, rows, head_dim]`.
+
+    Returns:
+        `[n, heads * head_dim]`.
+    """
+    n, heads, dim = queries.shape
+    # Query heads that share a key head become rows of it, so that keys are read once.
+    folded = queries.view(n, keys.shape[0], -1, dim).transpose(0, 1).reshape(1, keys.shape[0], -1, dim)
+    mixed = F.scaled_dot_product_attention(folded.to(keys.dtype), keys[None], values[None], scale=1.0)[0]
+    return mixed.to(queries.dtype).view(keys.shape[0], n, -1).transpose(0, 1).reshape(n, heads * dim)
 
 
 def draft_greedily(

@@ -31,3 +31,16 @@ def read_vocabulary(target_dir: Path, vocab: int, width: int, dtype: torch.dtype
         if tuple(tensor.shape) != (vocab, width):
             raise CheckpointError(f"the target's {name} is {tuple(tensor.shape)}, not {(vocab, width)}")
     return embedding, head
+
+
+def read_embedding(target_dir: Path, vocab: int, width: int, dtype: torch.dtype) -> Tensor:
+    """The token embedding alone, `[vocab, width]` in `dtype`.
+
+    Raises:
+        CheckpointError: the target's has another shape.
+    """
+    with SafetensorsDir(target_dir) as weights:
+        embedding = weights.get("model.embed_tokens.weight", dtype)
+    if tuple(embedding.shape) != (vocab, width):
+        raise CheckpointError(f"the target's embedding is {tuple(embedding.shape)}, not {(vocab, width)}")
+    return embedding

@@ -1,6 +1,7 @@
 """A drafter in the verifier's own process: the same class that a drafter process hosts, fed without a wire.
 
-Features stay tensors on the device and drafts go straight into the tries. A drafter that fails is taken out of
+Features stay tensors on the device and drafts go straight into the tries; a drafter of keys and values reads them in
+the target's own cache. A drafter that fails is taken out of
 service; the text goes on without it and is the same. Called by the step loop.
 """
 
@@ -12,8 +13,9 @@ from typing import TYPE_CHECKING
 import structlog
 from torch import Tensor
 
-from paceline.drafters import Drafter, DraftRequest
-from services.verifier.sequence import TargetSequence
+from paceline.drafters import Drafter, DraftRequest, ReadsInPlace
+from paceline.target.kv_cache import KVCache, Slot
+from services.verifier.sequence import NO_SLOT, TargetSequence
 
 if TYPE_CHECKING:
     from services.verifier.report import SequenceCommit
@@ -22,11 +24,26 @@ log = structlog.get_logger()
 
 
 class ColocatedDrafter:
-    """Feeds a drafter and puts its entries into the tries."""
+    """Feeds a drafter and puts its entries into the tries.
 
-    def __init__(self, drafter: Drafter) -> None:
+    Args:
+        drafter: the drafter.
+        cache: the target's, for a drafter that can read it in place; None makes it read features as elsewhere.
+    """
+
+    def __init__(self, drafter: Drafter, cache: KVCache | None = None) -> None:
         self._drafter = drafter
-        self._open: set[int] = set()
+        self._cache = cache
+        self._open: dict[int, TargetSequence] = {}
+        if cache is not None and isinstance(drafter, ReadsInPlace):
+            drafter.read_in_place(self._slot)
+
+    def _slot(self, sequence_id: int) -> Slot | None:
+        """Where the target holds a sequence's keys and values."""
+        sequence = self._open.get(sequence_id)
+        if sequence is None or sequence.slot == NO_SLOT or self._cache is None:
+            return None
+        return self._cache.get(sequence.slot)
 
     @property
     def method(self) -> str:
@@ -42,7 +59,7 @@ class ColocatedDrafter:
         self._guard(sequence.sequence_id, self._begin, sequence)
 
     def _begin(self, sequence: TargetSequence) -> None:
-        self._open.add(sequence.sequence_id)
+        self._open[sequence.sequence_id] = sequence
         self._drafter.open(sequence.sequence_id, sequence.committed)
 
     def feed(self, sequence_id: int, start: int, features: Tensor) -> None:
@@ -53,7 +70,7 @@ class ColocatedDrafter:
     def close(self, sequence_id: int) -> None:
         """Forget a sequence."""
         if sequence_id in self._open:
-            self._open.discard(sequence_id)
+            del self._open[sequence_id]
             self._drafter.close(sequence_id)
 
     def draft(self, commits: Sequence[SequenceCommit], draft_length: int, max_nodes: int) -> None:
@@ -98,7 +115,7 @@ class ColocatedDrafter:
         except Exception:
             log.exception("the drafter failed; going on without it", num_sequences=len(drafted))
             for sequence in drafted:
-                self._open.discard(sequence.sequence_id)
+                self._open.pop(sequence.sequence_id, None)
 
     def _guard(self, sequence_id: int, call: object, *arguments: object) -> None:
         """Call into the drafter; a failure ends drafting for this sequence alone."""
@@ -107,4 +124,4 @@ class ColocatedDrafter:
             call(*arguments)
         except Exception:
             log.exception("the drafter failed; going on without it", sequence_id=sequence_id)
-            self._open.discard(sequence_id)
+            self._open.pop(sequence_id, None)

@@ -22,7 +22,7 @@ from paceline.training.dflash import DFlashShape
 from paceline.training.eagle1 import Eagle1Shape
 from paceline.training.eagle3 import Eagle3Shape
 from paceline.training.p_eagle import PEagleShape
-from tests.drafters import dflash_checkpoint, pard_checkpoint
+from tests.drafters import dflash_checkpoint, gemma4_checkpoint, pard_checkpoint
 from tests.drafters.p_eagle_checkpoint import MASK_TOKEN, random_tensors, save
 
 VOCAB = 97
@@ -327,6 +327,13 @@ def deepseek_mtp3_dir(target_dir: Path, tmp_path_factory: pytest.TempPathFactory
     return save_mtp(tmp_path_factory.mktemp("deepseek_mtp3"), target_dir, shape, mtp_tensors(shape))
 
 
+@pytest.fixture(scope="session")
+def gemma4_mtp_dir(target_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random assistant that reads the last layer's keys and values."""
+    path = tmp_path_factory.mktemp("gemma4_mtp")
+    return gemma4_checkpoint.save_assistant(path, target_dir, gemma4_checkpoint.FOR_LLAMA)
+
+
 MEDUSA = MedusaShape(hidden=64, target_vocab=VOCAB, draft_vocab=len(DRAFT_IDS), num_heads=5)
 
 
@@ -366,6 +373,7 @@ def drafter_dirs(
     eagle1_dir: Path,
     eagle2_dir: Path,
     eagle3_dir: Path,
+    gemma4_mtp_dir: Path,
     independent_dir: Path,
     medusa1_dir: Path,
     p_eagle_dir: Path,
@@ -381,6 +389,7 @@ def drafter_dirs(
         "eagle1": eagle1_dir,
         "eagle2": eagle2_dir,
         "eagle3": eagle3_dir,
+        "gemma4_mtp": gemma4_mtp_dir,
         "independent": independent_dir,
         "medusa1": medusa1_dir,
         "p_eagle": p_eagle_dir,

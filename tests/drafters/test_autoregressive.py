@@ -19,7 +19,7 @@ from tests.drafters.conftest import VOCAB, Target, text
 Load = Callable[[Path], Drafter]
 
 
-@pytest.fixture(params=["deepseek_mtp", "deepseek_mtp3", "eagle1", "eagle2", "eagle3"])
+@pytest.fixture(params=["deepseek_mtp", "deepseek_mtp3", "eagle1", "eagle2", "eagle3", "gemma4_mtp"])
 def checkpoint(request: pytest.FixtureRequest, drafter_dirs: dict[str, Path]) -> Path:
     return drafter_dirs[request.param]
 

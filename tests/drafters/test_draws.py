@@ -38,6 +38,7 @@ def params(mode: VerifyMode = VerifyMode.REJECTION, seed: int = 7, top_k: int = 
         "dspark",
         "eagle1",
         "eagle3",
+        "gemma4_mtp",
         "independent",
         "medusa1",
         "p_eagle",

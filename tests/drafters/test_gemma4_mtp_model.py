@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import Gemma4AssistantConfig, Gemma4AssistantForCausalLM, Gemma4TextConfig
 
-from paceline.checkpoints.gemma4_assistant import read_gemma4_assistant
+from paceline.checkpoints.gemma4_assistant import read_model
 from paceline.drafters import CheckpointError
 from paceline.drafters.gemma4_mtp_model import (
     FULL,
@@ -52,7 +52,7 @@ def save(path: Path, clustered: bool) -> Gemma4AssistantForCausalLM:
 @pytest.fixture(params=[False, True], ids=["dense", "clustered"])
 def pair(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Gemma4AssistantForCausalLM, Gemma4MtpModel]:
     reference = save(tmp_path, request.param)
-    return reference, Gemma4MtpModel(*read_gemma4_assistant(tmp_path))
+    return reference, Gemma4MtpModel(*read_model(tmp_path))
 
 
 def caches(rows: int, seed: int = 1) -> dict[str, tuple[Tensor, Tensor]]:
@@ -157,7 +157,7 @@ def test_damaged_checkpoints_are_refused_by_name(tmp_path: Path) -> None:
         )
         save_file(broken, tmp_path / "model.safetensors")
         with pytest.raises(CheckpointError, match=words):
-            read_gemma4_assistant(tmp_path)
+            read_model(tmp_path)
     save_file(tensors, tmp_path / "model.safetensors")
     for outer, inner, words in (
         ({"model_type": "gemma4"}, {}, "model_type"),
@@ -171,4 +171,4 @@ def test_damaged_checkpoints_are_refused_by_name(tmp_path: Path) -> None:
         changed_config = {**content, **outer, "text_config": {**content["text_config"], **inner}}
         (tmp_path / "config.json").write_text(json.dumps(changed_config))
         with pytest.raises(CheckpointError, match=words):
-            read_gemma4_assistant(tmp_path)
+            read_model(tmp_path)
