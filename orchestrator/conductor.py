@@ -28,7 +28,7 @@ from orchestrator.settings import OrchestratorSettings
 from orchestrator.status import ConductorStatus
 from orchestrator.verifier_link import VerifierLink
 from paceline.errors import DrainingError
-from paceline.v1 import orchestrator_pb2, orchestrator_pb2_grpc, scheduler_pb2
+from paceline.v1 import orchestrator_pb2, orchestrator_pb2_grpc, peer_pb2, scheduler_pb2
 from services.runtime.lifecycle import Process
 
 TICK_S = 0.05
@@ -66,7 +66,7 @@ class Conductor:
         self._process = process = Process("conductor", settings)
         self._counters = Counters()
         self._policy = PolicyInForce(settings.policy_overrides)
-        self._reports = Reports(self._measurement_key, self._advertised_host)
+        self._reports = Reports(self._measurement_key, self._longest_draft, self._advertised_host)
         self._cycles = cycles = Cycles(
             policy=self._policy,
             reports=self._reports,
@@ -163,20 +163,29 @@ class Conductor:
         verifier = self._verifier.info
         if verifier is None:
             return None
-        placement = self._placement()
-        method = verifier.method if placement == "colocated" else ""
-        if placement == "separate":
-            known = [link.info for link in self._desk.links if link.info is not None]
-            if not known:
-                return None
-            method = known[0].method
+        placement, drafter = self._placement(), self._known_drafter()
+        if placement == "separate" and drafter is None:
+            return None
         return scheduler_pb2.MeasurementKey(
             model_fingerprint=verifier.model_fingerprint,
             dtype=verifier.dtype,
             device_name=verifier.device.name,
-            method=method,
+            method="" if drafter is None else drafter.method,
             placement=placement,
         )
+
+    def _longest_draft(self) -> int:
+        """Most tokens in a row of a draft; 0 where positions alone bound them."""
+        drafter = self._known_drafter()
+        return 0 if drafter is None else drafter.longest_draft
+
+    def _known_drafter(self) -> peer_pb2.PeerInfo | None:
+        """The peer that drafts in the placement in force; of several, which are of one kind, the first."""
+        placement = self._placement()
+        if placement == "colocated":
+            return self._verifier.info
+        known = [link.info for link in self._desk.links if link.info is not None]
+        return known[0] if placement == "separate" and known else None
 
     def _status(self) -> ConductorStatus:
         assert self._process is not None

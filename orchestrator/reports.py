@@ -35,17 +35,26 @@ log = structlog.get_logger()
 class Reports:
     """Samples since the last frame.
 
+    Args:
+        key: what is measured; None while that is not known.
+        longest_draft: most tokens in a row of the drafter's drafts; 0 where positions alone bound them.
+        conductor: whose measurements they are.
+
     Attributes:
         num_dropped: samples that were pushed out before they could be sent.
         outcomes: what became of drafted tokens.
     """
 
     def __init__(
-        self, key: Callable[[], scheduler_pb2.MeasurementKey | None], conductor: str = "conductor"
+        self,
+        key: Callable[[], scheduler_pb2.MeasurementKey | None],
+        longest_draft: Callable[[], int] = lambda: 0,
+        conductor: str = "conductor",
     ) -> None:
         self.num_dropped = 0
         self.outcomes = OutcomeCounts()
         self._key = key
+        self._longest_draft = longest_draft
         self._conductor = conductor
         self._steps: deque[scheduler_pb2.StepSample] = deque(maxlen=MAX_SAMPLES)
         self._drafts: deque[scheduler_pb2.DraftSample] = deque(maxlen=MAX_SAMPLES)
@@ -193,6 +202,7 @@ class Reports:
             drafted_per_position=passes_per_position(self._depths),
             accepted_per_position=passes_per_position(self._accepted),
             num_running_sequences=self._num_running,
+            longest_draft=self._longest_draft(),
         )
         for queue in (self._steps, self._drafts, self._round_trips_us, self._queues_us):
             queue.clear()

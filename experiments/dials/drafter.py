@@ -93,6 +93,7 @@ class DialledDrafter:
     method = "dialled"
     tap: TapSpec | None = None
     max_positions = 1 << 20
+    longest_draft: int | None = None
 
     def __init__(
         self,

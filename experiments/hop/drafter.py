@@ -45,6 +45,7 @@ class InstantDrafter:
     method = "instant"
     tap: TapSpec | None = None
     max_positions = MAX_POSITIONS
+    longest_draft: int | None = None
 
     def __init__(self) -> None:
         self._lengths: dict[int, int] = {}

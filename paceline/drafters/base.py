@@ -127,6 +127,10 @@ class Drafter(Protocol):
     def max_positions(self) -> int:
         """Positions it can draft within; past them the text goes on without it."""
 
+    @property
+    def longest_draft(self) -> int | None:
+        """Most tokens in a row that a draft can have, whatever is asked for; None where positions alone bound it."""
+
     def open(self, sequence_id: int, tokens: Sequence[int]) -> None:
         """Start following a sequence with these committed tokens."""
 

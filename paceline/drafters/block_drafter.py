@@ -84,16 +84,12 @@ class BlockDrafter(FeatureFollower[BlockSequence]):
         device: Device,
     ) -> None:
         super().__init__(layer, tap, max_positions, device, layer.num_layers)
+        self.longest_draft = layer.plan.num_drafts
         self._blocks = layer
         self._draft_ids = draft_ids
         self._target_id_of: list[int] | range = (
             range(draft_vocab) if draft_ids is None else draft_ids.tolist()
         )
-
-    @property
-    def num_drafts(self) -> int:
-        """The longest chain."""
-        return self._blocks.plan.num_drafts
 
     @classmethod
     def read_tap(cls, directory: Path, config: DrafterConfig) -> TapSpec:
@@ -125,7 +121,7 @@ class BlockDrafter(FeatureFollower[BlockSequence]):
 
     def _wish(self, request: DraftRequest) -> RoundRequest:
         state = self._get(request.sequence_id)
-        depth = min(request.num_tokens, self.num_drafts)
+        depth = min(request.num_tokens, self._blocks.plan.num_drafts)
         return RoundRequest(request, state.round, len(state.tokens), depth)
 
     def _can_draft(self, request: DraftRequest) -> bool:
@@ -149,7 +145,7 @@ class BlockDrafter(FeatureFollower[BlockSequence]):
         self._cache.reserve(
             [(s.slot_id, part.context.shape[0] + size) for s, part in zip(behind, rows, strict=True)]
         )
-        output, count = self._blocks.forward(rows), self.num_drafts
+        output, count = self._blocks.forward(rows), self._blocks.plan.num_drafts
         for i, state in enumerate(behind):  # not before the pass, which may fail
             state.pending = left[i]
             state.slot.length += rows[i].context.shape[0]

@@ -58,6 +58,7 @@ class FeatureFollower(ABC, Generic[State]):
         self._sizes = layer
         self.tap: TapSpec | None = tap
         self.max_positions = max_positions
+        self.longest_draft: int | None = None
         layout = KVLayout(num_layers, layer.num_kv_heads, layer.head_dim, layer.dtype, device.torch_device)
         self._cache = KVCache(layout)
         self._sequences: dict[int, State] = {}

@@ -166,6 +166,7 @@ class IndependentDrafter:
     formats: ClassVar[tuple[str, ...]] = ("paceline", "transformers")
     reads: ClassVar[str] = "nothing"
     tap: TapSpec | None = None
+    longest_draft: int | None = None
 
     def __init__(self, model: DraftModel, vocabulary: DraftVocabulary) -> None:
         self._model = model

@@ -97,6 +97,7 @@ class Medusa1Drafter:
         self._sequences: dict[int, SequenceState] = {}
         self.tap: TapSpec | None = TAP
         self.max_positions = max_positions
+        self.longest_draft: int | None = heads.shape.num_heads
 
     @classmethod
     def read_tap(cls, directory: Path, config: DrafterConfig) -> TapSpec:

@@ -116,7 +116,7 @@ class PEagleDrafter(FeatureFollower[SequenceState]):
         )
         self._masked = masked
         self._mask_token = mask_token
-        self.num_depths = num_depths
+        self.num_depths = self.longest_draft = num_depths
 
     @classmethod
     def read_tap(cls, directory: Path, config: DrafterConfig) -> TapSpec:

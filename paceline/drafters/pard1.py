@@ -69,6 +69,7 @@ class Pard1Drafter:
     method: ClassVar[str] = "pard1"
     formats: ClassVar[tuple[str, ...]] = ("paceline", "transformers", "pard")
     reads: ClassVar[str] = "nothing"
+    longest_draft: int | None = None  # one mask token stands for all, so that any number may be asked for
 
     def __init__(self, model: DraftModel, draft_ids: Tensor | None, mask: int) -> None:
         self.tap: TapSpec | None = None

@@ -24,29 +24,29 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16paceline/v1/peer.proto\x12\x0bpaceline.v1\"\xcd\x02\n\x08PeerInfo\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x13\n\x0binstance_id\x18\x02 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x03 \x01(\t\x12\x1d\n\x15tokenizer_fingerprint\x18\x04 \x01(\t\x12\x12\n\nvocab_size\x18\x05 \x01(\r\x12\x15\n\rmax_positions\x18\x06 \x01(\r\x12\r\n\x05\x64type\x18\x07 \x01(\t\x12\x0e\n\x06method\x18\x08 \x01(\t\x12$\n\x03tap\x18\t \x01(\x0b\x32\x17.paceline.v1.FeatureTap\x12\'\n\x06\x64\x65vice\x18\n \x01(\x0b\x32\x17.paceline.v1.DeviceInfo\x12\x12\n\nmodel_name\x18\x0b \x01(\t\x12\x15\n\reos_token_ids\x18\x0c \x03(\r\x12\x14\n\x0c\x64rafter_name\x18\r \x01(\t\"\xb8\x01\n\nFeatureTap\x12\x0e\n\x06layers\x18\x01 \x03(\r\x12\r\n\x05width\x18\x02 \x01(\r\x12\x1e\n\x16projection_fingerprint\x18\x03 \x01(\t\x12\x12\n\nfinal_norm\x18\x04 \x01(\x08\x12\x11\n\tlast_only\x18\x05 \x01(\x08\x12\x13\n\x0bis_optional\x18\x06 \x01(\x08\x12/\n\rcached_layers\x18\x07 \x03(\x0b\x32\x18.paceline.v1.CachedLayer\"T\n\x0b\x43\x61\x63hedLayer\x12\r\n\x05layer\x18\x01 \x01(\r\x12\x14\n\x0cnum_kv_heads\x18\x02 \x01(\r\x12\x10\n\x08head_dim\x18\x03 \x01(\r\x12\x0e\n\x06window\x18\x04 \x01(\r\"\x84\x01\n\nDeviceInfo\x12\x0e\n\x06\x64\x65vice\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x1a\n\x12memory_total_bytes\x18\x03 \x01(\x04\x12\x19\n\x11memory_used_bytes\x18\x04 \x01(\x04\x12\x13\n\x0butilization\x18\x05 \x01(\x01\x12\x0c\n\x04note\x18\x06 \x01(\t\"L\n\x0bStreamHello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x11\n\tclient_id\x18\x02 \x01(\t\x12\x10\n\x08lease_ms\x18\x03 \x01(\r\"\x8a\x02\n\nDraftBatch\x12\x14\n\x0csequence_ids\x18\x01 \x03(\x04\x12\x0e\n\x06\x65pochs\x18\x02 \x03(\r\x12\x0e\n\x06starts\x18\x03 \x03(\r\x12\r\n\x05sizes\x18\x04 \x03(\r\x12\x0e\n\x06tokens\x18\x05 \x03(\r\x12\x0f\n\x07parents\x18\x06 \x03(\x11\x12\x11\n\tlog_probs\x18\x07 \x03(\x02\x12%\n\x05\x64raws\x18\x08 \x03(\x0e\x32\x16.paceline.v1.DraftDraw\x12\x14\n\x0cnum_supports\x18\t \x03(\r\x12\x15\n\rsupport_sizes\x18\n \x03(\r\x12\x16\n\x0esupport_tokens\x18\x0b \x03(\r\x12\x17\n\x0fsupport_weights\x18\x0c \x01(\x0c\"b\n\x0b\x43ommitBatch\x12\x14\n\x0csequence_ids\x18\x01 \x03(\x04\x12\x0e\n\x06\x65pochs\x18\x02 \x03(\r\x12\x0e\n\x06starts\x18\x03 \x03(\r\x12\r\n\x05sizes\x18\x04 \x03(\r\x12\x0e\n\x06tokens\x18\x05 \x03(\r\"b\n\x0fSequenceFailure\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\x0b\n\x03key\x18\x02 \x01(\r\x12\x0c\n\x04\x63ode\x18\x03 \x01(\r\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x0f\n\x07message\x18\x05 \x01(\t*l\n\tDraftDraw\x12\x1a\n\x16\x44RAFT_DRAW_UNSPECIFIED\x10\x00\x12\x1f\n\x1b\x44RAFT_DRAW_WITH_REPLACEMENT\x10\x01\x12\"\n\x1e\x44RAFT_DRAW_WITHOUT_REPLACEMENT\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16paceline/v1/peer.proto\x12\x0bpaceline.v1\"\xe4\x02\n\x08PeerInfo\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x13\n\x0binstance_id\x18\x02 \x01(\t\x12\x19\n\x11model_fingerprint\x18\x03 \x01(\t\x12\x1d\n\x15tokenizer_fingerprint\x18\x04 \x01(\t\x12\x12\n\nvocab_size\x18\x05 \x01(\r\x12\x15\n\rmax_positions\x18\x06 \x01(\r\x12\r\n\x05\x64type\x18\x07 \x01(\t\x12\x0e\n\x06method\x18\x08 \x01(\t\x12$\n\x03tap\x18\t \x01(\x0b\x32\x17.paceline.v1.FeatureTap\x12\'\n\x06\x64\x65vice\x18\n \x01(\x0b\x32\x17.paceline.v1.DeviceInfo\x12\x12\n\nmodel_name\x18\x0b \x01(\t\x12\x15\n\reos_token_ids\x18\x0c \x03(\r\x12\x14\n\x0c\x64rafter_name\x18\r \x01(\t\x12\x15\n\rlongest_draft\x18\x0e \x01(\r\"\xb8\x01\n\nFeatureTap\x12\x0e\n\x06layers\x18\x01 \x03(\r\x12\r\n\x05width\x18\x02 \x01(\r\x12\x1e\n\x16projection_fingerprint\x18\x03 \x01(\t\x12\x12\n\nfinal_norm\x18\x04 \x01(\x08\x12\x11\n\tlast_only\x18\x05 \x01(\x08\x12\x13\n\x0bis_optional\x18\x06 \x01(\x08\x12/\n\rcached_layers\x18\x07 \x03(\x0b\x32\x18.paceline.v1.CachedLayer\"T\n\x0b\x43\x61\x63hedLayer\x12\r\n\x05layer\x18\x01 \x01(\r\x12\x14\n\x0cnum_kv_heads\x18\x02 \x01(\r\x12\x10\n\x08head_dim\x18\x03 \x01(\r\x12\x0e\n\x06window\x18\x04 \x01(\r\"\x84\x01\n\nDeviceInfo\x12\x0e\n\x06\x64\x65vice\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x1a\n\x12memory_total_bytes\x18\x03 \x01(\x04\x12\x19\n\x11memory_used_bytes\x18\x04 \x01(\x04\x12\x13\n\x0butilization\x18\x05 \x01(\x01\x12\x0c\n\x04note\x18\x06 \x01(\t\"L\n\x0bStreamHello\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x11\n\tclient_id\x18\x02 \x01(\t\x12\x10\n\x08lease_ms\x18\x03 \x01(\r\"\x8a\x02\n\nDraftBatch\x12\x14\n\x0csequence_ids\x18\x01 \x03(\x04\x12\x0e\n\x06\x65pochs\x18\x02 \x03(\r\x12\x0e\n\x06starts\x18\x03 \x03(\r\x12\r\n\x05sizes\x18\x04 \x03(\r\x12\x0e\n\x06tokens\x18\x05 \x03(\r\x12\x0f\n\x07parents\x18\x06 \x03(\x11\x12\x11\n\tlog_probs\x18\x07 \x03(\x02\x12%\n\x05\x64raws\x18\x08 \x03(\x0e\x32\x16.paceline.v1.DraftDraw\x12\x14\n\x0cnum_supports\x18\t \x03(\r\x12\x15\n\rsupport_sizes\x18\n \x03(\r\x12\x16\n\x0esupport_tokens\x18\x0b \x03(\r\x12\x17\n\x0fsupport_weights\x18\x0c \x01(\x0c\"b\n\x0b\x43ommitBatch\x12\x14\n\x0csequence_ids\x18\x01 \x03(\x04\x12\x0e\n\x06\x65pochs\x18\x02 \x03(\r\x12\x0e\n\x06starts\x18\x03 \x03(\r\x12\r\n\x05sizes\x18\x04 \x03(\r\x12\x0e\n\x06tokens\x18\x05 \x03(\r\"b\n\x0fSequenceFailure\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\x0b\n\x03key\x18\x02 \x01(\r\x12\x0c\n\x04\x63ode\x18\x03 \x01(\r\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\x0f\n\x07message\x18\x05 \x01(\t*l\n\tDraftDraw\x12\x1a\n\x16\x44RAFT_DRAW_UNSPECIFIED\x10\x00\x12\x1f\n\x1b\x44RAFT_DRAW_WITH_REPLACEMENT\x10\x01\x12\"\n\x1e\x44RAFT_DRAW_WITHOUT_REPLACEMENT\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'paceline.v1.peer_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_DRAFTDRAW']._serialized_start=1330
-  _globals['_DRAFTDRAW']._serialized_end=1438
+  _globals['_DRAFTDRAW']._serialized_start=1353
+  _globals['_DRAFTDRAW']._serialized_end=1461
   _globals['_PEERINFO']._serialized_start=40
-  _globals['_PEERINFO']._serialized_end=373
-  _globals['_FEATURETAP']._serialized_start=376
-  _globals['_FEATURETAP']._serialized_end=560
-  _globals['_CACHEDLAYER']._serialized_start=562
-  _globals['_CACHEDLAYER']._serialized_end=646
-  _globals['_DEVICEINFO']._serialized_start=649
-  _globals['_DEVICEINFO']._serialized_end=781
-  _globals['_STREAMHELLO']._serialized_start=783
-  _globals['_STREAMHELLO']._serialized_end=859
-  _globals['_DRAFTBATCH']._serialized_start=862
-  _globals['_DRAFTBATCH']._serialized_end=1128
-  _globals['_COMMITBATCH']._serialized_start=1130
-  _globals['_COMMITBATCH']._serialized_end=1228
-  _globals['_SEQUENCEFAILURE']._serialized_start=1230
-  _globals['_SEQUENCEFAILURE']._serialized_end=1328
+  _globals['_PEERINFO']._serialized_end=396
+  _globals['_FEATURETAP']._serialized_start=399
+  _globals['_FEATURETAP']._serialized_end=583
+  _globals['_CACHEDLAYER']._serialized_start=585
+  _globals['_CACHEDLAYER']._serialized_end=669
+  _globals['_DEVICEINFO']._serialized_start=672
+  _globals['_DEVICEINFO']._serialized_end=804
+  _globals['_STREAMHELLO']._serialized_start=806
+  _globals['_STREAMHELLO']._serialized_end=882
+  _globals['_DRAFTBATCH']._serialized_start=885
+  _globals['_DRAFTBATCH']._serialized_end=1151
+  _globals['_COMMITBATCH']._serialized_start=1153
+  _globals['_COMMITBATCH']._serialized_end=1251
+  _globals['_SEQUENCEFAILURE']._serialized_start=1253
+  _globals['_SEQUENCEFAILURE']._serialized_end=1351
 # @@protoc_insertion_point(module_scope)

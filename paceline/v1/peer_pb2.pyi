@@ -17,7 +17,7 @@ DRAFT_DRAW_WITH_REPLACEMENT: DraftDraw
 DRAFT_DRAW_WITHOUT_REPLACEMENT: DraftDraw
 
 class PeerInfo(_message.Message):
-    __slots__ = ("protocol_version", "instance_id", "model_fingerprint", "tokenizer_fingerprint", "vocab_size", "max_positions", "dtype", "method", "tap", "device", "model_name", "eos_token_ids", "drafter_name")
+    __slots__ = ("protocol_version", "instance_id", "model_fingerprint", "tokenizer_fingerprint", "vocab_size", "max_positions", "dtype", "method", "tap", "device", "model_name", "eos_token_ids", "drafter_name", "longest_draft")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -31,6 +31,7 @@ class PeerInfo(_message.Message):
     MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
     EOS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     DRAFTER_NAME_FIELD_NUMBER: _ClassVar[int]
+    LONGEST_DRAFT_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     instance_id: str
     model_fingerprint: str
@@ -44,7 +45,8 @@ class PeerInfo(_message.Message):
     model_name: str
     eos_token_ids: _containers.RepeatedScalarFieldContainer[int]
     drafter_name: str
-    def __init__(self, protocol_version: _Optional[int] = ..., instance_id: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_positions: _Optional[int] = ..., dtype: _Optional[str] = ..., method: _Optional[str] = ..., tap: _Optional[_Union[FeatureTap, _Mapping]] = ..., device: _Optional[_Union[DeviceInfo, _Mapping]] = ..., model_name: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., drafter_name: _Optional[str] = ...) -> None: ...
+    longest_draft: int
+    def __init__(self, protocol_version: _Optional[int] = ..., instance_id: _Optional[str] = ..., model_fingerprint: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_positions: _Optional[int] = ..., dtype: _Optional[str] = ..., method: _Optional[str] = ..., tap: _Optional[_Union[FeatureTap, _Mapping]] = ..., device: _Optional[_Union[DeviceInfo, _Mapping]] = ..., model_name: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., drafter_name: _Optional[str] = ..., longest_draft: _Optional[int] = ...) -> None: ...
 
 class FeatureTap(_message.Message):
     __slots__ = ("layers", "width", "projection_fingerprint", "final_norm", "last_only", "is_optional", "cached_layers")

@@ -71,4 +71,5 @@ def peer_info(
         device=describe_device(device),
         model_name=model_dir.name,
         drafter_name=name,
+        longest_draft=drafter.longest_draft or 0,
     )

@@ -93,6 +93,8 @@ class Planner:
         num_sequences: int,
         passes: Iterable[TimedPass] = (),
         version: int = 0,
+        *,
+        longest_draft: int | None = None,
     ) -> Decision:
         """The policy for now.
 
@@ -101,19 +103,21 @@ class Planner:
             num_sequences: running sequences; at least 1 is assumed.
             passes: made since the last decision.
             version: of the policy in force, as it is published.
+            longest_draft: most tokens in a row of the drafter's drafts; None where positions alone bound them.
         """
+        max_length = min(self._limits.max_draft_length, longest_draft or self._limits.max_draft_length)
         if not self._subject.is_speculative:
             return self._decision(Policy.off(0, "off: there is no drafter"), num_sequences, 1.0)
         missing = self._missing(measurements)
         if missing:
-            return self._decision(self._cold_policy(missing), num_sequences, 1.0)
+            return self._decision(self._cold_policy(missing, max_length), num_sequences, 1.0)
         curve = measurements.curve.estimator()
         for one in passes:
             self._meter.add(one, curve.seconds)
         speed = self.measured_speed = (
             self._meter.measured(version) if self._state.current.draft_length else None
         )
-        inputs = self._inputs(measurements, curve, max(1, num_sequences), self._hits(speed))
+        inputs = self._inputs(measurements, curve, max(1, num_sequences), max_length, self._hits(speed))
         policy = self._state.decide(inputs, self._verdict(speed))
         expected = evaluate_policy(inputs, policy).speedup
         return self._decision(policy, num_sequences, expected)
@@ -143,9 +147,9 @@ class Planner:
             needs.append(("round trips", measurements.network.count, _MIN_ROUND_TRIPS))
         return ", ".join(f"{name} {have} of {need}" for name, have, need in needs if have < need)
 
-    def _cold_policy(self, missing: str) -> Policy:
+    def _cold_policy(self, missing: str, max_length: int) -> Policy:
         """Speculate a little, or acceptance would never be measured; hold, or late drafts would always miss."""
-        length = min(self._limits.cold_draft_length, self._limits.max_draft_length)
+        length = min(self._limits.cold_draft_length, max_length)
         reason = f"cold start, measured so far: {missing}"
         if length == 0:
             return Policy.off(0, reason)
@@ -159,7 +163,12 @@ class Planner:
         return Policy(0, length, budget, hold_us, ahead, reason)
 
     def _inputs(
-        self, measurements: Measurements, curve: StepCurve, num_sequences: int, hits: MeasuredHits | None
+        self,
+        measurements: Measurements,
+        curve: StepCurve,
+        num_sequences: int,
+        max_length: int,
+        hits: MeasuredHits | None,
     ) -> PlanInputs:
         limits = self._limits
         draft_model = measurements.draft_time.estimator()
@@ -178,7 +187,6 @@ class Planner:
         def enumeration_time(num_outcomes: int, num_tokens: int) -> float:
             return draft_time(num_tokens) * (1 + limits.outcome_cost * (num_outcomes - 1))
 
-        max_length = limits.max_draft_length
         return PlanInputs(
             placement=Placement(self._subject.placement),
             acceptance=measurements.acceptance.estimator().rates(max_length),

@@ -42,6 +42,7 @@ class SubjectState:
         measurements: everything, including what Redis does not have yet.
         policy: the policy in force.
         load: running sequences by report stream.
+        longest_draft: most tokens in a row of the drafter's drafts; None where positions alone bound them.
         has_news: something was measured since the last decision.
         history: policies that were published, newest first, as kept in Redis.
     """
@@ -59,6 +60,7 @@ class SubjectState:
         self.has_news = True
         self.is_recovering = False  # Redis was away and may have been emptied
         self.load: dict[object, int] = {}
+        self.longest_draft: int | None = None
         self.num_users = 0
         self.synced_at = float("-inf")
         self.changed = asyncio.Condition()
@@ -238,7 +240,11 @@ class Registry:
     async def _plan(self, state: SubjectState) -> None:
         version = 0 if state.policy is None else state.policy.version
         decision = state.planner.decide(
-            state.measurements, state.num_running_sequences, state.passes, version
+            state.measurements,
+            state.num_running_sequences,
+            state.passes,
+            version,
+            longest_draft=state.longest_draft,
         )
         state.passes.clear()
         if (speed := state.planner.measured_speed) is not None:

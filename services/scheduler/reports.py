@@ -67,6 +67,7 @@ def measurements_of(request: scheduler_pb2.ReportRequest, at_ms: int = 0) -> Mea
     accepted += (0,) * (len(drafted) - len(accepted))  # where no pass got that far, the count may be left out
     _check_positions(drafted, accepted)
     _check("num_running_sequences", request.num_running_sequences, 0, _MAX_ROWS)
+    _check("longest_draft", request.longest_draft, 0, _MAX_ROWS)
     steps = [
         (step.num_rows, step.step_us, step.num_sequences, step.num_context_tokens)
         for step in request.steps

@@ -69,6 +69,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
                     use.enter_context(self._registry.using(state, token))
                 state.take(delta, passes)
                 state.load[token] = request.num_running_sequences
+                state.longest_draft = request.longest_draft or None
                 metrics.REPORT_FRAMES.labels(subject.model_label, "taken").inc()
                 self._count_tenants(subject, delta)
                 num_frames += 1

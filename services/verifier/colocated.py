@@ -50,6 +50,11 @@ class ColocatedDrafter:
         """Drafting method, such as "eagle3"."""
         return self._drafter.method
 
+    @property
+    def longest_draft(self) -> int | None:
+        """Most tokens in a row that a draft can have; None where positions alone bound it."""
+        return self._drafter.longest_draft
+
     def knows(self, sequence_id: int) -> bool:
         """Whether it follows a sequence."""
         return sequence_id in self._open

@@ -57,9 +57,7 @@ class Host:
             settings.max_waiting,
             settings.prefix_cache_bytes,
         )
-        self.info = peer_info(
-            engine, model_dir, model_dir.name, settings.device, "" if drafter is None else drafter.method
-        )
+        self.info = peer_info(engine, model_dir, model_dir.name, settings.device, drafter)
         self._constraints = ConstraintDesk(model_dir, self.info.vocab_size, tuple(self.info.eos_token_ids))
         self._observer = StepObserver(self.info.model_name, engine, self._table.calibrators)
         self._loop = StepLoop(

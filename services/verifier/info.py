@@ -14,6 +14,7 @@ from paceline.target import TargetEngine
 from paceline.v1 import peer_pb2
 from services.runtime.devices import describe_device
 from services.runtime.feature_taps import feature_tap
+from services.verifier.colocated import ColocatedDrafter
 
 
 def eos_token_ids(model_dir: Path) -> list[int]:
@@ -28,9 +29,9 @@ def eos_token_ids(model_dir: Path) -> list[int]:
 
 
 def peer_info(
-    engine: TargetEngine, model_dir: Path, model_name: str, device: str, method: str
+    engine: TargetEngine, model_dir: Path, model_name: str, device: str, drafter: ColocatedDrafter | None
 ) -> peer_pb2.PeerInfo:
-    """Identity and limits of this process."""
+    """Identity and limits of this process, and of the drafter in it where it has one."""
     taps = engine.taps
     described = describe_device(device)
     if engine.device.kind == "cpu":  # curves measured with other thread counts are other curves
@@ -43,9 +44,10 @@ def peer_info(
         vocab_size=engine.shape.vocab_size,
         max_positions=engine.shape.max_positions,
         dtype=str(engine.weight_dtype).removeprefix("torch."),
-        method=method,
+        method="" if drafter is None else drafter.method,
         tap=feature_tap(taps[0] if taps else None, engine.shape.hidden_size),
         device=described,
         model_name=model_name,
         eos_token_ids=eos_token_ids(model_dir),
+        longest_draft=0 if drafter is None else drafter.longest_draft or 0,
     )

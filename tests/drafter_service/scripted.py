@@ -48,6 +48,7 @@ class ScriptedDrafter:
     def __init__(self, tap: TapSpec | None = None, max_positions: int = 200) -> None:
         self.tap = tap
         self.max_positions = max_positions
+        self.longest_draft: int | None = None
         self.texts: dict[int, list[int]] = {}
         self.num_fed: dict[int, int] = {}
         self.batches: list[list[DraftRequest]] = []

@@ -218,6 +218,7 @@ def test_a_longer_wish_runs_nothing_and_goes_on(drafter: DFlashDrafter, target: 
     assert longer[:3] == first
     assert _draft(drafter, 1, 2) == first[:2]
     assert _draft(drafter, 1, 10) == longer  # no more than a block has
+    assert len(longer) == drafter.longest_draft
     assert seen == [[8]]
 
 

@@ -207,6 +207,11 @@ def test_it_drafts_only_from_the_features_before_the_root(drafter: Drafter, targ
         drafter.feed(1, 12, features[:1, :-1])
 
 
+def test_a_draft_has_a_token_for_each_head_at_most(drafter: Drafter, target: Target) -> None:
+    _start(drafter, target, 1, text(9, seed=4))
+    assert len(_draft(drafter, 1, 10).tokens) == drafter.longest_draft == 5
+
+
 def test_out_of_positions_drafts_nothing(drafter: Drafter, target: Target) -> None:
     tokens = text(62, seed=6)
     _start(drafter, target, 1, tokens)

@@ -213,6 +213,7 @@ def test_a_longer_wish_runs_only_new_mask_rows(load: Load, checkpoint: Path, tar
 
 def test_no_more_tokens_than_it_was_trained_for(drafter: PEagleDrafter, target: Target) -> None:
     _start(drafter, target, 1, text(9, seed=4))
+    assert len(_draft(drafter, 1, 10)) == drafter.longest_draft == 6
     assert _draft(drafter, 1, 10) == _draft(drafter, 1, 6)
     entry = _entry(drafter, 1, 10, max_nodes=10)
     assert len(entry.tokens) == 10  # the wish was for as many nodes

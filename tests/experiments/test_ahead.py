@@ -24,6 +24,7 @@ class Prophet:
     method = "prophet"
     tap = None
     max_positions = 1000
+    longest_draft = None
 
     def __init__(self, text: Sequence[int], period: int, foretells: bool) -> None:
         self.text, self.period, self.foretells = list(text), period, foretells

@@ -61,7 +61,7 @@ async def test_policy_reaches_both_peers_and_measurements_come_back(
     bench: Bench, scheduler: ScriptedScheduler
 ) -> None:
     verifier = ScriptedVerifier(dtype="bfloat16", device=peer_pb2.DeviceInfo(name="processor"))
-    drafter = ScriptedDrafter()
+    drafter = ScriptedDrafter(longest_draft=3)
     await bench.start(verifier, drafter, scheduler=scheduler.endpoint)
     await eventually(lambda: drafter.plans and drafter.plans[-1].version == 1)
     await eventually(lambda: verifier.policies and verifier.policies[-1].version == 1)
@@ -78,6 +78,7 @@ async def test_policy_reaches_both_peers_and_measurements_come_back(
     await bench.run(run_request(PROMPT, 60))
     await eventually(lambda: sum(len(report.steps) for report in scheduler.reports) >= 20)
     assert scheduler.reports[0].key == key
+    assert scheduler.reports[0].longest_draft == 3
     await eventually(lambda: any(report.round_trips_us for report in scheduler.reports))
     assert any(report.drafts for report in scheduler.reports)
 

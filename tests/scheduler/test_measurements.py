@@ -275,6 +275,7 @@ def outcome(**fields: Any) -> scheduler_pb2.DraftOutcomes:
         (request(drafted_per_position=[2, 2], accepted_per_position=[0, 1]), "accepted_per_position"),
         (request(drafted_per_position=[1] * 65, accepted_per_position=[1] * 65), "drafted_per_position"),
         (request(num_running_sequences=2**31), "num_running_sequences"),
+        (request(longest_draft=2**31), "longest_draft"),
     ],
 )
 def test_impossible_frames_are_refused_by_field(frame: scheduler_pb2.ReportRequest, field: str) -> None:

@@ -69,6 +69,17 @@ def test_cold_start_speculates_so_that_there_is_something_to_measure(placement: 
     assert (decision.policy.hold_us > 0) == (placement == "separate")
 
 
+@pytest.mark.parametrize("placement", ["separate", "colocated"])
+def test_no_more_is_asked_for_than_a_draft_can_have(placement: str) -> None:
+    free = Planner(subject(placement, "medusa1"), LIMITS, Clock()).decide(measured(rate=0.95), 1)
+    bound = Planner(subject(placement, "medusa1"), LIMITS, Clock()).decide(
+        measured(rate=0.95), 1, longest_draft=3
+    )
+    assert free.policy.draft_length > bound.policy.draft_length == 3
+    cold = Planner(subject(placement, "medusa1"), LIMITS, Clock()).decide(Measurements(), 0, longest_draft=3)
+    assert cold.policy.draft_length == 3
+
+
 @pytest.mark.parametrize(("method", "placement"), [("", "none"), ("", "colocated"), ("eagle3", "none")])
 def test_without_a_drafter_there_is_nothing_to_decide(method: str, placement: str) -> None:
     decision = Planner(subject(placement, method), LIMITS, Clock()).decide(measured(), 1)

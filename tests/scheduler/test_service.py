@@ -79,6 +79,19 @@ async def test_reports_turn_a_cold_policy_into_a_measured_one(
         assert [bucket["rows"] for bucket in curve["buckets"]] == [1, 2, 5, 9]
 
 
+async def test_a_policy_asks_for_no_more_than_the_drafter_drafts(
+    harness: Any, redis_server: RedisServer
+) -> None:
+    async with harness.scheduler(redis_server.url) as (_, stub):
+        frames = harness.frames(rate=0.95)
+        for frame in frames:
+            frame.longest_draft = 2
+        await harness.report(stub, frames)
+        assert (await harness.snapshot_when(stub, is_planned)).policy.draft_length == 2
+        await harness.report(stub, harness.frames(rate=0.95))  # another drafter, which knows no bound
+        await harness.snapshot_when(stub, lambda snapshot: snapshot.policy.draft_length > 2)
+
+
 async def test_redis_holds_readable_json_with_schema_and_ttl(harness: Any, redis_server: RedisServer) -> None:
     subject = Subject.from_proto(harness.key)
     async with harness.scheduler(redis_server.url, ttl_s=1000) as (_, stub):
