@@ -18,11 +18,13 @@ def has_supports(batch: peer_pb2.DraftBatch) -> bool:
 
 def supports_agree(batch: peer_pb2.DraftBatch) -> bool:
     """Whether the arrays of distributions fit one another and the entries; a batch that has none fits."""
-    if not (has_supports(batch) or batch.support_sizes or batch.support_tokens or batch.support_weights):
+    arrays = (batch.support_sizes, batch.support_tokens, batch.support_weights, batch.support_confidences)
+    if not has_supports(batch) and not any(arrays):
         return True
     return (
         len(batch.num_supports) == len(batch.draws) == len(batch.sequence_ids)
         and sum(batch.num_supports) == len(batch.support_sizes)
+        and len(batch.support_confidences) in (0, len(batch.support_sizes))
         and sum(batch.support_sizes) == len(batch.support_tokens)
         and len(batch.support_weights) == 2 * len(batch.support_tokens)
     )
@@ -37,6 +39,7 @@ def copy_supports(batch: peer_pb2.DraftBatch, kept: Sequence[int], into: peer_pb
         into: gets theirs.
     """
     sizes, weights = list(batch.support_sizes), bytearray()
+    confidences = _confidences(batch)
     wanted, support, offset = set(kept), 0, 0
     for index, count in enumerate(batch.num_supports):
         span = sizes[support : support + count]
@@ -46,6 +49,7 @@ def copy_supports(batch: peer_pb2.DraftBatch, kept: Sequence[int], into: peer_pb
             into.num_supports.append(count)
             into.support_sizes.extend(span)
             into.support_tokens.extend(batch.support_tokens[offset:end])
+            into.support_confidences.extend(confidences[support : support + count])
             weights += batch.support_weights[2 * offset : 2 * end]
         support, offset = support + count, end
     into.support_weights = bytes(weights)
@@ -64,5 +68,12 @@ def join_supports(batch: peer_pb2.DraftBatch, more: peer_pb2.DraftBatch) -> None
         if not has_supports(part):
             part.draws.extend([peer_pb2.DRAFT_DRAW_UNSPECIFIED] * len(part.sequence_ids))
             part.num_supports.extend([0] * len(part.sequence_ids))
+        if not part.support_confidences:
+            part.support_confidences.extend(_confidences(part))
     batch.support_weights += more.support_weights
     more.ClearField("support_weights")
+
+
+def _confidences(batch: peer_pb2.DraftBatch) -> list[int]:
+    """Of each distribution, 0 for all where the drafter sent none."""
+    return list(batch.support_confidences) or [0] * len(batch.support_sizes)

@@ -17,6 +17,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 _LOG_PROB_SLACK = 1e-3  # a float16 log-softmax may round to slightly above zero
+_LEAST_CONFIDENCE = 1e-9
 
 
 class DraftError(ValueError):
@@ -42,11 +43,14 @@ class SiblingDraws:
         tokens: in the order they were drawn, repeats included.
         rule: with or without replacement.
         distribution: what they were drawn from; opaque here, a `paceline.sampling.DraftDistribution` to who verifies.
+        confidence: how likely the first of them is accepted once all above is, said before it was drawn: a function of
+            the tokens above alone. None where nothing was said.
     """
 
     tokens: tuple[int, ...]
     rule: DrawRule
     distribution: object
+    confidence: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +64,7 @@ class DraftEntry:
             ``y[start-1]``.
         log_probs: the drafter's log-probability of each token given its path; empty when unknown.
         confidences: calibrated probability that a token is accepted given that its parent was; empty means
-            exp(log_prob).
+            exp(log_prob). Of a drawn token that of its siblings' `confidence`, where there is one.
         draft_dists: how each token was drawn, None for one that was not; used only by the modes that verify what
             was drawn. Siblings stand in the order of their draws and share one object.
     """
@@ -119,16 +123,33 @@ class DraftEntry:
         for index, confidence in enumerate(self.confidences):
             if not 0.0 <= confidence <= 1.0:
                 raise DraftError(f"confidences[{index}] = {confidence!r} is not a probability")
+        for index, draws in enumerate(self.draft_dists or ()):
+            if draws is not None and draws.confidence is not None and not 0.0 <= draws.confidence <= 1.0:
+                raise DraftError(
+                    f"draft_dists[{index}].confidence = {draws.confidence!r} is not a probability"
+                )
 
     def claims(self) -> list[DraftClaim | None]:
-        """What the drafter said of each token, None for all where it sent no log-probabilities."""
-        if not self.log_probs:
-            return [None] * len(self.tokens)
+        """What the drafter said of each token, None where it said nothing.
+
+        Of a token that was not drawn its log-probability; of the first of drawn siblings what was said before it was
+        drawn; of others nothing, since they are only looked at once the first was refused.
+        """
         positions: list[int] = []
         for parent in self.parents:
             # Of an entry that nobody has checked yet any parent can come.
             positions.append(positions[parent] + 1 if 0 <= parent < len(positions) else 0)
-        return [DraftClaim(min(lp, 0.0), at) for lp, at in zip(self.log_probs, positions, strict=True)]
+        claims: list[DraftClaim | None] = []
+        for index, (token, position) in enumerate(zip(self.tokens, positions, strict=True)):
+            draws = self.draft_dists[index] if self.draft_dists else None
+            if draws is None:
+                log_prob = min(self.log_probs[index], 0.0) if self.log_probs else None
+            elif draws.confidence is not None and token == draws.tokens[0]:
+                log_prob = math.log(max(draws.confidence, _LEAST_CONFIDENCE))
+            else:
+                log_prob = None
+            claims.append(None if log_prob is None else DraftClaim(log_prob, position))
+        return claims
 
     def known_confidences(self) -> list[float | None]:
         """Each token's confidence, None where the drafter said nothing."""
@@ -143,7 +164,7 @@ class DraftClaim(NamedTuple):
     """What a drafter said of a token, uncalibrated.
 
     Attributes:
-        log_prob: its log-probability given the path to it.
+        log_prob: its log-probability given the path to it, or the logarithm of how likely it is accepted.
         position: its depth in the entry that proposed it, from 0.
     """
 

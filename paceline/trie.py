@@ -101,8 +101,8 @@ class DraftTrie:
     Merging: a confidence that was sent beats one that was not; between two, the larger stays. The rule is
     commutative, associative and idempotent, so duplicated or reordered messages lead to the same trie. What the drafter
     said of a token itself (`DraftClaim`) goes with the confidence that stays. How a
-    token was drawn stays as its first entry said. Of drawn tokens no confidence is kept: what is verified must not
-    depend on which were drawn.
+    token was drawn stays as its first entry said. Of drawn tokens only that confidence is kept which was said before
+    they were drawn: what is verified must not depend on which were.
 
     Args:
         committed: the committed tokens, at least one; only the last ``window`` are kept.
@@ -243,13 +243,16 @@ class DraftTrie:
 
         For modes that verify what was drawn: there, whether a token is verified may depend on the tokens above it, but
         not on its own value. So where the first entry to reach a node drew its children, they are taken in the order of
-        their draws, and a draw's place among all nodes follows from its depth and its number alone, as if each
-        had a survival of one half. Where it did not, all children that were not drawn take part, likeliest first:
-        a token that is a function of the text before it may be chosen by its value.
+        their draws, and a draw's place among all nodes follows from its depth, its number and what was said of its
+        position before it was drawn (DSpark, arXiv 2607.05147, section 4), one half where nothing was: its survival is
+        never below those of nodes under it, so that none of these, whose confidences may depend on its value, has a say
+        in whether it is taken. Where the first entry did not draw, all children that were not drawn take part,
+        likeliest first: a token that is a function of the text before it may be chosen by its value.
         """
         if max_nodes <= 0 or max_depth <= 0 or not self._num_nodes:
             return EMPTY_TREE
         picked: list[tuple[_Node, int, int, float]] = []  # node, parent's index, depth, survival
+        claims: list[DraftClaim | None] = []
         heap: list[tuple[float, int, int, int, int, _Node]] = []
         tick = 0
 
@@ -274,13 +277,14 @@ class DraftTrie:
         ) -> None:
             child = node.children.get(draws.tokens[draw]) if draw < len(draws.tokens) else None
             if child is not None and child.draws is draws:
-                push(child, draw, depth, parent, survival * DEFAULT_CONFIDENCE ** (draw + 1))
+                push(child, draw, depth, parent, survival * _confidence(child) * DEFAULT_CONFIDENCE**draw)
 
         push_children(self._root, 1, -1, 1.0)
         while heap and len(picked) < max_nodes:
             negative_survival, depth, _, parent, draw, node = heapq.heappop(heap)
             survival, index = -negative_survival, len(picked)
             picked.append((node, parent, depth, survival))
+            claims.append(node.claim if draw <= 0 else None)
             if draw >= 0:
                 assert node.draws is not None
                 above = picked[parent][0] if parent >= 0 else self._root
@@ -295,6 +299,7 @@ class DraftTrie:
             tuple(depth for *_, depth, _ in picked),
             tuple(survival for *_, survival in picked),
             tuple(node.draws for node, *_ in picked),
+            tuple(claims) if any(claims) else (),
         )
 
     def select_chain(self, max_depth: int) -> DraftTree:
@@ -357,16 +362,25 @@ class DraftTrie:
                 continue
             assert isinstance(place, _Node)
             drawn = draws[index] if draws is not None else None
-            confidence = confidences[index] if drawn is None else None
+            if drawn is None:
+                confidence = confidences[index]
+            else:
+                is_said = drawn.confidence is not None
+                confidence = (
+                    (entry.confidences[index] if entry.confidences else drawn.confidence) if is_said else None
+                )
             node = place.children.get(token)
             if node is None:
                 node = _Node(token, place, confidence, drawn, self._next_order)
-                node.claim = claims[index] if drawn is None else None
+                node.claim = claims[index]
                 self._next_order += 1
                 place.children[token] = node
                 added += 1
             else:
-                if confidence is not None and (node.confidence is None or confidence > node.confidence):
+                is_drawn = drawn is not None or node.draws is not None
+                if confidence is None or is_drawn:
+                    pass  # what was drawn stays as its first entry said
+                elif node.confidence is None or confidence > node.confidence:
                     node.confidence, node.claim = confidence, claims[index]
                 merged += 1
             places.append(node)
@@ -418,13 +432,17 @@ class DraftTrie:
 
     @staticmethod
     def _walk(root: _Node) -> Iterator[tuple[_Node, int, float]]:
-        """Every node below ``root`` with its depth and survival, parents first."""
-        stack = [(child, 1, _confidence(child)) for child in root.children.values()]
+        """Every node below ``root`` with its depth and survival, one half a step for drawn tokens, parents first."""
+        stack = [(child, 1, _undrawn_confidence(child)) for child in root.children.values()]
         while stack:
             node, depth, survival = stack.pop()
             yield node, depth, survival
             for child in node.children.values():
-                stack.append((child, depth + 1, survival * _confidence(child)))
+                stack.append((child, depth + 1, survival * _undrawn_confidence(child)))
+
+
+def _undrawn_confidence(node: _Node) -> float:
+    return DEFAULT_CONFIDENCE if node.draws is not None else _confidence(node)
 
 
 def _confidence(node: _Node) -> float:

@@ -6,13 +6,16 @@ was drawn before, which is sent along, and verification of draws is exact. Trees
 follows a node depends on it; a depth costs a product of low rank and no pass.
 
 Where tokens are not drawn, a chain's `log_probs` are the logarithms of the confidence head's probabilities that a token
-is accepted, which is what the verifier's calibration takes them for. A confidence is the same for every child of a
-node, so in trees they are the tokens' own.
+is accepted, which is what the verifier's calibration takes them for. Drawn tokens carry them beside their distribution:
+they were said before the token was drawn, so that the verifier may go by them and stay exact. A confidence is the same
+for every child of a node, so in ranked trees they are the tokens' own.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -71,6 +74,18 @@ class SequentialHeads:
         """What is remembered of blocks of which no row has been gone through, `[count, rank]`."""
         return self._tensors[MARKOV_IN].new_zeros(count, self._plan.rank)
 
+    def log_confidences(self, log_odds: Tensor, depths: Sequence[int]) -> list[float]:
+        """Natural logarithms of scaled confidences.
+
+        Args:
+            log_odds: `[n]`, from :meth:`step`.
+            depths: of the rows.
+        """
+        scaled = log_odds / torch.tensor(
+            [self._plan.temperature(depth) for depth in depths], device=self.where
+        )
+        return F.logsigmoid(scaled).clamp_max(0.0).tolist()
+
     def step(
         self, states: Tensor, previous: Sequence[int], memory: Tensor
     ) -> tuple[Tensor, Tensor | None, Tensor]:
@@ -82,14 +97,14 @@ class SequentialHeads:
             memory: `[n, rank]`.
 
         Returns:
-            The bias on logits `[n, draft_vocab]` float32; the natural logarithm of the confidence `[n]` float32, None
-            without that head; and the memory behind these rows.
+            The bias on logits `[n, draft_vocab]` float32; the log-odds of acceptance `[n]` float32, None without that
+            head; and the memory behind these rows.
         """
         embedded = F.embedding(torch.tensor(previous, device=self.where), self._tensors[MARKOV_IN])
         mixed, memory = self._plan.mix(self._tensors, states, embedded, memory)
         confidence = None
         if self._plan.has_confidence:
-            confidence = F.logsigmoid(self._plan.confidence(self._tensors, states, embedded).float())
+            confidence = self._plan.confidence(self._tensors, states, embedded).float()
         return self._out(mixed).float(), confidence, memory
 
 
@@ -168,11 +183,15 @@ class DSparkDrafter(BlockDrafter):
             logits = join_rows([r.logits(depth, depth + 1) for r, depth in zip(rounds, depths, strict=True)])
             rows = [(w, depth) for (w, _), depth in zip(growing, depths, strict=True)]
             choose_rows(rows, logits + bias, self._draft_ids)
-            sure = None if confidence is None else confidence.tolist()
+            sure = None if confidence is None else self._heads.log_confidences(confidence, depths)
             for i, ((w, _), current) in enumerate(zip(growing, rounds, strict=True)):
                 current.memory = memory[i : i + 1]
-                if sure is not None and w.request.draw_rule is DrawRule.TOP:
-                    current.log_probs[-1] = min(0.0, sure[i])
+                if sure is None:
+                    continue
+                if w.request.draw_rule is DrawRule.TOP:
+                    current.log_probs[-1] = sure[i]
+                else:
+                    current.draws[-1] = replace(current.draws[-1], confidence=math.exp(sure[i]))
 
     def _grow(self, trees: Sequence[tuple[RoundRequest, BlockSequence]]) -> dict[int, DraftEntry]:
         """Grow trees by EAGLE-2's rule, one depth of all sequences at a time."""

@@ -10,6 +10,7 @@ Pure functions on tensors by their public names: training and serving call the s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -40,19 +41,22 @@ class HeadPlan:
         rank: of its bias.
         has_confidence: whether there is a confidence head.
         confidence_reads_token: whether that reads the token before as well.
+        temperatures: that its log-odds are divided by, of the first rows of a block; the last stands for all behind.
     """
 
     markov: MarkovHead = MarkovHead.VANILLA
     rank: int = 256
     has_confidence: bool = True
     confidence_reads_token: bool = True
+    temperatures: tuple[float, ...] = ()
 
     @classmethod
     def read(cls, config: DrafterConfig) -> HeadPlan:
-        """From `shape.markov_head`, `markov_rank`, `confidence_head` and `confidence_reads_token`.
+        """From `shape.markov_head`, `markov_rank`, `confidence_head`, `confidence_reads_token` and, where it is there,
+        `confidence_temperatures`.
 
         Raises:
-            CheckpointError: a head of another kind.
+            CheckpointError: a head of another kind, or temperatures that are none.
         """
         kind = config.shape.get("markov_head")
         if kind not in [known.value for known in MarkovHead]:
@@ -62,7 +66,12 @@ class HeadPlan:
             config.size("markov_rank"),
             config.flag("confidence_head"),
             config.flag("confidence_reads_token"),
+            _temperatures(config.shape.get("confidence_temperatures", [])),
         )
+
+    def temperature(self, depth: int) -> float:
+        """Of the row that proposes the token `depth` places behind the first."""
+        return self.temperatures[min(depth, len(self.temperatures) - 1)] if self.temperatures else 1.0
 
     def parameter_shapes(self, hidden: int, vocab: int, draft_vocab: int) -> dict[str, tuple[int, ...]]:
         """Tensors by public name; the token before is one of the target's, the bias is on draft ids."""
@@ -109,3 +118,11 @@ class HeadPlan:
         """Log-odds that a row's token is accepted, `[n]`; arguments as of :meth:`mix`."""
         read = torch.cat([states, embedded], dim=-1) if self.confidence_reads_token else states
         return F.linear(read, w["confidence_head.proj.weight"], w["confidence_head.proj.bias"]).squeeze(-1)
+
+
+def _temperatures(value: object) -> tuple[float, ...]:
+    if not isinstance(value, list) or not all(isinstance(t, int | float) and 0 < t < math.inf for t in value):
+        raise CheckpointError(
+            f"shape.confidence_temperatures must be a list of numbers above 0, not {value!r}"
+        )
+    return tuple(map(float, value))

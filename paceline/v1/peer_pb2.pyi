@@ -105,7 +105,7 @@ class StreamHello(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., client_id: _Optional[str] = ..., lease_ms: _Optional[int] = ...) -> None: ...
 
 class DraftBatch(_message.Message):
-    __slots__ = ("sequence_ids", "epochs", "starts", "sizes", "tokens", "parents", "log_probs", "draws", "num_supports", "support_sizes", "support_tokens", "support_weights")
+    __slots__ = ("sequence_ids", "epochs", "starts", "sizes", "tokens", "parents", "log_probs", "draws", "num_supports", "support_sizes", "support_tokens", "support_weights", "support_confidences")
     SEQUENCE_IDS_FIELD_NUMBER: _ClassVar[int]
     EPOCHS_FIELD_NUMBER: _ClassVar[int]
     STARTS_FIELD_NUMBER: _ClassVar[int]
@@ -118,6 +118,7 @@ class DraftBatch(_message.Message):
     SUPPORT_SIZES_FIELD_NUMBER: _ClassVar[int]
     SUPPORT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SUPPORT_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    SUPPORT_CONFIDENCES_FIELD_NUMBER: _ClassVar[int]
     sequence_ids: _containers.RepeatedScalarFieldContainer[int]
     epochs: _containers.RepeatedScalarFieldContainer[int]
     starts: _containers.RepeatedScalarFieldContainer[int]
@@ -130,7 +131,8 @@ class DraftBatch(_message.Message):
     support_sizes: _containers.RepeatedScalarFieldContainer[int]
     support_tokens: _containers.RepeatedScalarFieldContainer[int]
     support_weights: bytes
-    def __init__(self, sequence_ids: _Optional[_Iterable[int]] = ..., epochs: _Optional[_Iterable[int]] = ..., starts: _Optional[_Iterable[int]] = ..., sizes: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., log_probs: _Optional[_Iterable[float]] = ..., draws: _Optional[_Iterable[_Union[DraftDraw, str]]] = ..., num_supports: _Optional[_Iterable[int]] = ..., support_sizes: _Optional[_Iterable[int]] = ..., support_tokens: _Optional[_Iterable[int]] = ..., support_weights: _Optional[bytes] = ...) -> None: ...
+    support_confidences: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, sequence_ids: _Optional[_Iterable[int]] = ..., epochs: _Optional[_Iterable[int]] = ..., starts: _Optional[_Iterable[int]] = ..., sizes: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., log_probs: _Optional[_Iterable[float]] = ..., draws: _Optional[_Iterable[_Union[DraftDraw, str]]] = ..., num_supports: _Optional[_Iterable[int]] = ..., support_sizes: _Optional[_Iterable[int]] = ..., support_tokens: _Optional[_Iterable[int]] = ..., support_weights: _Optional[bytes] = ..., support_confidences: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class CommitBatch(_message.Message):
     __slots__ = ("sequence_ids", "epochs", "starts", "sizes", "tokens")

@@ -21,6 +21,7 @@ from paceline.trie import DraftEntry, DrawRule, SiblingDraws
 from paceline.v1 import peer_pb2
 
 MAX_SUPPORT = 256
+MAX_CONFIDENCE = 1000
 
 _WIRE_RULES = {
     DrawRule.WITH_REPLACEMENT: peer_pb2.DRAFT_DRAW_WITH_REPLACEMENT,
@@ -47,6 +48,8 @@ def pack_supports(batch: peer_pb2.DraftBatch, entries: Sequence[DraftEntry]) -> 
             batch.support_sizes.append(dist.token_ids.numel())
             batch.support_tokens.extend(dist.token_ids.tolist())
             weights += dist.weights.numpy().astype("<u2").tobytes()
+            said = group.confidence
+            batch.support_confidences.append(0 if said is None else max(1, round(MAX_CONFIDENCE * said)))
     batch.support_weights = bytes(weights)
 
 
@@ -76,11 +79,13 @@ class SupportReader:
         self.is_readable = (
             len(num_supports) == len(self._draws) == num_entries
             and int(num_supports.sum()) == len(sizes)
+            and len(batch.support_confidences) in (0, len(sizes))
             and int(sizes.sum()) == len(self._tokens) == num_weights
             and rest == 0
         )
         if self.is_readable:
             self._weights = np.frombuffer(batch.support_weights, dtype="<u2").astype(np.int64)
+            self._confidences = list(batch.support_confidences) or [0] * len(sizes)
             self._ends = np.cumsum(num_supports).tolist()
             self._bounds = [0, *np.cumsum(sizes).tolist()]
             self._firsts = [end - count for end, count in zip(self._ends, num_supports.tolist(), strict=True)]
@@ -89,8 +94,8 @@ class SupportReader:
         """Entry ``index`` of the batch with what its tokens were drawn from; None where that cannot be right.
 
         Checked: a known rule, one distribution for each token with children, 1 to `MAX_SUPPORT` ids in each, below the
-        vocabulary size and distinct, weights above 0, every token one that its distribution can give, and no token
-        twice among siblings that were drawn without replacement.
+        vocabulary size and distinct, weights above 0, every token one that its distribution can give, no token twice
+        among siblings that were drawn without replacement, and confidences up to `MAX_CONFIDENCE`.
         """
         if not self.is_readable:
             return None
@@ -105,11 +110,12 @@ class SupportReader:
         for parent, place in zip(parents, range(first, end), strict=True):
             dist = self._distribution(place)
             tokens = tuple(token for token, p in zip(entry.tokens, entry.parents, strict=True) if p == parent)
-            if dist is None or not set(tokens) <= set(dist.token_ids.tolist()):
+            said = self._confidences[place]
+            if dist is None or said > MAX_CONFIDENCE or not set(tokens) <= set(dist.token_ids.tolist()):
                 return None
             if rule is DrawRule.WITHOUT_REPLACEMENT and len(set(tokens)) < len(tokens):
                 return None
-            groups[parent] = SiblingDraws(tokens, rule, dist)
+            groups[parent] = SiblingDraws(tokens, rule, dist, said / MAX_CONFIDENCE if said else None)
         return replace(entry, draft_dists=tuple(groups[parent] for parent in entry.parents))
 
     def _distribution(self, place: int) -> DraftDistribution | None:

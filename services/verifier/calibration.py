@@ -2,8 +2,9 @@
 
 Responsible for: which calibrator a sequence uses, feeding it with what a step verified, and the packed form in which
 outcomes are reported. One calibrator serves one drafter in one mode: under shared noise a drafter's pick is accepted
-far more often than its probability says, greedily hardly so. Modes that look at draws have none, since what they verify
-must not depend on confidences.
+far more often than its probability says, greedily hardly so. Of drawn tokens it sees what was said before they were
+drawn (`SiblingDraws.confidence`), and nothing where nothing was. Block verification has none: how many tokens it takes
+may not depend on any.
 
 Deliberately does not know: the wire, metrics. Filled by the step loop, on its thread; errors may be read from others.
 """
@@ -16,7 +17,7 @@ from paceline.sampling import VerifyMode
 from paceline.scheduling.calibration import Calibrator, Node, Outcome
 from paceline.trie import DraftTree
 
-_MODES = (VerifyMode.GREEDY, VerifyMode.COUPLED, VerifyMode.TYPICAL)
+_MODES = (VerifyMode.GREEDY, VerifyMode.COUPLED, VerifyMode.TYPICAL, VerifyMode.REJECTION)
 MAX_POSITION = 63
 
 

@@ -205,13 +205,21 @@ class TargetSequence:
     def _calibrated(self, entry: DraftEntry) -> DraftEntry:
         """The entry with confidences; as it is where there is no calibrator, or nothing was said."""
         calibrator, num_tokens = self.calibrator, len(entry.tokens)
-        is_sent = len(entry.log_probs) == len(entry.parents) == num_tokens and not entry.confidences
+        num_draws = len(entry.draft_dists or entry.tokens)
+        is_sent = (
+            len(entry.log_probs) == len(entry.parents) == num_draws == num_tokens and not entry.confidences
+        )
         if calibrator is None or not num_tokens or not is_sent:
             return entry
-        confidences = tuple(
+        known = [
             0.0 if claim is None else calibrator.confidence(claim.log_prob, claim.position)
             for claim in entry.claims()
-        )
+        ]
+        first: dict[int, float] = {}  # of drawn siblings, of which only the first has a claim
+        for parent, confidence, draws in zip(entry.parents, known, entry.draft_dists or (), strict=False):
+            if draws is not None:
+                first.setdefault(parent, confidence)
+        confidences = tuple(first.get(parent, own) for parent, own in zip(entry.parents, known, strict=True))
         return replace(entry, confidences=confidences)
 
     def commit(

@@ -184,7 +184,7 @@ def our_block(
             bias, confidence, memory = drafter._heads.step(block.state(depth), [previous], memory)
             out.append(logits[depth : depth + 1] + bias)
             sure += [] if confidence is None else [confidence]
-    return torch.cat(out), torch.cat(sure) if sure else None
+    return torch.cat(out), torch.nn.functional.logsigmoid(torch.cat(sure)) if sure else None
 
 
 def reference_block(

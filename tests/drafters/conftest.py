@@ -254,6 +254,7 @@ def save_dspark(path: Path, target_dir: Path, plan: HeadPlan) -> Path:
         path, DSPARK_SHAPE, dspark_tensors(plan), model_fingerprint(target_dir), TAP_LAYERS, 64, "dspark",
         markov_head=plan.markov.value, markov_rank=plan.rank, confidence_head=plan.has_confidence,
         confidence_reads_token=plan.confidence_reads_token,
+        confidence_temperatures=list(plan.temperatures),
     )  # fmt: skip
 
 

@@ -45,6 +45,7 @@ PLANS = {
     "rnn": HeadPlan(MarkovHead.RNN, RANK),
     "confidence of the row alone": HeadPlan(MarkovHead.VANILLA, RANK, confidence_reads_token=False),
     "no confidence": HeadPlan(MarkovHead.VANILLA, RANK, has_confidence=False),
+    "scaled confidence": HeadPlan(MarkovHead.VANILLA, RANK, temperatures=(3.0, 0.5, 2.0)),
 }
 
 
@@ -77,7 +78,8 @@ class Reference:
             return logits, math.nan
         read = torch.cat([h, x]) if self._plan.confidence_reads_token else h
         logit = w["confidence_head.proj.weight"][0] @ read + w["confidence_head.proj.bias"][0]
-        return logits, float(torch.sigmoid(logit))
+        scale = (*self._plan.temperatures, *self._plan.temperatures[-1:] * 7)[len(path) :]
+        return logits, float(torch.sigmoid(logit / scale[0] if scale else logit))
 
 
 @pytest.fixture(scope="module")
@@ -172,7 +174,9 @@ def test_what_is_sent_along_is_the_distribution_given_what_was_drawn(
         draws = entry.draft_dists[node]
         assert draws is not None
         assert isinstance(draws.distribution, DraftDistribution)
-        probs = reference.behind(path)[0].softmax(-1)
+        logits, confidence = reference.behind(path)
+        assert draws.confidence == pytest.approx(confidence, abs=1e-3)
+        probs = logits.softmax(-1)
         for i, prob in enumerate(probs.tolist()):
             assert draws.distribution.prob(DRAFT_IDS[i]) == pytest.approx(prob, abs=2e-3)
 
@@ -252,6 +256,7 @@ def test_out_of_positions_and_outcomes(drafter: Drafter, target: Target) -> None
         ({"confidence_head": False}, r"confidence_head\.proj\.bias is surplus"),
         ({"confidence_reads_token": False}, r"confidence_head\.proj\.weight has shape"),
         ({"markov_head": "gated"}, r"markov_head\.gate_proj\.bias is missing"),
+        ({"confidence_temperatures": [1.0, 0]}, "confidence_temperatures must be"),
     ],
 )
 def test_heads_that_do_not_fit_are_refused_by_name(

@@ -16,7 +16,7 @@ from paceline.trie import DraftEntry, DrawRule, SiblingDraws
 from paceline.v1 import peer_pb2
 from services.runtime.frames import pack_drafts, unpack_drafts
 
-NAMES = ("draws", "num_supports", "support_sizes", "support_tokens", "support_weights")
+NAMES = ("draws", "num_supports", "support_sizes", "support_tokens", "support_weights", "support_confidences")
 PLAIN = DraftEntry(3, (1, 2), (-1, 0), (-0.5, -1.0))
 
 
@@ -29,7 +29,8 @@ def drawn(draw: st.DrawFn) -> DraftEntry:
         weights = draw(st.lists(st.integers(1, 65535), min_size=len(ids), max_size=len(ids)))
         dist = DraftDistribution.of_weights(torch.tensor(ids), torch.tensor(weights))
         tokens.append(ids[0])
-        draws.append(SiblingDraws((ids[0],), DrawRule.WITHOUT_REPLACEMENT, dist))
+        sure = draw(st.none() | st.floats(0, 1))
+        draws.append(SiblingDraws((ids[0],), DrawRule.WITHOUT_REPLACEMENT, dist, sure))
     return DraftEntry.chain(9, tokens, [-0.5] * len(tokens), draft_dists=draws)
 
 
@@ -76,6 +77,25 @@ def test_joined_batches_are_the_batch_of_all_entries(one: list[DraftEntry], two:
     assert unpack_drafts(batch, 50)[1] == 0
 
 
+def test_batches_of_drafters_that_send_no_confidences_join_others() -> None:
+    dist = DraftDistribution.of_weights(torch.tensor([4]), torch.tensor([1]))
+    one, two = (
+        packed(
+            [
+                DraftEntry.chain(
+                    3, [4], draft_dists=[SiblingDraws((4,), DrawRule.WITHOUT_REPLACEMENT, dist, sure)]
+                )
+            ]
+        )
+        for sure in (0.5, None)
+    )
+    two.ClearField("support_confidences")
+    assert supports_agree(two)
+    _append_drafts(one, two)
+    assert supports_agree(one)
+    assert list(one.support_confidences) == [500, 0]
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -83,6 +103,7 @@ def test_joined_batches_are_the_batch_of_all_entries(one: list[DraftEntry], two:
         lambda batch: batch.draws.append(1),
         lambda batch: batch.support_sizes.append(1),
         lambda batch: batch.support_tokens.append(1),
+        lambda batch: batch.support_confidences.append(1),
         lambda batch: setattr(batch, "support_weights", batch.support_weights[:-1]),
     ],
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -31,6 +33,7 @@ def drawn(draw: st.DrawFn) -> DraftEntry:
     for _ in range(2):
         noise = draw(st.lists(st.floats(0.01, 0.99), min_size=1, max_size=3))
         siblings = draw_siblings(draw(distributions()), rule, noise)
+        siblings = replace(siblings, confidence=draw(st.none() | st.floats(0, 1)))
         first = len(tokens)
         for token in siblings.tokens:
             tokens.append(token)
@@ -61,6 +64,8 @@ def test_what_arrives_is_what_was_drawn_from(entries: list[DraftEntry]) -> None:
             assert one is not None
             assert other is not None
             assert (one.tokens, one.rule) == (other.tokens, other.rule)
+            assert (one.confidence is None) == (other.confidence is None)
+            assert one.confidence is None or other.confidence == pytest.approx(one.confidence, abs=1e-3)
             assert torch.equal(dist_of(one).token_ids, dist_of(other).token_ids)
             assert torch.equal(dist_of(one).probs, dist_of(other).probs)  # to the last bit
         for i, parent in enumerate(received.parents):  # siblings share one object
@@ -70,7 +75,14 @@ def test_what_arrives_is_what_was_drawn_from(entries: list[DraftEntry]) -> None:
 
 def test_a_batch_without_draws_carries_nothing_of_them() -> None:
     batch = pack_drafts([(1, 0, PLAIN)])
-    for name in ("draws", "num_supports", "support_sizes", "support_tokens", "support_weights"):
+    for name in (
+        "draws",
+        "num_supports",
+        "support_sizes",
+        "support_tokens",
+        "support_weights",
+        "support_confidences",
+    ):
         assert not getattr(batch, name)
 
 
@@ -94,6 +106,7 @@ def good_batch() -> peer_pb2.DraftBatch:
         ("support_tokens", 1, 4),  # twice
         ("tokens", 3, 4),  # the same sibling twice, without replacement
         ("tokens", 2, 7),  # not in its support
+        ("support_confidences", 1, 1001),
     ],
 )
 def test_one_bad_entry_is_dropped_and_its_neighbours_live(name: str, place: int, value: int) -> None:
@@ -104,6 +117,14 @@ def test_one_bad_entry_is_dropped_and_its_neighbours_live(name: str, place: int,
     bad = 1 if (name, place) == ("draws", 0) else 2
     assert [i for i, _, _ in unpacked] == [i for i in (1, 2, 3) if i != bad]
     assert num_malformed == (2 if bad == 1 else 3)
+
+
+def test_a_drafter_that_sends_no_confidences_says_nothing() -> None:
+    batch = good_batch()
+    batch.ClearField("support_confidences")
+    (_, (_, _, entry), _), _ = unpack_drafts(batch, VOCAB)
+    assert entry.draft_dists is not None
+    assert all(draws is not None and draws.confidence is None for draws in entry.draft_dists)
 
 
 def test_a_weight_of_zero_is_refused() -> None:
@@ -119,6 +140,7 @@ def test_a_weight_of_zero_is_refused() -> None:
         lambda batch: batch.draws.pop(),
         lambda batch: batch.support_sizes.append(1),
         lambda batch: batch.support_tokens.append(1),
+        lambda batch: batch.support_confidences.pop(),
         lambda batch: setattr(batch, "support_weights", batch.support_weights + b"\1"),
         lambda batch: setattr(batch, "support_weights", batch.support_weights[:-2]),
         lambda batch: batch.support_sizes.__setitem__(0, 2**32 - 1),

@@ -70,8 +70,20 @@ def draw_sequences(
             yield (token, *rest), prob / total * rest_prob
 
 
-def drawn_entries(drafter: ToyModel, shape: Shape, rule: DrawRule) -> Iterator[tuple[DraftEntry, Fraction]]:
-    """Every draft of a shape that a drafter may make, with its probability."""
+def drawn_entries(
+    drafter: ToyModel,
+    shape: Shape,
+    rule: DrawRule,
+    said: Callable[[Prefix, Prefix], float] | None = None,
+) -> Iterator[tuple[DraftEntry, Fraction]]:
+    """Every draft of a shape that a drafter may make, with its probability.
+
+    Args:
+        drafter: what is drawn from.
+        shape: of the draft.
+        rule: of the draws.
+        said: confidence of a node's first draw, given the path to the node and, to do what must not be done, the draws.
+    """
 
     def below(
         prefix: Prefix, part: Shape
@@ -86,7 +98,9 @@ def drawn_entries(drafter: ToyModel, shape: Shape, rule: DrawRule) -> Iterator[t
         else:
             sequences = list(draw_sequences(drafter.fractions(prefix), rule, len(part)))
         for tokens, prob in sequences:
-            draws = None if rule is DrawRule.TOP else SiblingDraws(tokens, rule, drafter.distribution(prefix))
+            sure = None if said is None else said(prefix, tokens)
+            dist = drafter.distribution(prefix)
+            draws = None if rule is DrawRule.TOP else SiblingDraws(tokens, rule, dist, sure)
             subtrees = []
             for place, token in enumerate(tokens):
                 is_repeat = token in tokens[:place]
@@ -106,7 +120,9 @@ def drawn_entries(drafter: ToyModel, shape: Shape, rule: DrawRule) -> Iterator[t
             draws.append(siblings)
             confidences.append(float(drafter.fractions(path[:-1])[path[-1]]))
         yield (
-            DraftEntry(ROOT, tuple(tokens), tuple(parents), (), tuple(confidences), tuple(draws)),
+            DraftEntry(
+                ROOT, tuple(tokens), tuple(parents), (), () if said else tuple(confidences), tuple(draws)
+            ),
             prob,
         )
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import random
 from collections import Counter, defaultdict
 from fractions import Fraction
 
@@ -21,6 +23,7 @@ from paceline.sampling import (
     draw_siblings,
     verify_step,
 )
+from paceline.scheduling import allocate_nodes
 from paceline.trie import DraftEntry
 from tests.sampling.chi_square import survival
 from tests.sampling.enumeration import (
@@ -91,6 +94,58 @@ def test_a_tree_cut_by_drawn_values_would_be_biased() -> None:
         only = SiblingDraws((best,), dist.rule, dist.distribution)
         tree = verified_tree(DraftEntry(ROOT, (best,), (-1,), (), (), (only,)), 8)
         for outcome in tree_outcomes(tree, target, drafter, decide_tree):
+            law[outcome.verdict.committed_tokens] += prob * outcome.prob
+    assert largest_gap(law, target, 1) > 1e-3
+
+
+def _said(prefix: Prefix, draws: Prefix) -> float:
+    """A confidence as it should be: whatever the drafter makes of the path, whatever was drawn."""
+    return random.Random(f"said:{prefix}").choice([0.05, 0.3, 0.6, 0.95]) if prefix else 0.9
+
+
+def _law_of_cut(
+    target: ToyModel, drafter: ToyModel, shape: Shape, budget: int, times: list[float], is_rejection: bool
+) -> dict[Prefix, Fraction]:
+    """The law of a round that verifies what confidences make of a draft, under step times by the number of rows."""
+    law: dict[Prefix, Fraction] = defaultdict(Fraction)
+    for entry, prob in drawn_entries(drafter, shape, DrawRule.WITHOUT_REPLACEMENT, _said):
+        tree = verified_tree(entry, budget)
+        (count,) = allocate_nodes([tree.survivals], times.__getitem__, is_rejection=is_rejection)
+        for outcome in tree_outcomes(tree.head(count), target, drafter, decide_tree):
+            law[outcome.verdict.committed_tokens] += prob * outcome.prob
+    return law
+
+
+@pytest.mark.parametrize("shape", [CHAIN, COMB, BUSHY])
+def test_cutting_by_confidences_said_before_the_draws_keeps_the_targets_law(shape: Shape) -> None:
+    """Whether a draw is verified depends on the draws above it, by the trie's order, its budget and the early stop."""
+    target, drafter = ToyModel(6, 3), ToyModel(106, 3)
+    source, sizes = random.Random(5), set()
+    for budget in (1, 2, 3, 8):
+        for is_rejection in (True, False):
+            # A step that costs the same whatever its rows leaves the cut to the budget, in either search.
+            law = _law_of_cut(target, drafter, shape, budget, [1.0] * 9, is_rejection)
+            assert largest_gap(law, target, 3) < 1e-12
+    for _ in range(4):
+        times = list(itertools.accumulate((source.uniform(0.0, 0.6) for _ in range(8)), initial=1.0))
+        assert largest_gap(_law_of_cut(target, drafter, shape, 8, times, True), target, 3) < 1e-12
+        for entry, _ in drawn_entries(drafter, shape, DrawRule.WITHOUT_REPLACEMENT, _said):
+            survivals = verified_tree(entry, 8).survivals
+            sizes.add(allocate_nodes([survivals], times.__getitem__, is_rejection=True))
+    assert len(sizes) > 1  # the draft decides how much of it is verified
+
+
+def test_a_confidence_said_after_the_draw_would_be_biased() -> None:
+    target, drafter = ToyModel(6, 3), ToyModel(106, 3)
+
+    def after(prefix: Prefix, draws: Prefix) -> float:
+        return 0.9 if draws[0] == 1 else 0.1
+
+    law: dict[Prefix, Fraction] = defaultdict(Fraction)
+    for entry, prob in drawn_entries(drafter, CHAIN, DrawRule.WITHOUT_REPLACEMENT, after):
+        tree = verified_tree(entry, 8)
+        (count,) = allocate_nodes([tree.survivals], lambda rows: 1.0 + 0.4 * rows, is_rejection=True)
+        for outcome in tree_outcomes(tree.head(count), target, drafter, decide_tree):
             law[outcome.verdict.committed_tokens] += prob * outcome.prob
     assert largest_gap(law, target, 1) > 1e-3
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -179,6 +180,37 @@ def test_what_is_verified_of_a_drawn_tree_does_not_depend_on_the_drawn_values() 
             for parent, members in kept.items():  # always the first draws, in order
                 assert members == [n for n in range(6) if COMB[n] == parent][: len(members)]
     assert shapes[0] == shapes[1]
+
+
+def test_what_was_said_before_a_draw_counts_and_nothing_that_was_said_after() -> None:
+    top, low = (
+        SiblingDraws(tokens, DrawRule.WITHOUT_REPLACEMENT, None, sure)
+        for tokens, sure in (((4, 5), 0.9), ((6,), 0.2))
+    )
+    entry = DraftEntry(3, (4, 5, 6), (-1, -1, 0), (-0.1, -0.2, -0.3), draft_dists=(top, top, low))
+    trie = DraftTrie(COMMITTED)
+    trie.add(entry)
+    trie.add(chain(3, [4, 6], 0.01))
+    trie.add(chain(3, [5], 0.99))
+    tree = trie.select_first(8, 8)
+    assert tree.tokens == (4, 5, 6)
+    assert tree.survivals == pytest.approx((0.9, 0.45, 0.18))
+    assert [claim and (round(math.exp(claim.log_prob), 6), claim.position) for claim in tree.claims] == [
+        (0.9, 0),
+        None,  # only looked at once the first is refused
+        (0.2, 1),
+    ]
+    assert trie.select_chain(8).survivals == (0.5, 0.25)  # block verification goes by none
+    calibrated = DraftTrie(COMMITTED)
+    calibrated.add(replace(entry, confidences=(0.6, 0.6, 0.3)))
+    assert calibrated.select_first(8, 8).survivals == pytest.approx((0.6, 0.3, 0.18))
+
+
+@pytest.mark.parametrize("sure", [-0.1, 1.1, math.nan])
+def test_a_confidence_that_is_no_probability_is_refused(sure: float) -> None:
+    draws = SiblingDraws((4,), DrawRule.WITHOUT_REPLACEMENT, None, sure)
+    with pytest.raises(DraftError, match=r"draft_dists\[0\]\.confidence"):
+        DraftTrie(COMMITTED).add(DraftEntry.chain(3, (4,), draft_dists=(draws,)))
 
 
 def test_a_repeated_draw_keeps_its_place() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from paceline.sampling import SamplingParams, VerifyMode
 from paceline.scheduling.calibration import Calibrator, Node
-from paceline.trie import DraftEntry, DraftError
+from paceline.trie import DraftEntry, DraftError, DrawRule, SiblingDraws
 from paceline.v1 import peer_pb2
 from services.runtime.lifecycle import Process
 from services.verifier.calibration import Calibrators, learn
@@ -50,10 +50,25 @@ def test_what_a_drafter_says_becomes_what_it_is_worth(mode: VerifyMode) -> None:
     assert tree.claims[0].log_prob == math.log(0.9)
 
 
-@pytest.mark.parametrize("mode", [VerifyMode.REJECTION, VerifyMode.BLOCK])
-def test_modes_that_verify_draws_have_no_calibrator(mode: VerifyMode) -> None:
-    calibrators = Calibrators("eagle3")
-    for other in (VerifyMode.GREEDY, VerifyMode.COUPLED, VerifyMode.TYPICAL):
+def test_of_drawn_tokens_only_what_was_said_before_is_calibrated() -> None:
+    calibrators = Calibrators("dspark")
+    taught(calibrators, VerifyMode.REJECTION)
+    said, silent = (SiblingDraws((7, 8), DrawRule.WITHOUT_REPLACEMENT, None, sure) for sure in (0.9, None))
+    log_probs = (math.log(0.9), math.log(0.2))
+    seen = []
+    for draws in (said, silent):
+        subject = sequence(VerifyMode.REJECTION, calibrators)
+        subject.add_draft(DraftEntry(3, (7, 8), (-1, -1), log_probs, draft_dists=(draws, draws)))
+        seen.append(subject.choose_tree(8))
+    assert seen[0].survivals == pytest.approx((1 / 3, 1 / 6), abs=0.06)
+    assert learn(calibrators.of(VerifyMode.REJECTION), seen[0], (1,))[0] & 1
+    assert seen[1].survivals == (0.5, 0.25)
+    assert learn(calibrators.of(VerifyMode.REJECTION), seen[1], (1,)) == ()
+
+
+def test_block_verification_has_no_calibrator() -> None:
+    calibrators, mode = Calibrators("eagle3"), VerifyMode.BLOCK
+    for other in (VerifyMode.GREEDY, VerifyMode.COUPLED, VerifyMode.TYPICAL, VerifyMode.REJECTION):
         taught(calibrators, other)
     subject, plain = (sequence(mode, calibrators) for _ in range(2))
     plain.calibrator = None
