@@ -201,8 +201,22 @@ class DFlashObjective:
                 out = self.forward(weights, text, part[None])[0, :, :chain]
                 proposed = self.propose(weights, out, text.tokens[0, part])
                 chosen = text.top_tokens[0][part[:, None] + torch.arange(chain)]
+                self.observe(weights, out, text.tokens[0, part], proposed, proposed == chosen)
                 counts = counts + AcceptanceCounts.from_chains(proposed == chosen)
         return counts
+
+    def observe(
+        self, weights: dict[str, Tensor], states: Tensor, anchors: Tensor, proposed: Tensor, is_right: Tensor
+    ) -> None:
+        """Takes in held-out chains, for what a method measures on them.
+
+        Args:
+            weights: as of :meth:`forward`.
+            states: ``[blocks, chain, hidden]``, from it.
+            anchors: int64 ``[blocks]``, the anchors' tokens.
+            proposed: int64 ``[blocks, chain]``.
+            is_right: bool ``[blocks, chain]``: whether each is what the target chose, whatever stands before it.
+        """
 
     def propose(self, weights: dict[str, Tensor], states: Tensor, anchors: Tensor) -> Tensor:
         """Chains of likeliest tokens, int64 ``[blocks, drafts]``.

@@ -1,8 +1,8 @@
 """DSpark's training objective: DFlash's blocks, with a Markov and a confidence head (2607.05147, sections 3 and 5).
 
 Responsible for what is added to :mod:`paceline.training.dflash`: the heads' part of the logits, with the text's own
-tokens before each row, and the loss of three parts. Serving runs the same weights through
-:mod:`paceline.drafters.dspark`, and a test holds the two together.
+tokens before each row, the loss of three parts, and temperatures of confidences, fitted on held-out chains. Serving
+runs the same weights through :mod:`paceline.drafters.dspark`, and a test holds the two together.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from paceline.training.dflash import DFlashObjective, DFlashShape
 from paceline.training.dflash_blocks import Blocks
 from paceline.training.eagle3 import TargetFacts
 from paceline.training.errors import TrainingDataError
+from paceline.training.temperatures import fit_temperatures, path_errors
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,7 @@ class DSparkObjective(DFlashObjective):
     ) -> None:
         self.heads = heads
         self.shares = shares
+        self._held_out: list[tuple[Tensor, Tensor]] = []  # log-odds and outcomes since the last step
         super().__init__(
             shape, parameters, embedding, head, draft_ids, tap_scale, target, num_anchors, decay, dtype
         )
@@ -82,6 +84,20 @@ class DSparkObjective(DFlashObjective):
         s = self.shape
         own = self.heads.parameter_shapes(s.hidden, s.target_vocab, s.draft_vocab)
         return {**super().parameter_shapes(), **own}
+
+    def loss(self, batch: Batch) -> tuple[Tensor, dict[str, float]]:
+        """The loss of blocks behind random anchors."""
+        self._held_out.clear()  # they were of other weights
+        return super().loss(batch)
+
+    def observe(
+        self, weights: dict[str, Tensor], states: Tensor, anchors: Tensor, proposed: Tensor, is_right: Tensor
+    ) -> None:
+        """Keeps confidences of held-out chains, and what became of their tokens, for temperatures to be fitted on."""
+        if self.heads.has_confidence:
+            previous = torch.cat([anchors[:, None], proposed[:, :-1]], dim=1)
+            odds = self.heads.confidence(weights, states, F.embedding(previous, weights[MARKOV_IN]))
+            self._held_out.append((odds.float(), is_right))
 
     def block_loss(
         self, weights: dict[str, Tensor], batch: Batch, blocks: Blocks
@@ -151,12 +167,19 @@ class DSparkObjective(DFlashObjective):
         return torch.stack(chosen, dim=1)
 
     def export(self, folder: Path, facts: dict[str, Any]) -> None:
-        """Writes ``config.json`` and ``model.safetensors``."""
+        """Writes ``config.json``, with temperatures fitted on what was evaluated last, and ``model.safetensors``."""
         shape = self.checkpoint_shape() | {
             "markov_head": self.heads.markov.value,
             "markov_rank": self.heads.rank,
             "confidence_head": self.heads.has_confidence,
             "confidence_reads_token": self.heads.confidence_reads_token,
         }
+        if self._held_out:
+            odds, is_right = (torch.cat(parts) for parts in zip(*self._held_out, strict=True))
+            temperatures = fit_temperatures(odds, is_right)
+            shape["confidence_temperatures"] = [round(value, 4) for value in temperatures]
+            for name, used in (("raw", [1.0] * len(temperatures)), ("scaled", temperatures)):
+                errors = path_errors(odds, is_right, used)
+                facts = facts | {f"heldout_path_error_{name}": [round(error, 4) for error in errors]}
         config = DrafterConfig(self.method, self.target.fingerprint, self.target.name, shape, facts)
         save_drafter(folder, config, self.tensors())

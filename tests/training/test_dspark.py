@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from paceline.drafters import DraftRequest, load_drafter
+from paceline.drafters import DrafterConfig, DraftRequest, load_drafter
 from paceline.drafters.sequential_heads import HeadPlan, MarkovHead
 from paceline.training.data import Corpus, DataPosition
 from paceline.training.dflash_start import random_parameters
@@ -159,3 +160,26 @@ def test_heldout_acceptance_is_what_serving_would_have_had_accepted(
                 accepted[depth] += 1
     assert reached == counts.reached[0] > 20
     assert tuple(accepted) == counts.accepted
+    # What was evaluated is what temperatures are fitted on, and what a step of training makes void.
+    objective.export(tmp_path, {})
+    config = DrafterConfig.read(tmp_path)
+    assert len(config.shape["confidence_temperatures"]) == 5
+    raw, scaled = (config.training[f"heldout_path_error_{x}"] for x in ("raw", "scaled"))
+    assert scaled[0] <= raw[0]
+    scaled_drafter = load_drafter(tmp_path, target_dir, dtype=torch.float32)
+    scaled_drafter.open(1, tokens[:6])
+    scaled_drafter.feed(1, 0, fused[:5])
+    drafter.open(1, tokens[:6])
+    drafter.feed(1, 0, fused[:5])
+    (one,), (other,) = (d.draft([DraftRequest(1, 5)]) for d in (drafter, scaled_drafter))
+    assert one is not None
+    assert other is not None
+    assert one.tokens == other.tokens
+    for before, after, temperature in zip(
+        one.log_probs, other.log_probs, config.shape["confidence_temperatures"], strict=True
+    ):
+        odds = before - math.log(-math.expm1(before))
+        assert after == pytest.approx(float(F.logsigmoid(torch.tensor(odds / temperature))), abs=1e-3)
+    objective.loss(next(Corpus(text_dir, 288, 1).batches(DataPosition())))
+    objective.export(tmp_path, {})
+    assert "confidence_temperatures" not in DrafterConfig.read(tmp_path).shape
