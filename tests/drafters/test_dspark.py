@@ -270,4 +270,4 @@ def test_heads_that_do_not_fit_are_refused_by_name(
 
 def test_it_is_the_class_that_is_meant(drafter: Drafter) -> None:
     assert isinstance(drafter, DSparkDrafter)
-    assert drafter.num_drafts == 7
+    assert drafter.longest_draft == 7
