@@ -15,6 +15,11 @@ class DataGroup(LazyGroup):
     """Commands about training data."""
 
     table = {  # noqa: RUF012 (a constant, read through the base class)
+        "continue": LazyCommand(
+            "paceline.cli.continue_text",
+            "continue_text",
+            "Let a target without a chat template write text to learn from.",
+        ),
         "synth": LazyCommand(
             "paceline.cli.synth", "synth", "Let a target write conversations to learn from."
         ),

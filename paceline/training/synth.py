@@ -147,14 +147,24 @@ def folder_counts(folder: Path) -> dict[str, int]:
     return totals
 
 
-def _update_manifest(options: SynthOptions, fingerprint: str, index: int, shard: shards.Shard) -> None:
+def write_counts(path: Path, shard: shards.Shard) -> None:
+    """Leaves a shard's counts beside it.
+
+    Args:
+        path: of the shard.
+        shard: what is in it.
+    """
     counts = {
         "conversations": shard.num_conversations,
         "tokens": shard.tokens.numel(),
         "answer_tokens": int((shard.segments == shards.SEGMENT_ANSWER).sum()),
         "greedy": int(shard.is_greedy.sum()),
     }
-    shards.shard_path(options.out_dir, index).with_suffix(".json").write_text(json.dumps(counts) + "\n")
+    path.with_suffix(".json").write_text(json.dumps(counts) + "\n")
+
+
+def _update_manifest(options: SynthOptions, fingerprint: str, index: int, shard: shards.Shard) -> None:
+    write_counts(shards.shard_path(options.out_dir, index), shard)
     settings = {
         k: v
         for k, v in asdict(options).items()

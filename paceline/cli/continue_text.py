@@ -1,0 +1,29 @@
+"""``paceline data continue``: training data that a target without a chat template writes itself.
+
+Responsible for: the command over :func:`paceline.training.continuations.run`. Deliberately does not know: what is
+written. Called by :mod:`paceline.cli.data`, which imports it only when it is called: it needs torch.
+"""
+
+from __future__ import annotations
+
+import typer
+
+from paceline.cli.dataclass_options import command_for
+from paceline.cli.logs import configure_cli_logs
+from paceline.models import resolve
+from paceline.training.continuations import ContinueOptions, run
+
+
+def _run(options: ContinueOptions) -> None:
+    configure_cli_logs()
+    counts = run(options)
+    typer.echo(", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.items()))
+
+
+continue_text = command_for(
+    ContinueOptions,
+    _run,
+    arguments=("model_dir", "out_dir"),
+    converters={"model_dir": resolve},
+    help_text="Let a target without a chat template go on from first words; goes on where it stopped.",
+)
