@@ -21,7 +21,7 @@ from paceline.checkpoints.tensor_files import check_names, read_public_config, r
 from paceline.drafters.checkpoint import CheckpointError, DrafterConfig
 from paceline.drafters.gemma4_mtp_layer import read_cached_layers, read_shape
 from paceline.drafters.gemma4_mtp_model import FULL, SLIDING, Gemma4MtpShape
-from paceline.target.layer_heads import layer_heads
+from paceline.target.layer_heads import last_own_layers, layer_heads
 
 _MODEL_TYPE = "gemma4_assistant"
 _HEAD = "lm_head.weight"
@@ -80,13 +80,12 @@ def _target_layers(target: TargetFacts, kinds: set[str]) -> tuple[dict[str, int]
     text = AutoConfig.from_pretrained(
         target.directory, local_files_only=True, trust_remote_code=False
     ).get_text_config()
-    types = list(getattr(text, "layer_types", None) or [FULL] * text.num_hidden_layers)
-    own = types[: text.num_hidden_layers - (getattr(text, "num_kv_shared_layers", 0) or 0)]
+    own = last_own_layers(text)
     if lacking := sorted(kinds - set(own)):
         raise CheckpointError(
             f"target {target.name!r} has no {lacking[0]} layer with keys and values of its own"
         )
-    layers = {kind: len(own) - 1 - own[::-1].index(kind) for kind in sorted(kinds)}
+    layers = {kind: own[kind] for kind in sorted(kinds)}
     heads = layer_heads(text)
     return layers, {kind: heads[layer] for kind, layer in layers.items()}
 

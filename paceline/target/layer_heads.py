@@ -28,3 +28,14 @@ def layer_heads(config: Any) -> tuple[tuple[int, int], ...]:
         )
         for layer in layers
     )
+
+
+def last_own_layers(config: Any) -> dict[str, int]:
+    """The last layer of each type that computes keys and values of its own, by type in order of its name.
+
+    Args:
+        config: as in :func:`layer_heads`; a decoder that names no types has full layers alone.
+    """
+    types = list(getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers)
+    own = types[: config.num_hidden_layers - (getattr(config, "num_kv_shared_layers", 0) or 0)]
+    return {kind: len(own) - 1 - own[::-1].index(kind) for kind in sorted(set(own))}

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 import structlog
 import torch
 from torch import Tensor
+from transformers import AutoConfig
 
 from paceline.drafters.medusa_heads import MAX_HEADS, MedusaShape, OutputHead
 from paceline.drafters.sequential_heads import HeadPlan, MarkovHead
 from paceline.models import model_fingerprint
-from paceline.training import deepseek_mtp_start, eagle1_start
+from paceline.target import TapSpec
+from paceline.training import deepseek_mtp_start, eagle1_start, gemma4_mtp_start
 from paceline.training.data import Corpus
 from paceline.training.deepseek_mtp import DeepseekMtpObjective
 from paceline.training.dflash import DFlashObjective, DFlashShape
@@ -26,6 +28,7 @@ from paceline.training.eagle3 import Eagle3Objective, TargetFacts, choose_draft_
 from paceline.training.eagle3_start import default_shape, fit_linear
 from paceline.training.eagle3_start import starting_parameters as eagle3_parameters
 from paceline.training.errors import TrainingDataError
+from paceline.training.gemma4_mtp import Gemma4MtpObjective, TargetTables
 from paceline.training.independent import IndependentObjective, cut_model
 from paceline.training.medusa1 import Medusa1Objective
 from paceline.training.medusa2 import JointSettings, Medusa2Objective
@@ -37,6 +40,7 @@ from paceline.training.pard1 import Pard1Objective
 from paceline.training.pard2 import FeatureSettings, Pard2Objective, rms_features
 from paceline.training.pard_start import mask_token_for
 from paceline.training.shards import shard_indices
+from paceline.training.target_rows import TargetRows
 from paceline.training.teacher import TeacherShape, default_tap_layers, read_weights
 from paceline.training.tuned_backbone import LoraSettings, TunedBackbone
 
@@ -134,6 +138,38 @@ def _build_deepseek_mtp(options: TrainOptions, corpus: Corpus, fingerprint: str)
         loss=options.depth_loss,
         token_rows=options.token_rows,
         dtype=getattr(torch, options.dtype),
+    )
+
+
+def _build_gemma4_mtp(options: TrainOptions, corpus: Corpus, fingerprint: str) -> Objective:
+    dtype = getattr(torch, options.dtype)
+    config = AutoConfig.from_pretrained(options.model_dir, local_files_only=True, trust_remote_code=False)
+    text = config.get_text_config()
+    shape, cached = gemma4_mtp_start.default_shape(
+        text, options.num_layers, options.draft_hidden, options.draft_intermediate
+    )
+    weights = read_weights(options.model_dir)
+    embedding = weights["model.embed_tokens.weight"]
+    is_gemma = str(text.model_type).startswith("gemma")
+    tables = TargetTables(
+        embedding,
+        shape.backbone**0.5 if is_gemma else 1.0,
+        weights.get("lm_head.weight", embedding),
+        TargetRows(options.model_dir, TapSpec(norm_final=True, cached=tuple(cached.values())), dtype),
+    )
+    return Gemma4MtpObjective(
+        shape,
+        cached,
+        gemma4_mtp_start.starting_parameters(shape, tables, corpus, _FIT_TOKENS, options.seed),
+        tables,
+        TargetFacts(fingerprint, options.model_dir.name, (), int(text.max_position_embeddings)),
+        steps=options.test_steps,
+        step_decay=options.step_decay,
+        loss=options.depth_loss,
+        token_rows=options.token_rows,
+        num_clusters=options.num_clusters,
+        num_selected=options.num_selected,
+        dtype=dtype,
     )
 
 
@@ -333,6 +369,7 @@ METHODS: dict[str, Callable[[TrainOptions, Corpus, str], Objective]] = {
     "eagle1": _build_eagle1,
     "eagle2": _build_eagle1,
     "eagle3": _build_eagle3,
+    "gemma4_mtp": _build_gemma4_mtp,
     "independent": _build_independent,
     "medusa1": _build_medusa1,
     "medusa2": _build_medusa2,

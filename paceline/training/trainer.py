@@ -83,7 +83,13 @@ class TrainOptions:
         num_layers: layers cut from the target, where the method does that (half from either end), or of the drafter
             itself, where it may have several.
         num_modules: multi-token prediction modules in sequence.
-        depth_loss: of such modules: ``ce`` on the text's tokens, or ``kl`` to the target's distributions.
+        depth_loss: of such modules, and of ``gemma4_mtp``: ``ce`` on the text's tokens, or ``kl`` to the target's
+            distributions.
+        draft_hidden: width of a drafter that is narrower than its target, where the method has one.
+        draft_intermediate: of its gated product.
+        num_clusters: clusters of its exported output head, which scores the tokens of the best of them alone; 0 scores
+            all tokens.
+        num_selected: clusters that such a head scores.
         num_depths: tokens drafted in one pass, where the method does that.
         keep_ratio: rows trained at each such depth, of the depth before.
         keep_floor: least share of rows at any such depth; unless given, what the method's authors take.
@@ -146,6 +152,10 @@ class TrainOptions:
     num_layers: int = 4
     num_modules: int = 1
     depth_loss: str = "ce"
+    draft_hidden: int = 256
+    draft_intermediate: int = 1024
+    num_clusters: int = 0
+    num_selected: int = 32
     num_depths: int = 8
     keep_ratio: float = 0.7
     keep_floor: float | None = None
@@ -185,6 +195,9 @@ class TrainOptions:
             "test_steps",
             "num_layers",
             "num_modules",
+            "draft_hidden",
+            "draft_intermediate",
+            "num_selected",
             "num_depths",
             "num_segments",
             "block_size",
@@ -207,6 +220,8 @@ class TrainOptions:
             raise TrainingDataError("draft_vocab must not be negative")
         if self.token_rows < 0:
             raise TrainingDataError("token_rows must not be negative")
+        if self.num_clusters < 0:
+            raise TrainingDataError("num_clusters must not be negative")
         for name in (
             *("clip_value", "feature_weight", "token_weight", "feature_noise"),
             *("token_share", "distance_share", "confidence_share"),

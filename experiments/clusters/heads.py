@@ -1,0 +1,174 @@
+"""A trained assistant's head, dense and in clusters, over the same held-out rows.
+
+Responsible for the rows, for what each head proposes from them and how long it takes. Deliberately does not know: how
+the figures are shown.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+
+import torch
+from torch import Tensor
+
+from paceline.drafters.checkpoint import DrafterConfig, read_all_tensors
+from paceline.drafters.gemma4_mtp_layer import read_cached_layers, read_shape
+from paceline.drafters.gemma4_mtp_model import ClusteredHead
+from paceline.drafters.target_vocabulary import read_vocabulary
+from paceline.target import Device, TapSpec
+from paceline.training.acceptance import AcceptanceCounts
+from paceline.training.data import Batch, Corpus
+from paceline.training.deepseek_mtp import chain_starts
+from paceline.training.eagle3 import TargetFacts
+from paceline.training.gemma4_mtp import TABLE, Gemma4MtpObjective, TargetTables
+from paceline.training.shards import shard_indices
+from paceline.training.target_rows import TargetRows
+from paceline.training.token_clusters import cluster_tokens
+
+CHAIN = 5
+Head = Callable[[Tensor], Tensor]
+"""Logits `[n, vocab]` of what the head reads, `[n, hidden]`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What heads are compared on.
+
+    Attributes:
+        states: `[CHAIN, n, hidden]`, what the head reads at each step of a chain.
+        wanted: int64 `[CHAIN, n]`, what the target chose there.
+    """
+
+    states: Tensor
+    wanted: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """One head.
+
+    Attributes:
+        num_selected: clusters that it scores; 0 for the dense head.
+        mean_accepted: tokens accepted of a chain of `CHAIN`.
+        agreement: share of rows where it proposes what the dense head does.
+        seconds: median of a call, by rows in it.
+    """
+
+    num_selected: int
+    mean_accepted: float
+    agreement: float
+    seconds: dict[int, float]
+
+
+def load(
+    drafter_dir: Path, target_dir: Path, dtype: torch.dtype
+) -> tuple[Gemma4MtpObjective, dict[str, Tensor]]:
+    """The assistant as it is trained, with a dense head, and its tensors as they are stored."""
+    config, tensors = DrafterConfig.read(drafter_dir), read_all_tensors(drafter_dir)
+    shape, cached = replace(read_shape(config), num_clusters=0, num_selected=0), read_cached_layers(config)
+    embedding, head = read_vocabulary(target_dir, shape.vocab, shape.backbone, dtype)
+    rows = TargetRows(target_dir, TapSpec(norm_final=True, cached=tuple(cached.values())), dtype)
+    scale = float(config.shape.get("embedding_scale", shape.backbone**0.5))
+    own = {name: tensors[name] for name in shape.parameter_shapes()}
+    facts = TargetFacts(config.target_fingerprint, config.target_name, (), config.size("max_positions"))
+    tables = TargetTables(embedding, scale, head, rows)
+    return Gemma4MtpObjective(shape, cached, own, tables, facts, dtype=dtype), tensors
+
+
+@torch.no_grad()
+def heldout_rows(assistant: Gemma4MtpObjective, folder: Path, batch_tokens: int, max_rows: int) -> Rows:
+    """Chains from answer positions of greedily answered texts, at most so many."""
+    states: list[Tensor] = []
+    wanted: list[Tensor] = []
+    corpus, count = Corpus(folder, batch_tokens, 1, greedy_only=True, with_features=False), 0
+    for batch in corpus.epoch(0, shard_indices(folder)):
+        found = _chains(assistant, batch)
+        if found is not None:
+            states.append(found.states)
+            wanted.append(found.wanted)
+            count += found.wanted.shape[1]
+        if count >= max_rows:
+            break
+    if not count:
+        raise ValueError(f"{folder.name!r} has no greedily answered text of {CHAIN + 2} tokens")
+    return Rows(torch.cat(states, dim=1)[:, :max_rows], torch.cat(wanted, dim=1)[:, :max_rows])
+
+
+def _chains(assistant: Gemma4MtpObjective, batch: Batch) -> Rows | None:
+    row, position = chain_starts(batch, CHAIN).nonzero(as_tuple=True)
+    if not row.numel():
+        return None
+    states = torch.stack([out[row, position] for out in assistant.outputs(batch, CHAIN)])
+    wanted = torch.stack([batch.top_tokens[row, position + 1 + j] for j in range(CHAIN)])
+    return Rows(states, wanted)
+
+
+@torch.no_grad()
+def compare(
+    assistant: Gemma4MtpObjective,
+    tensors: dict[str, Tensor],
+    rows: Rows,
+    selected: Sequence[int],
+    num_clusters: int,
+    batch_rows: Sequence[int],
+    repeats: int,
+) -> list[Figures]:
+    """The dense head, then heads that score so many clusters.
+
+    Args:
+        assistant: gives the table.
+        tensors: of the checkpoint; its clusters are taken where it has some, and made here where it has none.
+        rows: held out.
+        selected: clusters scored.
+        num_clusters: of clusters made here.
+        batch_rows: rows in a call, for its time.
+        repeats: calls whose median is taken.
+    """
+    table = assistant.named_parameters()[TABLE].detach().to(assistant.dtype)
+    if "masked_embedding.centroids.weight" in tensors:
+        centroids, order = (
+            tensors[f"masked_embedding.{name}"] for name in ("centroids.weight", "token_ordering")
+        )
+    else:
+        centroids, order = cluster_tokens(table, num_clusters)
+    centroids = centroids.to(assistant.dtype)
+    dense: Head = Device.parse("cpu").pack(table)
+    heads: dict[int, Head] = {0: dense}
+    heads |= {
+        count: ClusteredHead(centroids, order, table, count).logits
+        for count in selected
+        if count <= centroids.shape[0]
+    }
+    best = _best(dense, rows.states)
+    found = []
+    for count, head in heads.items():
+        proposed = best if head is dense else _best(head, rows.states)
+        accepted = AcceptanceCounts.from_chains((proposed == rows.wanted).T)
+        found.append(
+            Figures(
+                count,
+                accepted.mean_accepted,
+                float((proposed == best).float().mean()),
+                {size: _seconds(head, rows.states[0][:size], repeats) for size in batch_rows},
+            )
+        )
+    return found
+
+
+def _best(head: Head, states: Tensor) -> Tensor:
+    """`[steps, n]`, a few rows at a time: a row of logits may have a quarter of a million numbers."""
+    return torch.stack([torch.cat([head(part).argmax(-1) for part in step.split(64)]) for step in states])
+
+
+def _seconds(head: Head, states: Tensor, repeats: int) -> float:
+    """Median of finding the best token of each row."""
+    times = []
+    for _ in range(repeats + 1):
+        started = time.perf_counter()
+        head(states).argmax(-1)
+        times.append(time.perf_counter() - started)
+    return median(times[1:])  # the first one warms up

@@ -1,0 +1,227 @@
+"""Gemma 4's assistant trained behind a finished target: it learns over the target's keys and values.
+
+How the published ones were trained is not known; this objective is Paceline's own, after what serving does. Row ``r``
+is the beginning of a draft from the text up to token ``r + 1``: it stands at position ``r + 1`` throughout, sees the
+target's keys and values of positions up to ``r`` (a sliding layer those of its window), and reads token ``r + 1`` and
+the target's final-norm output of position ``r``. Step ``j`` reads token ``r + 1 + j`` and what step ``j - 1`` gave, and
+proposes token ``r + 2 + j``. Rows do not see one another, so that all drafts of a text are one pass a step.
+
+Responsible for the loss over steps, held-out acceptance and the clusters of the head. Knows nothing of optimisers and
+checkpoints of runs; called by :mod:`paceline.training.trainer`. Serving runs the same model through
+:mod:`paceline.drafters.gemma4_mtp`, and a test holds the two together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from paceline.drafters.checkpoint import DrafterConfig, save_drafter
+from paceline.drafters.gemma4_mtp_model import SLIDING, Gemma4MtpModel, Gemma4MtpShape
+from paceline.target import CachedLayer
+from paceline.training.acceptance import AcceptanceCounts
+from paceline.training.data import Batch
+from paceline.training.deepseek_mtp import chain_starts, depth_weights
+from paceline.training.eagle3 import TargetFacts
+from paceline.training.losses import head_best, linear_cross_entropy, linear_divergence
+from paceline.training.objective import checked_parameters
+from paceline.training.target_rows import TargetRows
+from paceline.training.token_clusters import cluster_tokens
+
+TABLE = "model.embed_tokens.weight"
+_EVAL_CHAIN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class TargetTables:
+    """What the assistant shares with its target.
+
+    Attributes:
+        embedding: ``[vocab, backbone]``.
+        embedding_scale: what the target multiplies it by.
+        head: ``[vocab, backbone]``.
+        rows: gives ``[final norm ; keys and values]`` of texts.
+    """
+
+    embedding: Tensor
+    embedding_scale: float
+    head: Tensor
+    rows: TargetRows
+
+
+class Gemma4MtpObjective:
+    """Loss and acceptance of the assistant; the target is frozen.
+
+    Args:
+        shape: sizes, with a dense head: clusters are made when the drafter is exported.
+        cached: what is read of the target, by type of layer.
+        parameters: float32 by checkpoint name; see :meth:`Gemma4MtpShape.parameter_shapes`.
+        tables: the target's.
+        target: what the exported checkpoint says of its target.
+        steps: in the loss.
+        step_decay: weight of a step, of the one before.
+        loss: ``ce`` on the text's tokens, or ``kl`` to the target's distributions.
+        token_rows: rows of a batch and step whose loss is computed, chosen at random; 0 takes all.
+        num_clusters: of the exported head; 0 leaves it dense.
+        num_selected: clusters whose tokens it scores.
+        dtype: compute type; parameters stay float32.
+    """
+
+    method = "gemma4_mtp"
+
+    def __init__(
+        self,
+        shape: Gemma4MtpShape,
+        cached: Mapping[str, CachedLayer],
+        parameters: Mapping[str, Tensor],
+        tables: TargetTables,
+        target: TargetFacts,
+        steps: int = 3,
+        step_decay: float = 0.8,
+        loss: str = "ce",
+        token_rows: int = 0,
+        num_clusters: int = 0,
+        num_selected: int = 0,
+        dtype: torch.dtype = torch.bfloat16,
+    ) -> None:
+        self.shape, self.cached, self.dtype, self.target = shape, dict(cached), dtype, target
+        self._parameters = checked_parameters(self.method, shape.parameter_shapes(), parameters)
+        self._embedding, self._head = tables.embedding.to(dtype), tables.head.to(dtype)
+        self._embedding_scale, self._rows = tables.embedding_scale, tables.rows
+        self._weights = depth_weights(steps, step_decay)
+        self._loss, self._token_rows = loss, token_rows
+        self._num_clusters, self._num_selected = num_clusters, num_selected
+
+    def named_parameters(self) -> dict[str, nn.Parameter]:
+        """Everything the optimiser moves, by checkpoint name."""
+        return self._parameters
+
+    def constants(self) -> dict[str, Tensor]:
+        """Nothing depends on the data once training has begun."""
+        return {}
+
+    def set_constants(self, constants: dict[str, Tensor]) -> None:
+        """Nothing to put back."""
+
+    def set_progress(self, fraction: float) -> None:
+        """No curriculum."""
+
+    def loss(self, batch: Batch) -> tuple[Tensor, dict[str, float]]:
+        """Weighted sum over steps of the mean over rows whose proposal is part of an answer.
+
+        The choice of rows comes from torch's global generator, which a checkpoint keeps.
+        """
+        features = self._rows.read(batch).to(self.dtype)
+        table = self._parameters[TABLE].to(self.dtype)
+        total, shown = sum((p.sum() * 0.0 for p in self._parameters.values()), torch.zeros(())), {}
+        for j, out in enumerate(self.run(batch, features, len(self._weights))):
+            row, position = batch.is_answer[:, 2 + j :].nonzero(as_tuple=True)
+            if self._token_rows and self._token_rows < row.numel():
+                some = torch.randperm(row.numel())[: self._token_rows]
+                row, position = row[some], position[some]
+            if not row.numel():
+                continue
+            predicted = out[row, position]
+            if self._loss == "kl":
+                wanted = features[row, position + 1 + j, : self.shape.backbone]
+                loss = linear_divergence(predicted, table, wanted, self._head)
+            else:
+                loss = linear_cross_entropy(predicted, table, batch.tokens[row, position + 2 + j])
+            total = total + self._weights[j] * loss
+            shown[f"step_{j + 1}"] = float(loss.detach())
+        return total, shown
+
+    @torch.no_grad()
+    def evaluate(self, batch: Batch) -> AcceptanceCounts:
+        """Greedy acceptance of chains with the dense head, for every answer position of greedily answered texts."""
+        usable = chain_starts(batch, _EVAL_CHAIN)
+        row, position = usable.nonzero(as_tuple=True)
+        right = torch.zeros(row.numel(), _EVAL_CHAIN, dtype=torch.bool)
+        if row.numel():
+            for j, out in enumerate(self.outputs(batch, _EVAL_CHAIN)):
+                best = head_best(out[row, position], self._parameters[TABLE].to(self.dtype), 1).squeeze(-1)
+                right[:, j] = best == batch.top_tokens[row, position + 1 + j]
+        return AcceptanceCounts.from_chains(right)
+
+    def outputs(self, batch: Batch, steps: int) -> Iterator[Tensor]:
+        """What the head reads at each step, ``[rows, length, hidden]``; with the target's rows read for it."""
+        return self.run(batch, self._rows.read(batch).to(self.dtype), steps)
+
+    def run(self, batch: Batch, features: Tensor, steps: int) -> Iterator[Tensor]:
+        """As :meth:`outputs`.
+
+        Args:
+            batch: texts.
+            features: ``[rows, length, width]``, the target's.
+            steps: how many.
+        """
+        model = Gemma4MtpModel(self.shape, {k: p.to(self.dtype) for k, p in self._parameters.items()})
+        length = batch.tokens.shape[1]
+        widths = [self.shape.backbone, *(one.width for one in self.cached.values())]
+        state, *columns = features.split(widths, dim=-1)
+        caches = {
+            kind: column.unflatten(-1, (2 * one.num_kv_heads, one.head_dim)).transpose(1, 2)
+            for (kind, one), column in zip(self.cached.items(), columns, strict=True)
+        }  # each [rows, 2 * kv_heads, length, head_dim], keys first
+        masks = {kind: self._mask(kind, length) for kind in caches}
+
+        def attend(kind: str, queries: Tensor) -> Tensor:
+            keys, values = caches[kind].chunk(2, dim=1)
+            groups = queries.shape[2] // keys.shape[1]
+            # [rows, kv_heads, groups * length, head_dim]: query heads of a key head one behind the other
+            folded = queries.unflatten(2, (-1, groups)).permute(0, 2, 3, 1, 4).flatten(2, 3)
+            mask = masks[kind].repeat(groups, 1)
+            mixed = F.scaled_dot_product_attention(folded, keys, values, attn_mask=mask, scale=1.0)
+            by_row: Tensor = mixed.unflatten(2, (groups, length)).permute(0, 3, 1, 2, 4)
+            return by_row.flatten(2)
+
+        ids, positions = batch.tokens, torch.arange(1, length + 1)
+        for _ in range(steps):
+            ids = F.pad(ids[:, 1:], (0, 1))
+            embedded = F.embedding(ids, self._embedding) * self._embedding_scale
+            output, state = model.forward(embedded, state, positions, attend)
+            yield output
+
+    def _mask(self, kind: str, length: int) -> Tensor:
+        """Additive ``[length, length]``: who sees which positions."""
+        place = torch.arange(length)
+        behind = place[:, None] - place[None]
+        seen = behind >= 0
+        if kind == SLIDING:
+            seen &= behind <= self.shape.sliding_window
+        return torch.zeros(length, length, dtype=self.dtype).masked_fill_(~seen, -torch.inf)
+
+    def checkpoint(self, facts: Mapping[str, Any]) -> tuple[DrafterConfig, dict[str, Tensor]]:
+        """The servable checkpoint in bfloat16, its head in clusters where they were asked for."""
+        tensors = {k: p.detach().bfloat16() for k, p in self._parameters.items()}
+        shape = self.shape
+        if self._num_clusters:
+            shape = replace(shape, num_clusters=self._num_clusters, num_selected=self._num_selected)
+            centroids, order = cluster_tokens(self._parameters[TABLE].detach(), self._num_clusters)
+            tensors["masked_embedding.centroids.weight"] = centroids.bfloat16()
+            tensors["masked_embedding.token_ordering"] = order
+        content = {
+            **{name: getattr(shape, name) for name in ("backbone", "hidden", "intermediate", "vocab")},
+            **{name: getattr(shape, name) for name in ("num_heads", "sliding_window", "rms_eps")},
+            **{name: getattr(shape, name) for name in ("num_clusters", "num_selected")},
+            **{name: dict(getattr(shape, name)) for name in ("head_dims", "rope_thetas", "rotary_shares")},
+            "layer_types": list(shape.layer_types),
+            "kv_heads": {kind: one.num_kv_heads for kind, one in self.cached.items()},
+            "kv_layers": {kind: one.layer for kind, one in self.cached.items()},
+            "embedding_scale": self._embedding_scale,
+            "max_positions": self.target.max_positions,
+        }
+        return (
+            DrafterConfig(self.method, self.target.fingerprint, self.target.name, content, dict(facts)),
+            tensors,
+        )
+
+    def export(self, folder: Path, facts: dict[str, Any]) -> None:
+        """Writes ``config.json`` and ``model.safetensors``."""
+        save_drafter(folder, *self.checkpoint(facts))

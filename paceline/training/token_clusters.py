@@ -1,0 +1,68 @@
+"""Tokens in clusters of one size, so that an output head can score a few clusters in place of all tokens.
+
+k-means on the rows of an output table, with room for as many tokens in every cluster. Pure; called when a drafter with
+a clustered head is exported (`paceline.drafters.gemma4_mtp_model.ClusteredHead` reads the result).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from paceline.training.errors import TrainingDataError
+
+_CHUNK_ROWS = 8192
+_ROUNDS = 4
+
+
+def cluster_tokens(table: Tensor, num_clusters: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Cluster the rows of a table.
+
+    Args:
+        table: ``[vocab, width]``.
+        num_clusters: divides the vocabulary.
+        seed: of the rows that centroids begin at.
+
+    Returns:
+        Centroids float32 ``[num_clusters, width]``, and token ids int64 ``[vocab]``, cluster by cluster.
+
+    Raises:
+        TrainingDataError: clusters of one size are not possible.
+    """
+    vocab = table.shape[0]
+    if num_clusters < 1 or vocab % num_clusters:
+        raise TrainingDataError(f"num_clusters {num_clusters} must divide {vocab} tokens")
+    rows, size = table.float(), vocab // num_clusters
+    random = torch.Generator().manual_seed(seed)
+    centroids = rows[torch.randperm(vocab, generator=random)[:num_clusters]].clone()
+    owner = torch.empty(0, dtype=torch.int64)
+    for _ in range(_ROUNDS):
+        owner = _assign(rows, centroids, size)
+        sums = torch.zeros_like(centroids).index_add_(0, owner, rows)
+        centroids = sums / size
+    return centroids, owner.argsort(stable=True)
+
+
+def _assign(rows: Tensor, centroids: Tensor, size: int) -> Tensor:
+    """The cluster of each row, int64 ``[rows]``, ``size`` each; the nearest first, who finds no room goes on."""
+    owner = torch.full((rows.shape[0],), -1)
+    room = torch.full((centroids.shape[0],), size)
+    half = centroids.square().sum(-1) / 2
+    while len(left := (owner < 0).nonzero().squeeze(1)):
+        is_full = room == 0
+        closeness, wanted = [], []
+        for part in left.split(_CHUNK_ROWS):
+            scores = (rows[part] @ centroids.T - half).masked_fill_(is_full, -torch.inf)
+            best = scores.max(-1)
+            closeness.append(best.values - rows[part].square().sum(-1) / 2)
+            wanted.append(best.indices)
+        near, cluster = torch.cat(closeness), torch.cat(wanted)
+        order = near.argsort(descending=True, stable=True)
+        order = order[cluster[order].argsort(stable=True)]  # by cluster, the nearest of each first
+        sorted_clusters = cluster[order]
+        begins = torch.searchsorted(sorted_clusters, torch.arange(len(room)))
+        rank = torch.arange(len(order)) - begins[sorted_clusters]
+        taken = rank < room[sorted_clusters]
+        owner[left[order[taken]]] = sorted_clusters[taken]
+        room -= torch.bincount(sorted_clusters[taken], minlength=len(room))
+    return owner

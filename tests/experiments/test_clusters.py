@@ -1,0 +1,44 @@
+"""Heads in clusters beside the dense one: with all clusters they are the same head, with fewer they agree less."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from experiments.clusters import heads
+from experiments.clusters.__main__ import markdown
+from paceline.training.continuations import ContinueOptions, run
+from tests.drafters.gemma4_checkpoint import FOR_LLAMA, save_assistant
+from tests.training.conftest import target_dir  # noqa: F401  a fixture
+
+
+def test_all_clusters_are_the_dense_head(target_dir: Path, tmp_path: Path) -> None:  # noqa: F811
+    vocab = 259
+    drafter = save_assistant(tmp_path / "drafter", target_dir, {**FOR_LLAMA, "vocab": vocab})
+    run(
+        ContinueOptions(
+            target_dir, tmp_path / "text", rows=4, max_tokens=40, greedy_share=1.0, dtype="float32"
+        )
+    )
+    assistant, tensors = heads.load(drafter, target_dir, torch.float32)
+    rows = heads.heldout_rows(assistant, tmp_path / "text", 400, 30)
+    assert rows.states.shape == (heads.CHAIN, 30, 24)
+    dense, few, all_ = heads.compare(assistant, tensors, rows, [2, 7, 8], 7, [1, 3], 2)
+    assert (dense.num_selected, few.num_selected, all_.num_selected) == (0, 2, 7)  # eight there are not
+    assert dense.agreement == all_.agreement == 1.0
+    assert few.agreement < 1.0
+    assert all_.mean_accepted == dense.mean_accepted
+    assert all(seconds > 0 for seconds in dense.seconds.values())
+    drawn = ContinueOptions(
+        target_dir, tmp_path / "drawn", rows=2, max_tokens=9, greedy_share=0.0, dtype="float32"
+    )
+    run(drawn)
+    with pytest.raises(ValueError, match="no greedily answered"):
+        heads.heldout_rows(assistant, drawn.out_dir, 400, 30)
+
+
+def test_the_table() -> None:
+    one = {"num_selected": 32, "mean_accepted": 1.234, "agreement": 0.98, "us_by_rows": {1: 12.3}}
+    assert markdown({"heads": [one]}).splitlines()[-1] == "| best 32 clusters | 1.234 | 98.0% | 12 |"

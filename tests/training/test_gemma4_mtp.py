@@ -1,0 +1,215 @@
+"""Gemma 4's assistant in training: equal to serving, learns, resumes exactly, and its tokens fall into clusters."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import AutoConfig
+
+from paceline.drafters import DrafterConfig, DraftRequest, load_drafter
+from paceline.drafters.checkpoint import save_drafter
+from paceline.drafters.gemma4_mtp_model import FULL, SLIDING
+from paceline.target import SequenceRows, TapSpec, TargetEngine
+from paceline.training import gemma4_mtp_start
+from paceline.training.data import Batch
+from paceline.training.eagle3 import TargetFacts
+from paceline.training.errors import TrainingDataError
+from paceline.training.gemma4_mtp import Gemma4MtpObjective, TargetTables
+from paceline.training.target_rows import TargetRows
+from paceline.training.teacher import read_weights
+from paceline.training.token_clusters import cluster_tokens
+from paceline.training.trainer import run
+from tests.drafters.conftest import text
+from tests.drafters.gemma4_checkpoint import save_gemma3
+from tests.training.test_trainer import _acceptance, _newest, _options
+
+SMALL = {"method": "gemma4_mtp", "draft_hidden": 24, "draft_intermediate": 48, "token_rows": 60}
+
+
+@pytest.fixture(scope="module")
+def gemma_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_gemma3(tmp_path_factory.mktemp("gemma3"))
+
+
+def objective(model_dir: Path, **changes: Any) -> Gemma4MtpObjective:
+    """Random parameters behind a target, in float32."""
+    config = AutoConfig.from_pretrained(model_dir)
+    shape, cached = gemma4_mtp_start.default_shape(config, 3, 24, 48)
+    assert shape.layer_types == (SLIDING, SLIDING, FULL)
+    random = torch.Generator().manual_seed(8)
+    parameters = {
+        name: 1.0 + 0.2 * torch.randn(size, generator=random)
+        if len(size) == 1
+        else torch.randn(size, generator=random) * 1.5 * size[1] ** -0.5
+        for name, size in shape.parameter_shapes().items()
+    }
+    embedding = read_weights(model_dir)["model.embed_tokens.weight"]
+    rows = TargetRows(model_dir, TapSpec(norm_final=True, cached=tuple(cached.values())), torch.float32)
+    tables = TargetTables(embedding, 8.0, embedding, rows)
+    facts = TargetFacts("*", "tiny", (), 64)
+    settings: dict[str, Any] = {"dtype": torch.float32, "step_decay": 0.5, **changes}
+    return Gemma4MtpObjective(shape, cached, parameters, tables, facts, **settings)
+
+
+def batch_of(texts: list[list[int]]) -> Batch:
+    length = max(map(len, texts))
+    tokens = torch.tensor([[*one, *[0] * (length - len(one))] for one in texts])
+    lengths = torch.tensor([len(one) for one in texts])
+    answer = (torch.arange(length)[None] < lengths[:, None]) & (torch.arange(length)[None] >= 4)
+    greedy = torch.ones(len(texts), dtype=torch.bool)
+    return Batch(tokens, tokens, answer, greedy, lengths, None, None)
+
+
+def log_probs(ours: Gemma4MtpObjective, outputs: Tensor) -> Tensor:
+    return (outputs @ ours.named_parameters()["model.embed_tokens.weight"].T).log_softmax(-1)
+
+
+@torch.no_grad()
+def test_serving_equals_training(gemma_dir: Path, tmp_path: Path) -> None:
+    """A draft from the middle of a text is what training computes at that row, beyond the window."""
+    ours = objective(gemma_dir)
+    config, tensors = ours.checkpoint({})
+    save_drafter(tmp_path, config, {k: t.float() if t.is_floating_point() else t for k, t in tensors.items()})
+    drafter = load_drafter(tmp_path, gemma_dir, dtype=torch.float32)
+    ours = objective(gemma_dir)
+    for name, parameter in ours.named_parameters().items():
+        parameter.copy_(tensors[name].float())
+    tokens = text(22, seed=3)
+    assert drafter.tap is not None
+    engine = TargetEngine.load(gemma_dir, dtype=torch.float32, taps=[drafter.tap])
+    rows = engine.step([SequenceRows(engine.open(), tokens, num_logits="none")]).features[0]
+    drafter.open(1, tokens)
+    drafter.feed(1, 0, rows[:-1])
+    (entry,) = drafter.draft([DraftRequest(1, 5)])
+    assert entry is not None
+    whole = batch_of([[*tokens, *entry.tokens], text(9, seed=4)])
+    found = torch.stack([log_probs(ours, out[0, len(tokens) - 2]) for out in ours.outputs(whole, 5)])
+    assert found.argmax(-1).tolist() == list(entry.tokens)
+    assert len(set(entry.tokens)) > 1
+    torch.testing.assert_close(
+        found[range(5), list(entry.tokens)], torch.tensor(entry.log_probs), rtol=1e-4, atol=1e-4
+    )
+
+
+@pytest.mark.parametrize("loss", ["ce", "kl"])
+def test_loss_is_that_of_the_formulas(gemma_dir: Path, loss: str) -> None:
+    ours, batch = objective(gemma_dir, loss=loss, steps=2), batch_of([text(14, 1), text(9, 2)])
+    found, shown = ours.loss(batch)
+    found.backward()
+    assert all(p.grad is not None and bool(p.grad.any()) for p in ours.named_parameters().values())
+    head = read_weights(gemma_dir)["model.embed_tokens.weight"].float()
+    with torch.no_grad():
+        states = ours._rows.read(batch)[..., :64]
+        expected = []
+        for j, out in enumerate(ours.outputs(batch, 2)):
+            losses = []
+            for row in range(2):
+                for r in range(batch.tokens.shape[1] - 2 - j):
+                    if not batch.is_answer[row, r + 2 + j]:
+                        continue
+                    own = log_probs(ours, out[row, r])
+                    if loss == "ce":
+                        losses.append(-own[batch.tokens[row, r + 2 + j]])
+                    else:
+                        wanted = (head @ states[row, r + 1 + j]).log_softmax(-1)
+                        losses.append((wanted.exp() * (wanted - own)).sum())
+            expected.append(torch.stack(losses).mean())
+    assert [shown["step_1"], shown["step_2"]] == pytest.approx([float(x) for x in expected], rel=1e-4)
+    assert float(found.detach()) == pytest.approx(float((expected[0] + 0.5 * expected[1]) / 1.5), rel=1e-4)
+
+
+def test_stopped_and_resumed_equals_uninterrupted(
+    target_dir: Path, text_dir: Path, heldout_dir: Path, tmp_path: Path
+) -> None:
+    whole = _options(target_dir, text_dir, heldout_dir, tmp_path / "whole", **SMALL)
+    run(whole)
+    parts = _options(target_dir, text_dir, heldout_dir, tmp_path / "parts", **SMALL)
+    assert run(parts, stop_after=5).step == 5
+    torch.rand(7)  # whatever else drew in between
+    assert run(parts).step == 12
+    first, second = _newest(whole.run_dir), _newest(parts.run_dir)
+    assert all(torch.equal(first[k], second[k]) for k in first)
+
+
+def test_training_from_anywhere_raises_acceptance_and_what_it_writes_drafts(
+    target_dir: Path, text_dir: Path, heldout_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the exported head in clusters; from a map of noise, as the fitted one leaves little to learn here."""
+    changes = {**SMALL, "num_steps": 25, "eval_every": 25, "checkpoint_every": 25, "learning_rate": 5e-3}
+    changes |= {"head_learning_rate": 5e-3, "num_clusters": 7, "num_selected": 3}
+    options = _options(target_dir, text_dir, heldout_dir, tmp_path / "spoiled", **changes)
+    fitted = _acceptance(_options(target_dir, text_dir, heldout_dir, tmp_path / "fitted", **changes), None)
+    start = gemma4_mtp_start.starting_parameters
+
+    def spoiled(*arguments: Any) -> dict[str, Tensor]:
+        parameters = start(*arguments)
+        noise = torch.randn(24, 128, generator=torch.Generator().manual_seed(1)) * 0.1
+        return parameters | {"pre_projection.weight": noise}
+
+    monkeypatch.setattr(gemma4_mtp_start, "starting_parameters", spoiled)
+    untrained = _acceptance(options, None)
+    trained = run(options).best_mean_accepted
+    assert untrained + 0.1 < trained
+    assert untrained + 0.1 < fitted
+    assert DrafterConfig.read(options.export_dir).shape["num_clusters"] == 7
+    drafter = load_drafter(options.export_dir, target_dir, dtype=torch.float32)
+    drafter.open(1, list(range(5, 12)))
+    assert drafter.tap is not None
+    drafter.feed(1, 0, torch.randn(6, drafter.tap.width(64)))
+    (entry,) = drafter.draft([DraftRequest(1, 6)])
+    assert entry is not None
+    assert len(entry.tokens) == 6
+
+
+def test_tokens_fall_into_clusters_of_one_size_by_their_rows() -> None:
+    random = torch.Generator().manual_seed(5)
+    middles = torch.randn(6, 8, generator=random) * 5.0
+    owners = torch.randperm(60, generator=random) % 6
+    table = middles[owners] + 0.1 * torch.randn(60, 8, generator=random)
+    centroids, order = cluster_tokens(table, 6, seed=1)
+    assert order.sort().values.tolist() == list(range(60))
+    pure = sum(len(set(owners[members].tolist())) == 1 for members in order.view(6, 10))
+    assert pure >= 4
+    torch.testing.assert_close(centroids, torch.stack([table[m].mean(0) for m in order.view(6, 10)]))
+    with pytest.raises(TrainingDataError, match="num_clusters 7 must divide 60"):
+        cluster_tokens(table, 7)
+
+
+def test_sizes_follow_the_target(gemma_dir: Path, target_dir: Path) -> None:
+    shape, cached = gemma4_mtp_start.default_shape(AutoConfig.from_pretrained(gemma_dir), 4, 32, 64)
+    assert shape.layer_types == (SLIDING, SLIDING, SLIDING, FULL)
+    assert {kind: one.layer for kind, one in cached.items()} == {SLIDING: 4, FULL: 3}
+    assert cached[SLIDING].window == 8
+    shape, cached = gemma4_mtp_start.default_shape(AutoConfig.from_pretrained(target_dir), 2, 32, 64)
+    assert shape.layer_types == (FULL, FULL)
+    assert cached[FULL].layer == 3
+
+
+def test_the_fitted_map_is_the_best_of_its_width() -> None:
+    """`head @ back @ into` loses least over the states, and with all dimensions nothing."""
+    random = torch.Generator().manual_seed(2)
+    head, states = torch.randn(50, 12, generator=random), torch.randn(300, 12, generator=random)
+    states *= torch.linspace(0.1, 2.0, 12)
+    into, back = gemma4_mtp_start._main_directions(head, states, 12)
+    torch.testing.assert_close(back @ into, torch.eye(12), rtol=1e-3, atol=1e-3)
+    into, back = gemma4_mtp_start._main_directions(head, states, 5)
+    logits = states @ head.T
+    ours = F.mse_loss(states @ into.T @ back.T @ head.T, logits)
+    left, singular, right = torch.linalg.svd(logits, full_matrices=False)
+    best = F.mse_loss(left[:, :5] * singular[:5] @ right[:5], logits)
+    assert float(ours) == pytest.approx(float(best), rel=1e-3)
+
+
+def test_bad_options_are_named(target_dir: Path, text_dir: Path, heldout_dir: Path, tmp_path: Path) -> None:
+    options = _options(target_dir, text_dir, heldout_dir, tmp_path, **SMALL)
+    for field in ("draft_hidden", "num_selected"):
+        with pytest.raises(TrainingDataError, match=field):
+            run(replace(options, **{field: 0}))
+    with pytest.raises(TrainingDataError, match="num_clusters"):
+        run(replace(options, num_clusters=-1))
