@@ -19,13 +19,13 @@ from torch import Tensor
 from paceline.checkpoints.target_facts import TargetFacts
 from paceline.checkpoints.tensor_files import check_finite, read_public_config, read_tensors, write_tensors
 from paceline.drafters.checkpoint import CheckpointError, DrafterConfig, load_tensor
+from paceline.drafters.draft_model import model_directory
 from paceline.drafters.pard_checkpoint import (
     BESIDE,
     MODEL_CONFIG,
     PROJECTION,
     PROJECTION_BIAS,
     mask_token,
-    model_directory,
     read_model_config,
 )
 

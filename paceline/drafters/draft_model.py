@@ -3,7 +3,7 @@
 Responsible for: the target engine that runs it, and its head, cut to those tokens where that can be done (the head of a
 small model is much of its work: 28 of SmolLM2-135M's 135 million weights, 168 of Gemma 3 270M's 268).
 
-Deliberately does not know: sequences, drafts, target ids. Called by the independent drafter.
+Deliberately does not know: sequences, drafts, target ids. Called by the drafters that are models of their own.
 """
 
 from __future__ import annotations
@@ -21,8 +21,34 @@ from paceline.target import Device, SequenceRows, TapSpec, TargetEngine, Unsuppo
 from paceline.target.architecture import LEAN_MODEL_TYPES
 from paceline.target.weights import SafetensorsDir
 
+MODEL_DIR = "model"
+
 MAX_CUT_SHARE = 0.75
 """A head of which more than this is drafted is not cut unless the checkpoint says so: little work is saved."""
+
+
+def model_directory(directory: Path) -> Path:
+    """Where a checkpoint's model is: below it, or, as transformers saves one, the checkpoint itself."""
+    return directory / MODEL_DIR if (directory / MODEL_DIR).is_dir() else directory
+
+
+def load_engine(directory: Path, device: Device, dtype: torch.dtype) -> TargetEngine:
+    """An engine that runs a checkpoint's model.
+
+    Raises:
+        CheckpointError: it cannot be run.
+    """
+    model_dir = model_directory(directory)
+    if not any(model_dir.glob("*.safetensors")):
+        raise CheckpointError(
+            f"{model_dir.name!r} has no safetensors weights; pickled ones are never read: convert them with "
+            "`save_pretrained` of transformers"
+        )
+    where = device.kind if device.kind == "cpu" else f"{device.kind}:{device.index}"
+    try:
+        return TargetEngine.load(model_dir, where, dtype)
+    except UnsupportedModelError as error:
+        raise CheckpointError(f"{directory.name!r}: {error}") from None
 
 
 class DraftModel:

@@ -15,36 +15,28 @@ from typing import ClassVar
 
 import torch
 
-from paceline.drafters.base import DrafterError, DraftRequest, OutcomeRequest, UnknownDraftSequenceError
+from paceline.drafters.base import DraftRequest, OutcomeRequest
 from paceline.drafters.checkpoint import CheckpointError, DrafterConfig
 from paceline.drafters.choice import choose_chain_tokens, draw_chain_tokens, rank_children
 from paceline.drafters.comb import comb_entry, num_draws
-from paceline.drafters.draft_model import DraftModel
+from paceline.drafters.draft_model import DraftModel, load_engine, model_directory
 from paceline.drafters.own_text import OwnText
+from paceline.drafters.text_follower import FollowedText, TextFollower
 from paceline.drafters.tree import ROOT, GrowingTree
 from paceline.drafters.vocabulary import DraftVocabulary
 from paceline.sampling import SamplingParams
-from paceline.target import (
-    Device,
-    SequenceRows,
-    TapSpec,
-    TargetEngine,
-    UnsupportedModelError,
-    common_prefix,
-)
+from paceline.target import Device, SequenceRows, common_prefix
 from paceline.trie import DraftEntry, DrawRule, SiblingDraws
 
-MODEL_DIR = "model"
 BRANCH = 4
 """Children that every row of a tree proposes."""
 
 
 @dataclass(slots=True)
-class SequenceState:
+class SequenceState(FollowedText):
     """A sequence's committed tokens, and the chain drafted behind them.
 
     Attributes:
-        tokens: committed, the target's ids.
         own: the same text in the ids of the drafter's model.
         num_cached: leading ids of `text` whose keys and values are in the slot.
         chain: drafted, the target's ids.
@@ -52,8 +44,6 @@ class SequenceState:
         draws: of each token of the chain, where tokens are drawn; log_probs then stays empty.
     """
 
-    slot: int
-    tokens: list[int]
     own: OwnText
     num_cached: int = 0
     chain: list[int] = field(default_factory=list)
@@ -159,28 +149,19 @@ class OutcomeTree:
                 self._rows.append(parent)
 
 
-class IndependentDrafter:
+class IndependentDrafter(TextFollower[SequenceState]):
     """Drafts with a model of its own; see `paceline.drafters.base.Drafter`."""
 
     method: ClassVar[str] = "independent"
     formats: ClassVar[tuple[str, ...]] = ("paceline", "transformers")
     reads: ClassVar[str] = "nothing"
-    tap: TapSpec | None = None
-    longest_draft: int | None = None
 
     def __init__(self, model: DraftModel, vocabulary: DraftVocabulary) -> None:
-        self._model = model
-        self._engine = model.engine
+        super().__init__(model)
         self._open_text = vocabulary.open_text
         ids = vocabulary.target_ids
         self._draft_ids = None if ids is None else ids.to(self._engine.device.torch_device)
         self._own_of = vocabulary.own_of()
-        self._sequences: dict[int, SequenceState] = {}
-
-    @property
-    def max_positions(self) -> int:
-        """Positions of the small model."""
-        return self._engine.shape.max_positions
 
     @classmethod
     def read_tap(cls, directory: Path, config: DrafterConfig) -> None:
@@ -196,49 +177,16 @@ class IndependentDrafter:
         Its vocabulary is the target's, a part of it, or another tokenizer's; see `DraftVocabulary.read`. Where not all
         of it can be drafted, `shape.prune_head` says whether the head is cut to what can.
         """
-        where = device.kind if device.kind == "cpu" else f"{device.kind}:{device.index}"
-        model_dir = directory / MODEL_DIR if (directory / MODEL_DIR).is_dir() else directory
-        if not any(model_dir.glob("*.safetensors")):
-            raise CheckpointError(
-                f"{model_dir.name!r} has no safetensors weights; pickled ones are never read: convert them with "
-                "`save_pretrained` of transformers"
-            )
-        try:
-            engine = TargetEngine.load(model_dir, where, dtype)
-        except UnsupportedModelError as error:
-            raise CheckpointError(f"{directory.name!r}: {error}") from None
+        model_dir = model_directory(directory)
+        engine = load_engine(directory, device, dtype)
         vocabulary = DraftVocabulary.read(directory, model_dir, config, target_dir, engine.shape.vocab_size)
         prune = config.shape.get("prune_head")
         if prune is not None and not isinstance(prune, bool):
             raise CheckpointError(f"shape.prune_head must be true or false, not {prune!r}")
         return cls(DraftModel.load(model_dir, engine, vocabulary.own_ids, prune), vocabulary)
 
-    def open(self, sequence_id: int, tokens: Sequence[int]) -> None:
-        """Start following a sequence."""
-        self.close(sequence_id)
-        with torch.inference_mode():  # a slot that grew in that mode can only be taken in it
-            slot = self._engine.open(len(tokens) + 64)
-        state = SequenceState(slot, [], self._open_text())
-        state.commit(tokens)
-        self._sequences[sequence_id] = state
-
-    def close(self, sequence_id: int) -> None:
-        """Forget a sequence."""
-        state = self._sequences.pop(sequence_id, None)
-        if state is not None:
-            self._engine.close(state.slot)
-
-    def extend(self, sequence_id: int, start: int, tokens: Sequence[int]) -> None:
-        """Take in committed tokens; what the chain foretold keeps its place in the cache."""
-        state = self._get(sequence_id)
-        known = len(state.tokens)
-        if start > known:
-            raise DrafterError(f"sequence {sequence_id}: tokens {known} to {start - 1} are missing")
-        state.commit(tokens[known - start :])
-
-    def feed(self, sequence_id: int, start: int, features: torch.Tensor) -> None:
-        """Features are not read."""
-        self._get(sequence_id)
+    def _begin(self, slot: int) -> SequenceState:
+        return SequenceState(slot, [], self._open_text())
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[DraftEntry | None]:
         """Draft chains, one token of all sequences at a time; none where the text ends within a character."""
@@ -362,9 +310,3 @@ class IndependentDrafter:
     def _own_id(self, token: int) -> int:
         """The model's id of a drafted token."""
         return token if self._own_of is None else self._own_of[token]
-
-    def _get(self, sequence_id: int) -> SequenceState:
-        try:
-            return self._sequences[sequence_id]
-        except KeyError:
-            raise UnknownDraftSequenceError(f"sequence {sequence_id} is not open") from None

@@ -20,34 +20,31 @@ import structlog
 import torch
 from torch import Tensor
 
-from paceline.drafters.base import DrafterError, DraftRequest, OutcomeRequest, UnknownDraftSequenceError
+from paceline.drafters.base import DraftRequest, OutcomeRequest
 from paceline.drafters.checkpoint import CheckpointError, DrafterConfig
 from paceline.drafters.draft_layer import TorchOutput
-from paceline.drafters.draft_model import DraftModel
+from paceline.drafters.draft_model import DraftModel, load_engine, model_directory
 from paceline.drafters.own_text import SameText
 from paceline.drafters.parallel_round import Round, RoundRequest, round_entries
-from paceline.drafters.pard_checkpoint import mask_token, model_directory, read_model_config
+from paceline.drafters.pard_checkpoint import mask_token, read_model_config
+from paceline.drafters.text_follower import FollowedText, TextFollower
 from paceline.drafters.vocabulary import DraftVocabulary
-from paceline.target import Device, SequenceRows, TapSpec, TargetEngine, UnsupportedModelError
+from paceline.target import Device, SequenceRows, TapSpec
 from paceline.trie import DraftEntry
 
 log = structlog.get_logger()
 
 
 @dataclass(slots=True)
-class SequenceState:
+class SequenceState(FollowedText):
     """A sequence's committed tokens, and what was run behind them.
 
     Attributes:
-        slot: of the engine.
-        tokens: committed.
-        num_cached: of them, those whose keys and values are in the slot; mask rows may stand behind all of them.
+        num_cached: committed tokens whose keys and values are in the slot; mask rows may stand behind all of them.
         round: the rows behind the committed tokens, once all of these are cached.
         with_features: whether what is cached was run with the target's features (`pard2.py`).
     """
 
-    slot: int
-    tokens: list[int]
     num_cached: int = 0
     round: Round = field(default_factory=Round)
     with_features: bool = False
@@ -57,7 +54,7 @@ class SequenceState:
         self.num_cached, self.round = 0, Round()
 
 
-class Pard1Drafter:
+class Pard1Drafter(TextFollower[SequenceState]):
     """Drafts with mask tokens; see `paceline.drafters.base.Drafter`.
 
     Args:
@@ -69,24 +66,15 @@ class Pard1Drafter:
     method: ClassVar[str] = "pard1"
     formats: ClassVar[tuple[str, ...]] = ("paceline", "transformers", "pard")
     reads: ClassVar[str] = "nothing"
-    longest_draft: int | None = None  # one mask token stands for all, so that any number may be asked for
 
     def __init__(self, model: DraftModel, draft_ids: Tensor | None, mask: int) -> None:
-        self.tap: TapSpec | None = None
-        self._model = model
-        self._engine = model.engine
+        super().__init__(model)
         self._mask = mask
         self._target_id_of: Sequence[int] = (
             range(self._engine.shape.vocab_size) if draft_ids is None else draft_ids.tolist()
         )
         self._mask_column = self._target_id_of.index(mask) if mask in self._target_id_of else None
         self._draft_ids = None if draft_ids is None else draft_ids.to(self._engine.device.torch_device)
-        self._sequences: dict[int, SequenceState] = {}
-
-    @property
-    def max_positions(self) -> int:
-        """Positions of the model."""
-        return self._engine.shape.max_positions
 
     @classmethod
     def read_tap(cls, directory: Path, config: DrafterConfig) -> TapSpec | None:
@@ -106,30 +94,8 @@ class Pard1Drafter:
             )
         return cls(*load_model(directory, config, target_dir, device, dtype))
 
-    def open(self, sequence_id: int, tokens: Sequence[int]) -> None:
-        """Start following a sequence."""
-        self.close(sequence_id)
-        with torch.inference_mode():  # a slot that grew in that mode can only be taken in it
-            slot = self._engine.open(len(tokens) + 64)
-        self._sequences[sequence_id] = SequenceState(slot, list(tokens))
-
-    def close(self, sequence_id: int) -> None:
-        """Forget a sequence."""
-        state = self._sequences.pop(sequence_id, None)
-        if state is not None:
-            self._engine.close(state.slot)
-
-    def extend(self, sequence_id: int, start: int, tokens: Sequence[int]) -> None:
-        """Take in committed tokens."""
-        state = self._get(sequence_id)
-        known = len(state.tokens)
-        if start > known:
-            raise DrafterError(f"sequence {sequence_id}: tokens {known} to {start - 1} are missing")
-        state.tokens.extend(tokens[known - start :])
-
-    def feed(self, sequence_id: int, start: int, features: Tensor) -> None:
-        """Features are not read."""
-        self._get(sequence_id)
+    def _begin(self, slot: int) -> SequenceState:
+        return SequenceState(slot, [])
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[DraftEntry | None]:
         """Draft chains, and trees for requests with more nodes than tokens in a row, all sequences in one pass."""
@@ -210,12 +176,6 @@ class Pard1Drafter:
         depth = request.num_tokens
         return depth > 0 and bool(state.tokens) and len(state.tokens) + depth <= self.max_positions
 
-    def _get(self, sequence_id: int) -> SequenceState:
-        try:
-            return self._sequences[sequence_id]
-        except KeyError:
-            raise UnknownDraftSequenceError(f"sequence {sequence_id} is not open") from None
-
 
 def load_model(
     directory: Path, config: DrafterConfig, target_dir: Path, device: Device, dtype: torch.dtype
@@ -226,17 +186,8 @@ def load_model(
         CheckpointError: it cannot be run, or has another tokenizer than the target: mask rows are told apart by their
             places, and a text's places are the target's only where its tokens are.
     """
-    where = device.kind if device.kind == "cpu" else f"{device.kind}:{device.index}"
     model_dir = model_directory(directory)
-    if not any(model_dir.glob("*.safetensors")):
-        raise CheckpointError(
-            f"{model_dir.name!r} has no safetensors weights; pickled ones are never read: convert them with "
-            "`save_pretrained` of transformers"
-        )
-    try:
-        engine = TargetEngine.load(model_dir, where, dtype)
-    except UnsupportedModelError as error:
-        raise CheckpointError(f"{directory.name!r}: {error}") from None
+    engine = load_engine(directory, device, dtype)
     vocab = engine.shape.vocab_size
     mask = mask_token(config, vocab)
     vocabulary = DraftVocabulary.read(directory, model_dir, config, target_dir, vocab)

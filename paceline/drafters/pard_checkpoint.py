@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from paceline.drafters.checkpoint import CheckpointError, DrafterConfig, save_drafter
-from paceline.drafters.independent import MODEL_DIR
+from paceline.drafters.draft_model import MODEL_DIR
 from paceline.drafters.intersection import FILE_NAME as TOKENIZER_FILE
 
 PROJECTION = "target_proj.weight"
@@ -32,11 +32,6 @@ BESIDE = (PROJECTION, PROJECTION_BIAS, "d2t")
 
 MODEL_CONFIG = "model"
 """Key in `DrafterConfig.shape` under which the model's transformers configuration travels between formats."""
-
-
-def model_directory(directory: Path) -> Path:
-    """Where a checkpoint's model is: below it, or, in the public layout, the checkpoint itself."""
-    return directory / MODEL_DIR if (directory / MODEL_DIR).is_dir() else directory
 
 
 def mask_token(config: DrafterConfig, vocab: int) -> int:

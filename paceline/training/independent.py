@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from paceline.drafters.checkpoint import DrafterConfig, save_drafter
-from paceline.drafters.independent import MODEL_DIR
+from paceline.drafters.draft_model import MODEL_DIR
 from paceline.training.acceptance import AcceptanceCounts
 from paceline.training.backbone import final_hidden
 from paceline.training.data import Batch
