@@ -13,15 +13,14 @@ from torch import Tensor
 
 from paceline.sampling import (
     DraftDistribution,
-    NoiseRole,
     RowParams,
     SamplingParams,
     VerifyMode,
     draft_distributions,
     draw_children,
-    gumbel_at,
     process_logits,
     race_listed,
+    race_sums,
 )
 from paceline.trie import DrawRule, SiblingDraws
 
@@ -104,15 +103,13 @@ def rank_by_race(
     left = processed.clone()
     places: list[Tensor] = []
     for _ in range(min(count, logits.shape[1])):
-        winners = race_listed(left, positions, part, draft_ids)  # [rows]
-        places.append(winners)
-        left[torch.arange(len(params)), winners] = -torch.inf
-        if not bool(left.isfinite().any(dim=-1).all()):  # a row without another has no second race
+        winners = race_listed(left, positions, part, draft_ids).unsqueeze(1)  # [rows, 1]
+        if places and bool(left.gather(1, winners).isneginf().any()):  # the filters left a row no other
             break
-    chosen = torch.stack(places, dim=-1)  # [rows, count]
-    ids = chosen if draft_ids is None else draft_ids[chosen]
-    where = torch.tensor(positions, device=logits.device)
-    sums = processed.gather(1, chosen) + gumbel_at(part.seeds, where, NoiseRole.TARGET, ids)
+        places.append(winners)
+        left.scatter_(1, winners, -torch.inf)
+    chosen = torch.cat(places, dim=1)  # [rows, count]
+    sums = race_sums(processed, positions, part, chosen, draft_ids)
     return sums.log_softmax(dim=-1).tolist(), chosen.tolist()
 
 

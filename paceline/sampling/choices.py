@@ -139,6 +139,35 @@ def race_listed(
     return noise.add_(processed).argmax(dim=-1)
 
 
+def race_sums(
+    processed: Tensor,
+    positions: Sequence[int],
+    rows: RowParams,
+    places: Tensor,
+    token_ids: Tensor | None,
+) -> Tensor:
+    """What some places of rows bring to the race: their logits with the target's noise.
+
+    Args:
+        processed: as in `race_listed`.
+        positions: as in `race_listed`.
+        rows: as in `race_listed`.
+        places: [rows, m] int64.
+        token_ids: as in `race_listed`.
+
+    Returns:
+        [rows, m] float32, -inf where a filter removed the token.
+    """
+    ids = places if token_ids is None else token_ids[places]
+    if kernel_rows.can_run(processed):
+        seeds = [param.seed for param in rows.params]
+        noise = kernel_rows.gumbels(seeds, positions, NoiseRole.TARGET, ids)
+    else:
+        where = torch.tensor(positions, device=processed.device)
+        noise = gumbel_at(rows.seeds, where, NoiseRole.TARGET, ids)
+    return noise.add_(processed.gather(1, places))
+
+
 def largest(rows: Tensor, maxima: Tensor | None = None) -> Tensor:
     """Index of each row's largest entry, the first of equals: `[rows, n] -> [rows]` int64.
 

@@ -103,6 +103,25 @@ def race(
     return _choose(described, only_scalar)
 
 
+def gumbels(seeds: Sequence[int], positions: Sequence[int], role: NoiseRole, token_ids: Tensor) -> Tensor:
+    """What `noise.gumbel_at` gives for `[rows, n]` int64 ids in memory of the CPU: `[rows, n]` float32.
+
+    A torch operator for each step of the noise takes longer than a few numbers do.
+    """
+    library = kernels.load()
+    assert library is not None, "checked by can_run"
+    ids = token_ids.contiguous()
+    if ids.dtype != torch.int64 or ids.is_cuda or ids.shape[0] != len(positions):
+        raise ValueError(f"{list(ids.shape)} {ids.dtype} ids for {len(positions)} rows")
+    out = torch.empty(ids.shape, dtype=torch.float32)
+    for row, (seed, position) in enumerate(zip(seeds, positions, strict=True)):
+        key = _key(seed, position, role)
+        library.pl_gumbel(
+            key.seed, key.position, key.role, ids[row].data_ptr(), ids.shape[1], out[row].data_ptr()
+        )
+    return out
+
+
 def process(logits: Tensor, params: Sequence[SamplingParams], only_scalar: bool = False) -> Tensor | None:
     """What `processors.process_logits` gives for rows with a temperature above 0: `[rows, vocab]` float32.
 

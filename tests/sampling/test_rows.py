@@ -22,6 +22,7 @@ from paceline.sampling import (
     noise,
     processors,
     race_listed,
+    race_sums,
     rows,
     target_choices,
 )
@@ -139,6 +140,20 @@ def test_a_listed_race_without_kernels_is_the_same(monkeypatch: pytest.MonkeyPat
     fast = race_listed(drafted, range(5), part, ids)
     monkeypatch.setattr(rows, "can_run", lambda _: False)
     assert torch.equal(race_listed(drafted, range(5), part, ids), fast)
+
+
+@pytest.mark.parametrize("has_ids", [False, True])
+def test_sums_of_a_race_without_kernels_are_the_same(has_ids: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(7)
+    ids = torch.randperm(5000, generator=generator)[:700] if has_ids else None
+    processed = torch.randn(5, 700, generator=generator)
+    processed[processed < -1] = -torch.inf
+    places = torch.randint(0, 700, (5, 9), generator=generator)
+    part = RowParams.build([SamplingParams(seed=2**64 - 1 - seed) for seed in range(5)], [1] * 5)
+    fast = race_sums(processed, range(40, 45), part, places, ids)
+    assert fast.isneginf().any()
+    monkeypatch.setattr(rows, "can_run", lambda _: False)
+    assert torch.equal(race_sums(processed, range(40, 45), part, places, ids), fast)
 
 
 def test_choices_without_kernels_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
