@@ -108,7 +108,7 @@ def trace_of(frames: Sequence[Frame], name: str, seed: int = 0) -> Trace:
     knots = sorted({rows for rows, _ in steps})
     if len(knots) < 2 or not drafts:
         raise ValueError("too little was reported: steps of two sizes and a draft are needed")
-    base_us, token_us = _draft_line(drafts)
+    base_us, token_us, path_us = _draft_times(drafts)
     placement = next((f.report.key.placement for f in frames if f.report.HasField("key")), "separate")
     info = TraceInfo(
         name=name,
@@ -118,7 +118,7 @@ def trace_of(frames: Sequence[Frame], name: str, seed: int = 0) -> Trace:
         step_us=tuple((rows, round(curve(rows) * 1e6, 1)) for rows in knots),
         draft_base_us=round(base_us, 1),
         draft_token_us=round(token_us, 1),
-        draft_path_us=round(token_us, 1),  # reports do not tell paths apart: as if drafted one after another
+        draft_path_us=round(path_us, 1),
     )
     overall = _rates([f.report for f in frames], (0.5,))
     period_s = max(1e-3, curve(knots[0]))
@@ -153,13 +153,19 @@ def trace_of(frames: Sequence[Frame], name: str, seed: int = 0) -> Trace:
     return Trace(info, rounds)
 
 
-def _draft_line(drafts: Sequence[scheduler_pb2.DraftSample]) -> tuple[float, float]:
-    """Microseconds of a draft of any length, and per token of it."""
-    model = DraftTimeModel(half_life=1e6)
-    for draft in drafts:
-        model.observe(draft.num_draft_steps, draft.draft_us * 1e-6)
-    first_s, token_s = model.seconds(1), model.seconds(2) - model.seconds(1)
-    return (first_s - token_s) * 1e6, token_s * 1e6
+def _draft_times(drafts: Sequence[scheduler_pb2.DraftSample]) -> tuple[float, float, float]:
+    """Microseconds of a draft of any length, per token of it, and per token of each further path in the batch.
+
+    A further path is taken to cost what a further sequence did; where none was ever drafted for, as much as the first.
+    """
+    found = DraftTimeModel.fit(
+        (draft.num_draft_steps, draft.draft_us * 1e-6, draft.num_sequences) for draft in drafts
+    ).coefficients
+    num_tokens = statistics.mean(draft.num_draft_steps for draft in drafts)
+    path_s = found.per_both_s + found.per_sequence_s / num_tokens
+    if len({draft.num_sequences for draft in drafts}) < 2:
+        path_s = found.per_token_s
+    return found.base_s * 1e6, found.per_token_s * 1e6, path_s * 1e6
 
 
 def _rates(reports: Sequence[scheduler_pb2.ReportRequest], prior: Sequence[float]) -> tuple[float, ...]:

@@ -60,6 +60,17 @@ def test_a_trace_says_what_was_reported() -> None:
     assert mean_first(trace, 5, 10) == pytest.approx(0.4, abs=0.06)
 
 
+def test_what_a_further_sequence_costs_is_what_a_further_path_costs() -> None:
+    one = trace_of(frames(), "one at a time")
+    assert one.draft_s(4, 3) == pytest.approx(0.0005 + 3 * 0.004)  # nothing says that they share
+    shared = frames()
+    for frame in shared[20:]:
+        for draft in frame.report.drafts:
+            draft.num_sequences = 3
+            draft.draft_us += 2 * 200 * draft.num_draft_steps
+    assert trace_of(shared, "shared").draft_s(4, 3) == pytest.approx(0.0005 + 0.004 + 2 * 0.0008, rel=0.02)
+
+
 def test_slow_moments_are_slow_rounds() -> None:
     """Where all steps of some frames took twice as long, so do the rounds of that time."""
     mixed = [Frame(0.25 * i, report(0.8, 1, 2.0 if 8 <= i < 12 else 1.0)) for i in range(40)]
