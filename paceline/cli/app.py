@@ -28,6 +28,9 @@ class PacelineGroup(LazyGroup):
         "methods": LazyCommand("paceline.cli.methods", "methods", "List the drafting methods."),
         "models": LazyCommand("paceline.cli.models", "app", "Fetch, list and find models."),
         "modes": LazyCommand("paceline.cli.modes", "modes", "List the verification modes."),
+        "pretrain": LazyCommand(
+            "paceline.cli.pretrain", "pretrain", "Train a small model together with its prediction modules."
+        ),
         "train": LazyCommand("paceline.cli.train", "train", "Train a drafter for a target."),
         "up": LazyCommand("paceline.cli.up", "up", "Run everything on this machine until Ctrl-C."),
         "version": LazyCommand("paceline.cli.version", "version", "Print the version."),

@@ -2,7 +2,7 @@
 
 Responsible for the loss: the model's own cross entropy, and a share of the modules' mean beside it, whose gradients
 reach the model. Embedding and head are one matrix, shared by all. For small Llama-like models: the pass is that of
-`backbone.py`. Knows nothing of optimisers and data; a caller steps :meth:`JointPretraining.named_parameters`.
+`backbone.py`. Knows nothing of optimisers and data; :mod:`paceline.training.pretrain` runs it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from paceline.drafters.deepseek_mtp_layer import module_prefix
 from paceline.training.backbone import final_hidden
 from paceline.training.deepseek_mtp import MtpShape, run_depths
 from paceline.training.errors import TrainingDataError
-from paceline.training.losses import linear_cross_entropy
+from paceline.training.losses import head_best, linear_cross_entropy
 from paceline.training.teacher import TeacherShape
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -110,9 +110,37 @@ class JointPretraining:
         shown = {"own": float(own.detach()), "modules": float(modules.detach())}
         return own + modules_weight(fraction) * modules, shown
 
-    def _cross_entropy(self, states: Tensor, tokens: Tensor, lengths: Tensor, ahead: int) -> Tensor:
-        """Of rows that propose the token `ahead` of their position."""
+    @torch.no_grad()
+    def agreement(self, tokens: Tensor, lengths: Tensor) -> list[tuple[int, int]]:
+        """By depth, how often a module proposes what the model chooses there, and of how many rows.
+
+        Given the text before: what the model would accept of the first token that the module drafts behind it.
+
+        Args:
+            tokens: int64 ``[rows, length]``, right-padded.
+            lengths: int64 ``[rows]``.
+        """
+        weights: dict[str, Tensor] = dict(self._parameters)
+        table = weights[EMBEDDING]
+        hidden = final_hidden(weights, self.target, table, tokens)
+        found = []
+        depths = run_depths(self.shape, weights, tokens, hidden, table, self.shape.num_modules)
+        for j, out in enumerate(depths):
+            # Row r proposes token r + 2 + j, which the model chooses at position r + 1 + j.
+            row, position = self._rows(tokens, lengths, 2 + j)
+            proposed = head_best(out[row, position], table, 1).squeeze(-1)
+            chosen = head_best(hidden[row, position + 1 + j], table, 1).squeeze(-1)
+            found.append((int((proposed == chosen).sum()), row.numel()))
+        return found
+
+    def _rows(self, tokens: Tensor, lengths: Tensor, ahead: int) -> tuple[Tensor, Tensor]:
+        """Rows and positions that have a token so far ahead."""
         is_text = torch.arange(tokens.shape[1])[None] < lengths[:, None]
         row, position = is_text[:, ahead:].nonzero(as_tuple=True)
+        return row, position
+
+    def _cross_entropy(self, states: Tensor, tokens: Tensor, lengths: Tensor, ahead: int) -> Tensor:
+        """Of rows that propose the token `ahead` of their position."""
+        row, position = self._rows(tokens, lengths, ahead)
         labels = tokens[row, position + ahead]
         return linear_cross_entropy(states[row, position], self._parameters[EMBEDDING], labels)

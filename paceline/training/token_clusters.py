@@ -49,13 +49,12 @@ def _assign(rows: Tensor, centroids: Tensor, size: int) -> Tensor:
     room = torch.full((centroids.shape[0],), size)
     half = centroids.square().sum(-1) / 2
     while len(left := (owner < 0).nonzero().squeeze(1)):
-        is_full = room == 0
+        open_ = room.nonzero().squeeze(1)
         closeness, wanted = [], []
         for part in left.split(_CHUNK_ROWS):
-            scores = (rows[part] @ centroids.T - half).masked_fill_(is_full, -torch.inf)
-            best = scores.max(-1)
+            best = (rows[part] @ centroids[open_].T - half[open_]).max(-1)
             closeness.append(best.values - rows[part].square().sum(-1) / 2)
-            wanted.append(best.indices)
+            wanted.append(open_[best.indices])
         near, cluster = torch.cat(closeness), torch.cat(wanted)
         order = near.argsort(descending=True, stable=True)
         order = order[cluster[order].argsort(stable=True)]  # by cluster, the nearest of each first

@@ -1,0 +1,28 @@
+"""``paceline pretrain``: a small model and its multi-token prediction modules, trained together from nothing.
+
+Responsible for: the command over :func:`paceline.training.pretrain.run`. Deliberately does not know: the loss. Called
+by :mod:`paceline.cli.app`, which imports it only when it is called: it needs torch.
+"""
+
+from __future__ import annotations
+
+import typer
+
+from paceline.cli.dataclass_options import command_for
+from paceline.cli.logs import configure_cli_logs
+from paceline.models import resolve
+from paceline.training.pretrain import PretrainOptions, run
+
+
+def _run(options: PretrainOptions) -> None:
+    configure_cli_logs()
+    typer.echo(str(run(options)))
+
+
+pretrain = command_for(
+    PretrainOptions,
+    _run,
+    arguments=(),
+    converters={"tokenizer_dir": resolve},
+    help_text="Train a small model together with its prediction modules; goes on from its last checkpoint.",
+)
