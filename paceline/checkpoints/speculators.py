@@ -16,6 +16,8 @@ from torch import Tensor
 
 from paceline.checkpoints.shared import store_embedding
 from paceline.checkpoints.speculators_config import BLOCK_KINDS, KINDS, read_kind, read_shape, write_config
+from paceline.checkpoints.speculators_mtp import KIND as MTP
+from paceline.checkpoints.speculators_mtp import read_mtp, write_mtp
 from paceline.checkpoints.target_facts import TargetFacts
 from paceline.checkpoints.tensor_files import (
     check_finite,
@@ -51,6 +53,8 @@ def read_speculators(directory: Path, target: TargetFacts) -> tuple[DrafterConfi
             drafters do not compute.
     """
     content = read_public_config(directory)
+    if content.get("speculators_model_type") == MTP:
+        return read_mtp(directory, content, target)
     kind = read_kind(content)
     shape = read_shape(content, target)
     made = {
@@ -101,6 +105,9 @@ def write_speculators(directory: Path, config: DrafterConfig, tensors: Mapping[s
     Raises:
         CheckpointError: naming what the format cannot express, or a tensor that does not fit the configuration.
     """
+    if config.method == "deepseek_mtp":
+        write_mtp(directory, config, tensors)
+        return
     content = write_config(config)
     check_names(tensors, _shapes(config))
     out = {_public(name): tensor for name, tensor in tensors.items()}
@@ -123,9 +130,13 @@ def store_target(
 ) -> tuple[DrafterConfig, dict[str, Tensor]]:
     """What the drafter shares with its target, as far as the format stores it.
 
+    Prediction modules get nothing.
+
     A block drafter of a reduced vocabulary gets rows of the target's head; whoever loads it takes the embedding, and a
     head that is not reduced, from the target. Others get the embedding.
     """
+    if config.method == "deepseek_mtp":
+        return config, dict(tensors)
     if config.method not in BLOCK_KINDS:
         return store_embedding(config, tensors, target_dir)
     if _HEAD in tensors or config.size("draft_vocab") == config.size("target_vocab"):

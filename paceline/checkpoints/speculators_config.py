@@ -61,7 +61,7 @@ def read_shape(content: Mapping[str, Any], target: TargetFacts) -> dict[str, Any
         CheckpointError: naming the field that is missing, does not fit the target, or asks for what is not computed.
     """
     kind = read_kind(content)
-    layer = _layer_config(content)
+    layer = layer_config(content)
     for name in ("norm_before_fc", "fc_norm"):
         if content.get(name):
             raise CheckpointError(
@@ -72,22 +72,11 @@ def read_shape(content: Mapping[str, Any], target: TargetFacts) -> dict[str, Any
         raise CheckpointError(
             "target_hidden_size differs from the drafter's hidden_size, which is not supported"
         )
-    if hidden != target.hidden:
-        raise CheckpointError(
-            f"transformer_layer_config.hidden_size is {hidden}, the target's is {target.hidden}: it is another's"
-        )
-    vocab = size_of(layer, "vocab_size")
-    if vocab != target.vocab:
-        raise CheckpointError(
-            f"transformer_layer_config.vocab_size is {vocab}, the target's is {target.vocab}: it is another's"
-        )
+    heads, kv_heads = check_sizes(layer, target)
+    vocab = target.vocab
     draft_vocab = content.get("draft_vocab_size", 32000)
     if not is_whole(draft_vocab) or draft_vocab > vocab:
         raise CheckpointError(f"draft_vocab_size must be from 1 to {vocab}, not {draft_vocab!r}")
-    heads = size_of(layer, "num_attention_heads")
-    kv_heads = size_of(layer, "num_key_value_heads")
-    if heads % kv_heads:
-        raise CheckpointError(f"num_attention_heads {heads} is no multiple of num_key_value_heads {kv_heads}")
     shape: dict[str, Any] = {
         "hidden": hidden,
         "target_hidden": hidden,
@@ -102,7 +91,7 @@ def read_shape(content: Mapping[str, Any], target: TargetFacts) -> dict[str, Any
         "max_positions": size_of(layer, "max_position_embeddings"),
         "tap_layers": _tap_layers(content, kind, target),
         "head_norms": kind in BLOCK_KINDS or layer.model_type == "qwen3",
-        **_rope(layer),
+        **rope_fields(layer),
     }
     if kind in BLOCK_KINDS:
         return shape | read_block_fields(content, kind, vocab)
@@ -111,6 +100,27 @@ def read_shape(content: Mapping[str, Any], target: TargetFacts) -> dict[str, Any
         return shape | {"num_depths": _num_depths(content), "mask_token": mask_token(content, vocab)}
     shape["norm_output"] = switch(content, "norm_output")
     return shape
+
+
+def check_sizes(layer: Any, target: TargetFacts) -> tuple[int, int]:
+    """Query and key heads of layers that fit a target.
+
+    Raises:
+        CheckpointError: they are another target's, or heads do not fall into groups.
+    """
+    hidden, vocab = size_of(layer, "hidden_size"), size_of(layer, "vocab_size")
+    if hidden != target.hidden:
+        raise CheckpointError(
+            f"transformer_layer_config.hidden_size is {hidden}, the target's is {target.hidden}: it is another's"
+        )
+    if vocab != target.vocab:
+        raise CheckpointError(
+            f"transformer_layer_config.vocab_size is {vocab}, the target's is {target.vocab}: it is another's"
+        )
+    heads, kv_heads = size_of(layer, "num_attention_heads"), size_of(layer, "num_key_value_heads")
+    if heads % kv_heads:
+        raise CheckpointError(f"num_attention_heads {heads} is no multiple of num_key_value_heads {kv_heads}")
+    return heads, kv_heads
 
 
 def write_config(config: DrafterConfig) -> dict[str, Any]:
@@ -196,7 +206,7 @@ def _num_drafts(config: DrafterConfig, kind: str) -> int:
     return config.size("num_depths") if kind == "peagle" else 3
 
 
-def _layer_config(content: Mapping[str, Any]) -> Any:
+def layer_config(content: Mapping[str, Any]) -> Any:
     """The decoder layers' configuration, with what is left out filled in as the package does."""
     value = content.get("transformer_layer_config")
     if not isinstance(value, dict):
@@ -226,7 +236,12 @@ def _layer_config(content: Mapping[str, Any]) -> Any:
     return layer
 
 
-def _rope(layer: Any) -> dict[str, Any]:
+def rope_fields(layer: Any) -> dict[str, Any]:
+    """What `shape` says of rotary positions.
+
+    Raises:
+        CheckpointError: of a variant that is not supported.
+    """
     parameters = layer.rope_parameters
     if not isinstance(parameters, Mapping) or parameters.get("rope_type") not in ROPE_TYPES:
         said = parameters.get("rope_type") if isinstance(parameters, Mapping) else parameters

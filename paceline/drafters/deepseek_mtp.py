@@ -25,7 +25,7 @@ class DeepseekMtpDrafter(AutoregressiveDrafter):
     """Drafts with multi-token prediction modules; see `paceline.drafters.base.Drafter`."""
 
     method: ClassVar[str] = "deepseek_mtp"
-    formats: ClassVar[tuple[str, ...]] = ("paceline", "nextn")
+    formats: ClassVar[tuple[str, ...]] = ("paceline", "nextn", "speculators")
     reads: ClassVar[str] = "last hidden state"
 
     @classmethod

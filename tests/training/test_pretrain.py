@@ -45,7 +45,7 @@ def test_it_learns_and_the_pair_serves(options: PretrainOptions) -> None:
     assert last.own < first.own - 0.3
     assert last.modules < first.modules - 0.3
     assert len(last.accepted) == 2
-    assert last.accepted[0] > 0.2
+    assert all(0 < share < 1 for share in last.accepted)
     model = options.export_dir / "model"
     drafter = load_drafter(options.export_dir / "drafter", model, dtype=torch.float32)
     assert drafter.tap is not None
