@@ -13,6 +13,16 @@ from typing import Any
 
 from torch import Tensor
 
+from paceline.checkpoints.block_layouts import (
+    count_target_layers,
+    is_deepspec,
+    is_dflash,
+    read_deepspec,
+    read_dflash,
+    store_target_vocabulary,
+    write_deepspec,
+    write_dflash,
+)
 from paceline.checkpoints.eagle import is_eagle, read_eagle, write_eagle
 from paceline.checkpoints.gemma4_assistant import (
     is_gemma4_assistant,
@@ -67,6 +77,8 @@ class Format:
 FORMATS: dict[str, Format] = {
     entry.name: entry
     for entry in (
+        Format("dflash", is_dflash, read_dflash, write_dflash, count_target_layers),
+        Format("deepspec", is_deepspec, read_deepspec, write_deepspec, store_target_vocabulary),
         Format("speculators", is_speculators, read_speculators, write_speculators, store_target),
         Format("nextn", is_nextn, read_nextn, write_nextn, store_vocabulary),
         Format("eagle", is_eagle, read_eagle, write_eagle, store_embedding),

@@ -55,12 +55,29 @@ def read_speculators(directory: Path, target: TargetFacts) -> tuple[DrafterConfi
     content = read_public_config(directory)
     if content.get("speculators_model_type") == MTP:
         return read_mtp(directory, content, target)
-    kind = read_kind(content)
-    shape = read_shape(content, target)
     made = {
         "imported_from": "speculators",
         "speculators_version": str(content.get("speculators_version", "")),
     }
+    return read_content(directory, content, target, made)
+
+
+def read_content(
+    directory: Path, content: Mapping[str, Any], target: TargetFacts, made: dict[str, Any]
+) -> tuple[DrafterConfig, dict[str, Tensor]]:
+    """Read the tensors of a directory by what a `config.json` of the format says, wherever that came from.
+
+    Args:
+        directory: with safetensors.
+        content: in the format's words.
+        target: what the drafter was made for.
+        made: what the checkpoint is to say of its origin.
+
+    Raises:
+        CheckpointError: as of :func:`read_speculators`.
+    """
+    kind = read_kind(content)
+    shape = read_shape(content, target)
     whole = {"has_embedding": True, "has_head": True} if kind in BLOCK_KINDS else {"has_embedding": True}
     config = DrafterConfig(KINDS[kind], target.fingerprint, target.name, {**shape, **whole}, made)
     required = {_public(name): size for name, size in _shapes(config).items()}
@@ -108,7 +125,21 @@ def write_speculators(directory: Path, config: DrafterConfig, tensors: Mapping[s
     if config.method == "deepseek_mtp":
         write_mtp(directory, config, tensors)
         return
-    content = write_config(config)
+    content, out = write_config(config), public_tensors(config, tensors)
+    if config.size("draft_vocab") != config.size("target_vocab") and _HEAD not in out:
+        raise CheckpointError(
+            f"{_HEAD}: the format stores the head of a reduced vocabulary, and this drafter reads its target's: name "
+            "the target"
+        )
+    write_tensors(directory, "model.safetensors", content, out)
+
+
+def public_tensors(config: DrafterConfig, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors under the format's names; a vocabulary that is not reduced in the target's order, and without maps.
+
+    Raises:
+        CheckpointError: a tensor does not fit the configuration.
+    """
     check_names(tensors, _shapes(config))
     out = {_public(name): tensor for name, tensor in tensors.items()}
     ids = read_draft_ids(config, tensors["d2t"], torch.device("cpu"))
@@ -117,12 +148,7 @@ def write_speculators(directory: Path, config: DrafterConfig, tensors: Mapping[s
         if ids is not None:
             for name in {_HEAD, MARKOV_OUT} & set(out):
                 out[name] = out[name][ids.argsort()]
-    elif _HEAD not in out:
-        raise CheckpointError(
-            f"{_HEAD}: the format stores the head of a reduced vocabulary, and this drafter reads its target's: name "
-            "the target"
-        )
-    write_tensors(directory, "model.safetensors", content, out)
+    return out
 
 
 def store_target(

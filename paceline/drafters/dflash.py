@@ -26,7 +26,7 @@ class DFlashDrafter(BlockDrafter):
     """Drafts with one block of independent guesses; see `paceline.drafters.base.Drafter`."""
 
     method: ClassVar[str] = "dflash"
-    formats: ClassVar[tuple[str, ...]] = ("paceline", "speculators")
+    formats: ClassVar[tuple[str, ...]] = ("paceline", "speculators", "dflash", "deepspec")
     reads: ClassVar[str] = "several layers, fused"
 
     @classmethod

@@ -122,7 +122,7 @@ class DSparkDrafter(BlockDrafter):
     """
 
     method: ClassVar[str] = "dspark"
-    formats: ClassVar[tuple[str, ...]] = ("paceline", "speculators")
+    formats: ClassVar[tuple[str, ...]] = ("paceline", "speculators", "deepspec")
     reads: ClassVar[str] = "several layers, fused"
 
     def __init__(
