@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 NUM_BINS = 20
+_SLACK = 1e-3  # of calibration error: less is not worth a temperature further from 1
 _GRID = torch.linspace(math.log(0.2), math.log(5.0), 65, dtype=torch.float64).exp()
 
 
@@ -24,7 +25,7 @@ def fit_temperatures(log_odds: Tensor, is_right: Tensor) -> list[float]:
         is_right: bool ``[chains, places]``: whether each token is the target's.
 
     Returns:
-        Temperatures, the one nearest to 1 of those with the least calibration error.
+        Temperatures, at each place the one nearest to 1 of those whose calibration error is about the least.
     """
     accepted = is_right.cumprod(1).double()
     above = torch.ones(log_odds.shape[0], dtype=torch.float64)
@@ -33,7 +34,7 @@ def fit_temperatures(log_odds: Tensor, is_right: Tensor) -> list[float]:
     for place in range(log_odds.shape[1]):
         candidates = above * torch.sigmoid(log_odds[:, place].double() / by_distance[:, None])
         errors = torch.stack([calibration_error(claimed, accepted[:, place]) for claimed in candidates])
-        chosen = int(errors.argmin())
+        chosen = int((errors <= errors.min() + _SLACK).nonzero()[0])
         temperatures.append(float(by_distance[chosen]))
         above = candidates[chosen]
     return temperatures

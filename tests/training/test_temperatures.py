@@ -37,6 +37,8 @@ def test_a_place_is_fitted_with_those_before_it_fixed() -> None:
 
 def test_nothing_to_learn_leaves_confidences_alone() -> None:
     assert fit_temperatures(torch.zeros(10, 1), torch.tensor([[True], [False]] * 5)) == [1.0]
+    never = torch.full((1000, 2), -8.0)  # nothing is accepted, and nothing was promised
+    assert fit_temperatures(never, torch.zeros(1000, 2, dtype=torch.bool)) == [1.0, 1.0]
 
 
 def test_the_error_is_a_weighted_gap_of_bins() -> None:
