@@ -53,6 +53,8 @@ def copy_supports(batch: peer_pb2.DraftBatch, kept: Sequence[int], into: peer_pb
             weights += batch.support_weights[2 * offset : 2 * end]
         support, offset = support + count, end
     into.support_weights = bytes(weights)
+    if not any(into.support_confidences):
+        into.ClearField("support_confidences")
 
 
 def join_supports(batch: peer_pb2.DraftBatch, more: peer_pb2.DraftBatch) -> None:
@@ -68,8 +70,10 @@ def join_supports(batch: peer_pb2.DraftBatch, more: peer_pb2.DraftBatch) -> None
         if not has_supports(part):
             part.draws.extend([peer_pb2.DRAFT_DRAW_UNSPECIFIED] * len(part.sequence_ids))
             part.num_supports.extend([0] * len(part.sequence_ids))
-        if not part.support_confidences:
-            part.support_confidences.extend(_confidences(part))
+    if batch.support_confidences or more.support_confidences:
+        for part in (batch, more):
+            if not part.support_confidences:
+                part.support_confidences.extend(_confidences(part))
     batch.support_weights += more.support_weights
     more.ClearField("support_weights")
 

@@ -51,6 +51,8 @@ def pack_supports(batch: peer_pb2.DraftBatch, entries: Sequence[DraftEntry]) -> 
             said = group.confidence
             batch.support_confidences.append(0 if said is None else max(1, round(MAX_CONFIDENCE * said)))
     batch.support_weights = bytes(weights)
+    if not any(batch.support_confidences):
+        batch.ClearField("support_confidences")
 
 
 def _groups(entry: DraftEntry) -> list[SiblingDraws]:

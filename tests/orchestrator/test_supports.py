@@ -89,7 +89,7 @@ def test_batches_of_drafters_that_send_no_confidences_join_others() -> None:
         )
         for sure in (0.5, None)
     )
-    two.ClearField("support_confidences")
+    assert not two.support_confidences
     assert supports_agree(two)
     _append_drafts(one, two)
     assert supports_agree(one)
@@ -109,7 +109,7 @@ def test_batches_of_drafters_that_send_no_confidences_join_others() -> None:
 )
 def test_arrays_that_disagree_are_told(change: Callable[[peer_pb2.DraftBatch], object]) -> None:
     dist = DraftDistribution.of_weights(torch.tensor([4]), torch.tensor([1]))
-    draws = SiblingDraws((4,), DrawRule.WITHOUT_REPLACEMENT, dist)
+    draws = SiblingDraws((4,), DrawRule.WITHOUT_REPLACEMENT, dist, 0.5)
     batch = packed([DraftEntry.chain(3, [4], draft_dists=[draws])])
     assert supports_agree(batch)
     change(batch)

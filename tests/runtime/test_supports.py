@@ -89,7 +89,7 @@ def test_a_batch_without_draws_carries_nothing_of_them() -> None:
 def good_batch() -> peer_pb2.DraftBatch:
     """A plain entry, a drawn one of two positions, a plain one."""
     dist = DraftDistribution.of_weights(torch.tensor([4, 5, 6]), torch.tensor([9, 2, 1]))
-    top = SiblingDraws((4, 5), DrawRule.WITHOUT_REPLACEMENT, dist)
+    top = SiblingDraws((4, 5), DrawRule.WITHOUT_REPLACEMENT, dist, 0.75)
     low = SiblingDraws((6,), DrawRule.WITHOUT_REPLACEMENT, dist)
     entry = DraftEntry(3, (4, 5, 6), (-1, -1, 0), draft_dists=(top, top, low))
     return pack_drafts([(1, 0, PLAIN), (2, 0, entry), (3, 0, PLAIN)])
