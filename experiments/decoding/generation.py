@@ -21,7 +21,7 @@ from paceline.scheduling.calibration import Calibrator
 from paceline.target import SequenceRows, TargetEngine
 from paceline.trie import DraftEntry, DraftTree
 from paceline.v1 import target_pb2
-from services.runtime import tensors
+from services.runtime import feature_parts, tensors
 from services.runtime.frames import Commit, pack_commits, pack_drafts, unpack_drafts
 from services.verifier.sequence import Finish, SequenceSpec, SequenceState, TargetSequence
 from services.verifier.session import Session
@@ -171,16 +171,23 @@ def _round(
         (entry,) = drafter.draft([request])
     drafted_s = time.perf_counter()
     to_drafter = pack_commits([Commit(1, 0, start, tuple(tokens))]).ByteSize()
-    if features is not None:
+    num_feature_bytes = 0
+    if features is not None and drafter.tap is not None:
+        whole, recent = feature_parts.cut(features, drafter.tap.parts(engine.shape.hidden_size))
         frame = target_pb2.StreamFeaturesResponse(
-            sequence_id=1, start=first, features=tensors.encode(features), tokens=tokens
+            sequence_id=1,
+            start=first,
+            features=tensors.encode(whole),
+            tokens=tokens,
+            recent=[tensors.encode(part) for part in recent],
         )
+        num_feature_bytes = sum(part.nbytes for part in (whole, *recent))
         to_drafter += frame.ByteSize()
     done = replace(
         done,
         draft=entry,
         draft_s=drafted_s - verified_s,
-        num_feature_bytes=0 if features is None else features.nbytes,
+        num_feature_bytes=num_feature_bytes,
         num_bytes_to_drafter=to_drafter,
     )
     if entry is not None:
