@@ -19,7 +19,15 @@ from transformers import (
 )
 
 from paceline.checkpoints.exchange import export_checkpoint, import_checkpoint
-from paceline.drafters import CheckpointError, Drafter, DrafterError, DraftRequest, ReadsInPlace, load_drafter
+from paceline.drafters import (
+    CheckpointError,
+    Drafter,
+    DrafterError,
+    DraftRequest,
+    OutcomeRequest,
+    ReadsInPlace,
+    load_drafter,
+)
 from paceline.drafters.gemma4_mtp_model import FULL, SLIDING
 from paceline.sampling import SamplingParams
 from paceline.target import SequenceRows, StepError, TapSpec, TargetEngine
@@ -151,6 +159,21 @@ def test_every_node_of_a_tree_has_its_path_s_probability(pair: Pair) -> None:
         )
         paths.append((*before, token))
     assert max(map(len, paths)) >= 3
+
+
+def test_what_follows_outcomes_has_its_path_s_probability(pair: Pair) -> None:
+    drafter, tokens = pair.load(), text(14, seed=6)
+    start(pair, drafter, tokens)
+    sent = draft(drafter, 3, 5)
+    (entry,) = drafter.draft_outcomes([OutcomeRequest(1, 2, 3, 40)])
+    assert entry is not None
+    paths: list[tuple[int, ...]] = []
+    for token, parent, log_prob in zip(entry.tokens, entry.parents, entry.log_probs, strict=True):
+        before = paths[parent] if parent >= 0 else ()
+        expected = pair.logits(tokens, before)[-1].log_softmax(-1)[token]
+        assert log_prob == pytest.approx(float(expected), abs=1e-3)
+        paths.append((*before, token))
+    assert len(set(paths)) == len(paths) > len(sent.tokens)
 
 
 class InPlace:
