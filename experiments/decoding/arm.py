@@ -18,6 +18,7 @@ class Arm:
         rule: how drafted tokens are chosen, in modes that verify draws.
         branches: drafts have more nodes than their depth.
         support_size: most tokens that a token is drawn from.
+        reads_features: drafts read the target's features, where the drafter reads any.
     """
 
     name: str
@@ -25,3 +26,4 @@ class Arm:
     rule: DrawRule | None = None
     branches: bool = False
     support_size: int = SUPPORT_SIZE
+    reads_features: bool = True

@@ -136,7 +136,7 @@ def _round(
         [*settled, *tree.tokens],
         parents if len(tree) else None,
         range(root, len(settled) + len(tree)),
-        wants_features=drafter is not None,
+        wants_features=drafter is not None and arm.reads_features,
     )
     output = engine.step([rows])
     (verdict,) = judge([sequence], [tree], [output.logits[0]])
@@ -153,7 +153,7 @@ def _round(
     done = Pass(is_prompt, tree, verdict, tuple(tokens), verify_s=verified_s - started_s)
     if drafter is None or finish is not Finish.NOT_YET:
         return done, finish
-    features = output.features[0][kept] if drafter.tap is not None else None
+    features = output.features[0][kept] if drafter.tap is not None and arm.reads_features else None
     drafter.extend(1, start, tokens)
     if features is not None:
         drafter.feed(1, first, features)
@@ -167,6 +167,7 @@ def _round(
             sequence.spec.sampling,
             rule=arm.rule,
             support_size=arm.support_size,
+            reads_features=arm.reads_features,
         )
         (entry,) = drafter.draft([request])
     drafted_s = time.perf_counter()

@@ -14,7 +14,7 @@ import torch
 
 from experiments.evaluation.figures import spread
 from experiments.evaluation.measure import Contestant, Stage
-from experiments.evaluation.plan import CHAIN, Plan
+from experiments.evaluation.plan import Plan
 from paceline.drafters import DraftRequest
 from paceline.target import SequenceRows
 
@@ -40,7 +40,7 @@ def latency(
     drafter, engine = contestant.drafter, contestant.engine
     prompt = list(stage.prompts[0][1])
     rows = []
-    for name in dict.fromkeys(way.arm.name for way in contestant.ways):
+    for name, arm in {way.arm.name: way.arm for way in contestant.ways}.items():
         sampling = plan.sampling(plan.temperatures[0], 0)
         times: dict[int, list[float]] = {length: [] for length in LENGTHS}
         with torch.inference_mode():
@@ -56,13 +56,15 @@ def latency(
                         output = engine.step([SequenceRows(slot, fresh, num_logits="last")])
                         token = int(output.logits[0][-1].argmax())
                         token = token if token != last else (token + 1) % engine.shape.vocab_size
-                        nodes = max(plan.max_nodes, length) if name != CHAIN else 0
-                        features = None if drafter.tap is None else output.features[0]
+                        nodes = max(plan.max_nodes, length) if arm.branches else 0
+                        is_fed = drafter.tap is not None and arm.reads_features
+                        features = output.features[0] if is_fed else None
                         started_s = time.perf_counter()
                         drafter.extend(1, len(text), [token])
                         if features is not None:
                             drafter.feed(1, first, features)
-                        (entry,) = drafter.draft([DraftRequest(1, length, nodes, sampling)])
+                        request = DraftRequest(1, length, nodes, sampling, reads_features=arm.reads_features)
+                        (entry,) = drafter.draft([request])
                         elapsed_s = time.perf_counter() - started_s
                         text.append(token)
                         if entry is not None:

@@ -17,7 +17,7 @@ import torch
 from experiments.bench.prompts import Prompt
 from experiments.decoding.arm import Arm
 from experiments.decoding.generation import Pass, generate
-from experiments.evaluation.plan import CHAIN, TREE, Plan
+from experiments.evaluation.plan import Plan
 from paceline.drafters import Drafter, DrafterConfig, drafter_tap, load_drafter
 from paceline.sampling import SamplingParams, VerifyMode
 from paceline.target import TargetEngine
@@ -79,6 +79,11 @@ class Contestant:
     engine: TargetEngine
     ways: list[Way] = field(default_factory=list)
 
+    @property
+    def may_go_without(self) -> bool:
+        """Whether it drafts without the target's features as well."""
+        return self.drafter.tap is not None and self.drafter.tap.is_optional
+
 
 @dataclass(frozen=True, slots=True)
 class Stage:
@@ -130,12 +135,12 @@ def measure(
     contestants = [stage.enter(plan, directory) for directory in plan.drafter_dirs]
     for contestant in contestants:
         for temperature in plan.temperatures:
-            for name, arm in plan.arms(temperature).items():
+            for arm in plan.arms(temperature, may_go_without=contestant.may_go_without):
                 progress(f"{contestant.name}: warm-up")
                 first = _generate(
                     plan, stage, contestant, arm, plan.sampling(temperature, 0), 0, WARM_UP_TOKENS
                 )
-                if name == CHAIN or any(_branches(one) for one in first.passes):
+                if not arm.branches or any(_branches(one) for one in first.passes):
                     contestant.ways.append(Way(temperature, arm))
     num_prompts = len(stage.prompts)
     for index in range(plan.rounds * num_prompts):
@@ -147,7 +152,7 @@ def measure(
                 for way in contestant.ways
                 if way.temperature == temperature
             ]
-            turns = [(None, Way(temperature, plan.arms(temperature)[CHAIN])), *ways]
+            turns = [(None, Way(temperature, plan.arms(temperature)[0])), *ways]
             plain = turns[0][1]
             shift = index % len(turns)
             for contestant_, way in [*turns[shift:], *turns[:shift]]:
@@ -181,7 +186,7 @@ def _generate(
         arm,
         sampling,
         draft_length=plan.draft_length,
-        max_nodes=plan.max_nodes if arm.name == TREE else plan.draft_length,
+        max_nodes=plan.max_nodes if arm.branches else plan.draft_length,
         max_tokens=max_tokens,
         stop_token_ids=stage.stop_token_ids,
         watch=passes.append,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from experiments.decoding.arm import Arm
@@ -43,10 +43,13 @@ class Plan:
         """How drafts are verified at a temperature."""
         return VerifyMode.GREEDY if temperature == 0 else self.mode
 
-    def arms(self, temperature: float) -> dict[str, Arm]:
-        """A chain and a tree, by name."""
+    def arms(self, temperature: float, *, may_go_without: bool = False) -> list[Arm]:
+        """A chain and a tree; for drafters that can do without features both again, without."""
         mode = self.mode_at(temperature)
-        return {CHAIN: Arm(CHAIN, mode), TREE: Arm(TREE, mode, branches=True)}
+        arms = [Arm(CHAIN, mode), Arm(TREE, mode, branches=True)]
+        if may_go_without:
+            arms += [replace(arm, name=f"{arm.name}, no features", reads_features=False) for arm in arms]
+        return arms
 
     def sampling(self, temperature: float, index: int) -> SamplingParams:
         """Of the `index`-th generation of each way."""

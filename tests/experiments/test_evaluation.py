@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,8 @@ from tests.drafters.conftest import (  # noqa: F401  fixtures
     eagle3_dir,
     eagle3_tensors,
     independent_dir,
+    pard2_dir,
+    pard_model_dir,
     target_dir,
     text,
 )
@@ -163,6 +166,26 @@ def test_bytes_are_those_of_the_frames(plan: Plan, stage: Stage) -> None:
         assert 10 < sizes["to_target_per_cycle"] < 60
 
 
+def test_optional_features_are_measured_with_and_without(
+    plan: Plan,
+    stage: Stage,
+    pard2_dir: Path,  # noqa: F811
+) -> None:
+    short = replace(plan, drafter_dirs=(pard2_dir,), temperatures=(0.0,), max_tokens=8)
+    (contestant,) = measure(short, stage)
+    found = {way.arm.name: num_bytes(way.generations) for way in contestant.ways}
+    assert list(found) == [CHAIN, TREE, "chain, no features", "tree, no features"]
+    assert all(way.num_identical == 3 for way in contestant.ways)
+    assert [sizes["features_per_token"] for sizes in found.values()] == [64 * 4, 64 * 4, 0, 0]
+    drafts = [
+        [one.draft.tokens for g in way.generations for one in g.passes if one.draft]
+        for way in contestant.ways
+    ]
+    assert len(drafts[0]) == len(drafts[2]) > 9
+    assert drafts[0] != drafts[2]
+    assert {row["drafts"] for row in latency(short, stage, contestant, 0)} == set(found)
+
+
 def test_a_speed_is_that_of_pairs() -> None:
     assert spread([]) is None
     assert spread([2.0]) == {"median": 2.0, "p25": 2.0, "p75": 2.0, "min": 2.0, "max": 2.0, "count": 1}
@@ -202,8 +225,6 @@ def test_the_report_has_a_row_for_each_way(plan: Plan, stage: Stage) -> None:
 
 
 def test_two_checkpoints_of_one_name_are_told_apart(plan: Plan, stage: Stage, tmp_path: Path) -> None:
-    from dataclasses import replace
-
     for parent in ("first", "second"):
         (tmp_path / parent).mkdir()
         (tmp_path / parent / "export").symlink_to(plan.drafter_dirs[1])

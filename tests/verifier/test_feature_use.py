@@ -95,11 +95,15 @@ async def test_a_drafter_beside_the_target_drafts_as_asked(
             version=1, max_nodes_per_step=64, max_nodes_per_sequence=8, colocated_draft_length=4
         )
         await conductor.send(policy=policy)
-        sequence = await conductor.open(PROMPT, 20, reads_features=reads_features)
-        [tokens] = await conductor.finish(sequence)
-    assert tokens == plain_text(PROMPT, 20)
+        numbers = []
+        for _ in range(2):  # the second time the prompt's rows, and their features, are another sequence's
+            sequence = await conductor.open(PROMPT, 20, reads_features=reads_features)
+            [tokens] = await conductor.finish(sequence)
+            assert tokens == plain_text(PROMPT, 20)
+            numbers.append(len(drafted))
     wanted = reads_features is not False
     assert set(captured) == set(drafted) == {wanted}
+    assert numbers[1] == 2 * numbers[0] > 20
 
 
 @pytest.mark.parametrize(
