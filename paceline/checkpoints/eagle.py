@@ -3,8 +3,8 @@
 Responsible for the layout of EAGLE-1, which EAGLE-2 shares, and of EAGLE-3. No field of the configuration tells them
 apart; the tensors do. Nothing is unpickled. Called by the commands that import and export checkpoints.
 
-Not in the layout, and so lost by an export: the target's fingerprint, how the drafter was trained, and the measured
-accuracies that shape static trees.
+Not in the layout, and so lost by an export: the target's fingerprint, how the drafter was trained, the measured
+accuracies that shape static trees, and which part of the vocabulary EAGLE-1 proposes: others let it propose all.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from paceline.checkpoints.tensor_files import check_names, read_public_config, r
 from paceline.drafters import eagle1_layer, eagle3_layer
 from paceline.drafters.checkpoint import CheckpointError, DrafterConfig
 from paceline.drafters.decoder_block import rope_parameters
+from paceline.drafters.target_vocabulary import TOKEN_MAP
 from paceline.drafters.upper_block import num_layers
 from paceline.training.teacher import default_tap_layers
 
@@ -111,7 +112,7 @@ def write_eagle(directory: Path, config: DrafterConfig, tensors: Mapping[str, Te
     check_names(tensors, SHAPES[config.method](config))
     content = llama_config(config)
     content["torch_dtype"] = str(tensors["fc.weight"].dtype).removeprefix("torch.")
-    kept = dict(tensors)
+    kept = {name: tensor for name, tensor in tensors.items() if name != TOKEN_MAP}
     if config.method == "eagle3":
         content |= {
             "draft_vocab_size": config.size("draft_vocab"),

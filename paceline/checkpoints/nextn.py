@@ -5,7 +5,8 @@ those of MiMo (`model.mtp_layers.0.token_layernorm.weight`, ...; it joins the hi
 the whole model's: other tensors are not read. Blocks of the Llama family are read, with biases of queries, keys and
 values, or norms of heads. Nothing is unpickled. Called by the commands that import and export checkpoints.
 
-Not in the layout, and so lost by an export: the target's fingerprint, and how the modules were trained.
+Not in the layout, and so lost by an export: the target's fingerprint, how the modules were trained, and which part of
+the vocabulary they propose: others let them propose all.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from paceline.checkpoints.target_facts import TargetFacts
 from paceline.checkpoints.tensor_files import check_names, read_public_config, read_tensors, write_tensors
 from paceline.drafters.checkpoint import CheckpointError, DrafterConfig
 from paceline.drafters.deepseek_mtp_layer import module_prefix, num_modules, parameter_shapes
-from paceline.drafters.target_vocabulary import read_vocabulary
+from paceline.drafters.target_vocabulary import TOKEN_MAP, read_vocabulary
 
 COUNT = "num_nextn_predict_layers"
 CARRIES_NORM = "mtp_carries_norm"
@@ -146,6 +147,8 @@ def write_nextn(directory: Path, config: DrafterConfig, tensors: Mapping[str, Te
     }
     renamed = {}
     for name, tensor in tensors.items():
+        if name == TOKEN_MAP:
+            continue
         _, index, rest = name.split(".", 2)
         renamed[f"model.layers.{layers + int(index)}.{rest}"] = tensor
     write_tensors(directory, FILE, content, renamed)

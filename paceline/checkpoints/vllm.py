@@ -25,7 +25,7 @@ from paceline.checkpoints.tensor_files import (
 )
 from paceline.drafters.checkpoint import CheckpointError, DrafterConfig
 from paceline.drafters.medusa1 import read_target_head
-from paceline.drafters.medusa_heads import MAX_HEADS, MedusaShape, OutputHead, check_token_map
+from paceline.drafters.medusa_heads import MAX_HEADS, MedusaShape, OutputHead
 
 PREFIX = "medusa_heads."
 SHARED = "lm_head.weight"
@@ -54,7 +54,7 @@ def read_vllm(directory: Path, target: TargetFacts) -> tuple[DrafterConfig, dict
     output = OutputHead.OWN if not is_shared else OutputHead.SHARED if SHARED in found else OutputHead.TARGET
     shape = _shape(content, target, output)
     if shape.is_reduced and "token_map" in found:
-        ids = check_token_map(found["token_map"], shape)
+        ids = shape.draft_ids(found["token_map"])
         found["token_map"] = ids
         for name, tensor in found.items():
             if name.startswith("lm_head") and tensor.shape[0] == target.vocab:
@@ -114,7 +114,7 @@ def store_target_head(
     if shape.output is not OutputHead.TARGET:
         return config, dict(tensors)
     head = read_target_head(target_dir, shape, torch.bfloat16)
-    ids = check_token_map(tensors["token_map"], shape) if shape.is_reduced else slice(None)
+    ids = shape.draft_ids(tensors["token_map"]) if shape.is_reduced else slice(None)
     stored = replace(config, shape={**config.shape, "output": OutputHead.SHARED})
     return stored, {**tensors, SHARED: head[ids].contiguous()}
 

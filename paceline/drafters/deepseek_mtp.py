@@ -16,7 +16,7 @@ from paceline.drafters.checkpoint import DrafterConfig, load_tensors
 from paceline.drafters.deepseek_mtp_layer import DeepseekMtpLayer, MtpWeights, parameter_shapes
 from paceline.drafters.deepseek_mtp_native import NativeMtpLayer, runs_natively
 from paceline.drafters.draft_layer import DraftLayer
-from paceline.drafters.target_vocabulary import read_vocabulary
+from paceline.drafters.target_vocabulary import SharedVocabulary
 from paceline.drafters.tree_rule import DynamicRule
 from paceline.target import Device, TapSpec
 
@@ -42,15 +42,14 @@ class DeepseekMtpDrafter(AutoregressiveDrafter):
         """Load a checkpoint; embedding and head are the target's own."""
         with torch.inference_mode():
             tensors = load_tensors(directory, parameter_shapes(config))
-            vocab = config.size("target_vocab")
-            embedding, head = read_vocabulary(target_dir, vocab, config.size("hidden"), dtype)
-            weights = MtpWeights.read(config, tensors, embedding.to(device.torch_device), head, dtype)
+            vocabulary = SharedVocabulary.read(config, tensors, target_dir, device.torch_device, dtype)
+            weights = MtpWeights.read(config, tensors, vocabulary, dtype)
             native = runs_natively(weights, device)
             layer: DraftLayer = NativeMtpLayer(weights) if native else DeepseekMtpLayer(weights, device)
             return cls(
                 layer,
-                None,
-                vocab,
+                vocabulary.draft_ids,
+                vocabulary.size,
                 cls.read_tap(directory, config),
                 config.size("max_positions"),
                 DynamicRule(),

@@ -23,6 +23,7 @@ from torch import Tensor
 from paceline.drafters.checkpoint import DrafterConfig
 from paceline.drafters.decoder_block import BlockWeights, DecoderBlock, block_shapes
 from paceline.drafters.draft_layer import LayerOutput, Rows, TorchOutput, join_rows
+from paceline.drafters.target_vocabulary import SharedVocabulary, map_shapes
 from paceline.target import Device
 from paceline.target.device import RmsNorm
 from paceline.target.kv_cache import Slot
@@ -39,9 +40,11 @@ def module_prefix(index: int) -> str:
 
 
 def parameter_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
-    """Tensors of a checkpoint: their public names, counted from the first module (see docs/methods/deepseek_mtp.md)."""
+    """Tensors of a checkpoint: public names, counted from the first module (docs/methods/deepseek_mtp.md), and the map
+    of a part of the vocabulary.
+    """
     d = config.size("hidden")
-    shapes: dict[str, tuple[int, ...]] = {}
+    shapes = map_shapes(config)
     for index in range(num_modules(config)):
         prefix = module_prefix(index)
         shapes |= {
@@ -83,7 +86,7 @@ class MtpWeights:
     Attributes:
         modules: in sequence, at least one.
         embedding: the target's, `[vocab, hidden]`.
-        head: the target's, `[vocab, hidden]`.
+        head: the target's, of the tokens that are proposed: `[draft_vocab, hidden]`.
         carries_norm: whether what a module hands on is normed by its `head_norm`, as GLM does, or the block's raw
             output, as DeepSeek does.
     """
@@ -98,19 +101,18 @@ class MtpWeights:
         cls,
         config: DrafterConfig,
         tensors: Mapping[str, Tensor],
-        embedding: Tensor,
-        head: Tensor,
+        vocabulary: SharedVocabulary,
         dtype: torch.dtype,
     ) -> MtpWeights:
         """Take sizes from the checkpoint's config."""
         modules = []
         for index in range(num_modules(config)):
             prefix = module_prefix(index)
-            block = BlockWeights.read(config, tensors, prefix, dtype, embedding.device)
+            block = BlockWeights.read(config, tensors, prefix, dtype, vocabulary.embedding.device)
             names = ("enorm", "hnorm", "eh_proj", "input_layernorm", "shared_head.norm")
             own = [tensors[f"{prefix}{name}.weight"].to(dtype) for name in names]
             modules.append(ModuleWeights(own[0], own[1], own[2], own[3], block, own[4]))
-        return cls(tuple(modules), embedding, head, config.flag("carries_norm"))
+        return cls(tuple(modules), vocabulary.embedding, vocabulary.head, config.flag("carries_norm"))
 
 
 class MtpModule:

@@ -17,7 +17,7 @@ from paceline.drafters.draft_layer import MAX_BEST, DraftLayer
 from paceline.drafters.eagle1_layer import Eagle1Layer, LayerWeights, parameter_shapes
 from paceline.drafters.eagle1_native import NativeEagle1Layer, runs_natively
 from paceline.drafters.static_rule import StaticRule
-from paceline.drafters.target_vocabulary import read_vocabulary
+from paceline.drafters.target_vocabulary import SharedVocabulary
 from paceline.drafters.tree_rule import TreeRule
 from paceline.target import Device, TapSpec
 
@@ -47,15 +47,14 @@ class Eagle1Drafter(AutoregressiveDrafter):
         rule = cls.tree_rule(config)
         with torch.inference_mode():
             tensors = load_tensors(directory, parameter_shapes(config))
-            vocab = config.size("target_vocab")
-            embedding, head = read_vocabulary(target_dir, vocab, config.size("hidden"), dtype)
-            weights = LayerWeights.read(config, tensors, embedding.to(device.torch_device), head, dtype)
+            vocabulary = SharedVocabulary.read(config, tensors, target_dir, device.torch_device, dtype)
+            weights = LayerWeights.read(config, tensors, vocabulary, dtype)
             native = runs_natively(weights, device)
             layer: DraftLayer = NativeEagle1Layer(weights) if native else Eagle1Layer(weights, device)
             return cls(
                 layer,
-                None,
-                vocab,
+                vocabulary.draft_ids,
+                vocabulary.size,
                 cls.read_tap(directory, config),
                 config.size("max_positions"),
                 rule,

@@ -18,18 +18,19 @@ from torch import Tensor
 from paceline.drafters.checkpoint import DrafterConfig
 from paceline.drafters.decoder_block import BlockWeights, DecoderBlock, block_shapes
 from paceline.drafters.draft_layer import LayerOutput, Rows, TorchOutput, join_rows
+from paceline.drafters.target_vocabulary import SharedVocabulary, map_shapes
 from paceline.target import Device
 
 BLOCK = "layers.0."
 
 
 def parameter_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
-    """Tensors of a checkpoint by their public names (see docs/methods/eagle1.md)."""
+    """Tensors of a checkpoint by their public names (docs/methods/eagle1.md), and a map of the vocabulary."""
     d = config.size("hidden")
     shapes: dict[str, tuple[int, ...]] = {"fc.weight": (d, 2 * d)}
     if config.flag("fc_bias"):
         shapes["fc.bias"] = (d,)
-    return shapes | block_shapes(config, BLOCK, d)
+    return shapes | block_shapes(config, BLOCK, d) | map_shapes(config)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ class LayerWeights:
     Attributes:
         block: attention and gated product; attention reads what `fc` gives.
         embedding: the target's, `[vocab, hidden]`.
-        head: the target's, `[vocab, hidden]`.
+        head: the target's, of the tokens that are proposed: `[draft_vocab, hidden]`.
         fc: `[hidden, 2 * hidden]`, for `[embedding ; feature]`.
         fc_bias: `[hidden]` or None.
     """
@@ -55,15 +56,14 @@ class LayerWeights:
         cls,
         config: DrafterConfig,
         tensors: Mapping[str, Tensor],
-        embedding: Tensor,
-        head: Tensor,
+        vocabulary: SharedVocabulary,
         dtype: torch.dtype,
     ) -> LayerWeights:
         """Take sizes from the checkpoint's config."""
         return cls(
-            block=BlockWeights.read(config, tensors, BLOCK, dtype, embedding.device),
-            embedding=embedding,
-            head=head,
+            block=BlockWeights.read(config, tensors, BLOCK, dtype, vocabulary.embedding.device),
+            embedding=vocabulary.embedding,
+            head=vocabulary.head,
             fc=tensors["fc.weight"].to(dtype),
             fc_bias=tensors["fc.bias"].to(dtype) if config.flag("fc_bias") else None,
         )

@@ -1,7 +1,7 @@
 """The EAGLE-1 draft layer on the CPU kernels; see `native_layer.py`. Called by `paceline.drafters.eagle1`.
 
-What a pass reads is mostly the target's head: for SmolLM2-135M 57 MB in bfloat16, the layer itself 9 MB. So it is read
-once for all rows of a pass, and only for the rows whose tokens are wanted.
+What a pass reads is mostly the target's head: for SmolLM2-135M 57 MB in bfloat16, 9 of 7,680 tokens, the layer itself 9
+MB. It is read once for all rows of a pass, and only for the rows whose tokens are wanted.
 """
 
 from __future__ import annotations

@@ -31,7 +31,6 @@ from paceline.drafters.medusa_heads import (
     MedusaHeads,
     MedusaShape,
     OutputHead,
-    check_token_map,
 )
 from paceline.drafters.static_tree import StaticTree, prior_accuracies, search_tree
 from paceline.sampling import SamplingParams
@@ -116,7 +115,7 @@ class Medusa1Drafter:
         shape = MedusaShape.from_config(config)
         with torch.inference_mode():
             tensors = load_tensors(directory, shape.tensor_shapes())
-            draft_ids = check_token_map(tensors["token_map"], shape) if shape.is_reduced else None
+            draft_ids = shape.draft_ids(tensors["token_map"]) if shape.is_reduced else None
             target_head = None
             if shape.output is OutputHead.TARGET:
                 target_head = read_target_head(target_dir, shape, dtype)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from paceline.drafters.checkpoint import CheckpointError, DrafterConfig
 from paceline.drafters.medusa_native import KernelLinear, runs_natively
+from paceline.drafters.target_vocabulary import check_token_map
 from paceline.target import Device
 
 RowMap = Callable[[Tensor], Tensor]
@@ -108,25 +109,13 @@ class MedusaShape:
             shapes["token_map"] = (self.draft_vocab,)
         return shapes
 
+    def draft_ids(self, token_map: Tensor) -> Tensor:
+        """The target's id of each draft id, int64 `[draft_vocab]`.
 
-def check_token_map(token_map: Tensor, shape: MedusaShape) -> Tensor:
-    """A reduced vocabulary's target ids as int64 `[draft_vocab]`.
-
-    Raises:
-        CheckpointError: it does not name distinct tokens of the target.
-    """
-    ids = token_map.to(torch.int64)
-    is_map = (
-        ids.shape == (shape.draft_vocab,)
-        and int(ids.min()) >= 0
-        and int(ids.max()) < shape.target_vocab
-        and len(ids.unique()) == shape.draft_vocab
-    )
-    if not is_map:
-        raise CheckpointError(
-            f"token_map does not name {shape.draft_vocab} distinct ids below {shape.target_vocab}"
-        )
-    return ids
+        Raises:
+            CheckpointError: the map does not name distinct tokens of the target.
+        """
+        return check_token_map(token_map, self.draft_vocab, self.target_vocab)
 
 
 class MedusaHeads:

@@ -27,8 +27,9 @@ from paceline.training.acceptance import AcceptanceCounts
 from paceline.training.data import Batch
 from paceline.training.eagle3 import TargetFacts
 from paceline.training.errors import TrainingDataError
-from paceline.training.losses import head_best, head_distillation, linear_cross_entropy
+from paceline.training.losses import head_distillation, linear_cross_entropy
 from paceline.training.objective import checked_parameters
+from paceline.training.shared_head import SharedHead
 from paceline.training.unroll import UnrolledBlock
 
 _EVAL_CHAIN = 5
@@ -121,6 +122,8 @@ class DeepseekMtpObjective:
         step_decay: weight of a depth, of the one before.
         loss: ``ce`` on the text's tokens, as published, or ``kl`` to the target's distributions.
         token_rows: rows of a batch and depth whose loss is computed, chosen at random; 0 takes all.
+        draft_ids: the target's id of every token that is proposed in evaluation and serving, ascending, int64
+            ``[draft_vocab]``; None for all.
         dtype: compute type; parameters stay float32.
     """
 
@@ -137,6 +140,7 @@ class DeepseekMtpObjective:
         step_decay: float = 0.6,
         loss: str = "ce",
         token_rows: int = 0,
+        draft_ids: Tensor | None = None,
         dtype: torch.dtype = torch.bfloat16,
     ) -> None:
         self.shape, self.dtype, self.target = shape, dtype, target
@@ -144,18 +148,19 @@ class DeepseekMtpObjective:
         self._loss, self._token_rows = loss, token_rows
         self._parameters = checked_parameters(self.method, shape.parameter_shapes(), parameters)
         self._embedding = embedding.to(dtype)
-        self._head = head.to(dtype)
+        self._head = SharedHead(head, draft_ids, dtype)
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
         """Everything the optimiser moves, by checkpoint name."""
         return self._parameters
 
     def constants(self) -> dict[str, Tensor]:
-        """Nothing depends on the data once training has begun."""
-        return {}
+        """Which part of the vocabulary is proposed, where it is one."""
+        return self._head.constants()
 
     def set_constants(self, constants: dict[str, Tensor]) -> None:
-        """Nothing to put back."""
+        """As they were when training began."""
+        self._head.set_constants(constants)
 
     def set_progress(self, fraction: float) -> None:
         """No curriculum."""
@@ -176,9 +181,9 @@ class DeepseekMtpObjective:
                 continue
             predicted = out[row, position]
             if self._loss == "kl":
-                loss = head_distillation(predicted, features[row, position + 1 + j], self._head)
+                loss = head_distillation(predicted, features[row, position + 1 + j], self._head.weight)
             else:
-                loss = linear_cross_entropy(predicted, self._head, batch.tokens[row, position + 2 + j])
+                loss = linear_cross_entropy(predicted, self._head.weight, batch.tokens[row, position + 2 + j])
             total = total + self._depth_weights[j] * loss
             shown[f"depth_{j + 1}"] = float(loss.detach())
         return total, shown
@@ -194,18 +199,23 @@ class DeepseekMtpObjective:
         row, position = usable.nonzero(as_tuple=True)
         right = torch.zeros(row.numel(), _EVAL_CHAIN, dtype=torch.bool)
         for j, out in enumerate(self.run(batch, self._features(batch), _EVAL_CHAIN)):
-            best = head_best(out[row, position], self._head, 1).squeeze(-1)
+            best = self._head.best(out[row, position], 1).squeeze(-1)
             # Row r at depth j proposes token r + 2 + j, which the target chose at position r + 1 + j.
             right[:, j] = best == batch.top_tokens[row, position + 1 + j]
         return AcceptanceCounts.from_chains(right)
 
     def tensors(self) -> dict[str, Tensor]:
         """The servable checkpoint: bfloat16 by checkpoint name."""
-        return {k: p.detach().bfloat16() for k, p in self._parameters.items()}
+        own = {k: p.detach().bfloat16() for k, p in self._parameters.items()}
+        return own | self._head.constants()
 
     def export(self, folder: Path, facts: dict[str, Any]) -> None:
         """Writes ``config.json`` and ``model.safetensors``."""
-        shape = {**asdict(self.shape), "max_positions": self.target.max_positions}
+        shape = {
+            **asdict(self.shape),
+            **self._head.shape(),
+            "max_positions": self.target.max_positions,
+        }
         config = DrafterConfig(self.method, self.target.fingerprint, self.target.name, shape, facts)
         save_drafter(folder, config, self.tensors())
 

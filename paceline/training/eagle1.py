@@ -24,8 +24,9 @@ from paceline.training.acceptance import AcceptanceCounts
 from paceline.training.data import Batch
 from paceline.training.eagle3 import TargetFacts
 from paceline.training.errors import TrainingDataError
-from paceline.training.losses import head_best, head_distillation
+from paceline.training.losses import head_distillation
 from paceline.training.objective import checked_parameters
+from paceline.training.shared_head import SharedHead
 from paceline.training.unroll import unroll
 
 _EVAL_CHAIN = 5
@@ -81,6 +82,8 @@ class Eagle1Objective:
         token_weight: of the cross entropy.
         token_rows: rows of a batch whose cross entropy is computed, chosen at random; 0 takes all.
         noise: largest entry of the uniform noise on features that the layer reads while it learns.
+        draft_ids: the target's id of every token that is proposed in evaluation and serving, ascending, int64
+            ``[draft_vocab]``; None for all.
         dtype: compute type; parameters stay float32.
     """
 
@@ -96,6 +99,7 @@ class Eagle1Objective:
         token_weight: float = 0.1,
         token_rows: int = 0,
         noise: float = 0.1,
+        draft_ids: Tensor | None = None,
         dtype: torch.dtype = torch.bfloat16,
     ) -> None:
         self.method = method
@@ -106,7 +110,7 @@ class Eagle1Objective:
         self.noise = noise
         self._parameters = checked_parameters(method, shape.parameter_shapes(), parameters)
         self._embedding = embedding.to(dtype)
-        self._head = head.to(dtype)
+        self._head = SharedHead(head, draft_ids, dtype)
         self._chosen = torch.zeros(_EVAL_CHAIN, _NUM_RANKS, dtype=torch.int64)
         self._num_chains = 0
 
@@ -115,11 +119,12 @@ class Eagle1Objective:
         return self._parameters
 
     def constants(self) -> dict[str, Tensor]:
-        """Nothing depends on the data once training has begun."""
-        return {}
+        """Which part of the vocabulary is proposed, where it is one."""
+        return self._head.constants()
 
     def set_constants(self, constants: dict[str, Tensor]) -> None:
-        """Nothing to put back."""
+        """As they were when training began."""
+        self._head.set_constants(constants)
 
     def set_progress(self, fraction: float) -> None:
         """No curriculum."""
@@ -147,7 +152,7 @@ class Eagle1Objective:
         if self.token_rows and self.token_rows < count:
             some = torch.randperm(count)[: self.token_rows]
             predicted, wanted = predicted[some], wanted[some]
-        token = head_distillation(predicted, wanted, self._head) * share
+        token = head_distillation(predicted, wanted, self._head.weight) * share
         total = self.feature_weight * feature + self.token_weight * token
         return total, {"feature": float(feature.detach()), "token": float(token.detach())}
 
@@ -169,9 +174,9 @@ class Eagle1Objective:
         row, position = usable.nonzero(as_tuple=True)
         weights = {k: p.to(self.dtype) for k, p in self._parameters.items()}
         right = torch.zeros(row.numel(), _EVAL_CHAIN, dtype=torch.bool)
-        count = min(_NUM_RANKS, self.shape.target_vocab)
+        count = min(_NUM_RANKS, self._head.draft_vocab)
         for j, out in enumerate(self.unroll(weights, batch, self._features(batch), _EVAL_CHAIN)):
-            best = head_best(out[row, position], self._head, count)
+            best = self._head.best(out[row, position], count)
             # Row r at step j proposes token r + 2 + j, which the target chose at position r + 1 + j.
             hits = best == batch.top_tokens[row, position + 1 + j].unsqueeze(-1)
             self._chosen[j, :count] += hits.sum(0)
@@ -188,11 +193,12 @@ class Eagle1Objective:
 
     def tensors(self) -> dict[str, Tensor]:
         """The servable checkpoint: bfloat16 by public name."""
-        return {k: p.detach().bfloat16() for k, p in self._parameters.items()}
+        own = {k: p.detach().bfloat16() for k, p in self._parameters.items()}
+        return own | self._head.constants()
 
     def export(self, folder: Path, facts: dict[str, Any]) -> None:
         """Writes ``config.json`` and ``model.safetensors``."""
-        shape: dict[str, Any] = {**asdict(self.shape), "fc_bias": True}
+        shape: dict[str, Any] = {**asdict(self.shape), **self._head.shape(), "fc_bias": True}
         shape["max_positions"] = self.target.max_positions
         if accuracies := self.rank_accuracies():
             shape["rank_accuracies"] = accuracies

@@ -100,6 +100,17 @@ def _build_eagle3(options: TrainOptions, corpus: Corpus, fingerprint: str) -> Ob
     )
 
 
+def _draft_part(options: TrainOptions, corpus: Corpus, vocab: int) -> Tensor | None:
+    """The tokens that are proposed, the most frequent of the text's answers; None for all."""
+    if options.draft_vocab in (0, vocab):
+        return None
+    counts = corpus.count_answer_tokens(vocab)
+    draft_ids = choose_draft_vocab(counts, options.draft_vocab)
+    coverage = round(float(counts[draft_ids].sum() / counts.sum()), 4)
+    log.info("draft_vocab", size=options.draft_vocab, coverage=coverage)
+    return draft_ids
+
+
 def _build_eagle1(options: TrainOptions, corpus: Corpus, fingerprint: str) -> Objective:
     target = TeacherShape.from_config(json.loads((options.model_dir / "config.json").read_text()))
     weights = read_weights(options.model_dir)
@@ -117,6 +128,7 @@ def _build_eagle1(options: TrainOptions, corpus: Corpus, fingerprint: str) -> Ob
         token_weight=options.token_weight,
         token_rows=options.token_rows,
         noise=options.feature_noise,
+        draft_ids=_draft_part(options, corpus, target.vocab),
         dtype=getattr(torch, options.dtype),
     )
 
@@ -137,6 +149,7 @@ def _build_deepseek_mtp(options: TrainOptions, corpus: Corpus, fingerprint: str)
         step_decay=options.step_decay,
         loss=options.depth_loss,
         token_rows=options.token_rows,
+        draft_ids=_draft_part(options, corpus, target.vocab),
         dtype=getattr(torch, options.dtype),
     )
 
@@ -255,19 +268,13 @@ def _build_dflash(options: TrainOptions, corpus: Corpus, fingerprint: str) -> Ob
 
 
 def _build_independent(options: TrainOptions, corpus: Corpus, fingerprint: str) -> Objective:
-    draft_ids = None
-    if options.draft_vocab:
-        vocab = int(json.loads((options.model_dir / "config.json").read_text())["vocab_size"])
-        counts = corpus.count_answer_tokens(vocab)
-        draft_ids = choose_draft_vocab(counts, options.draft_vocab)
-        coverage = round(float(counts[draft_ids].sum() / counts.sum()), 4)
-        log.info("draft_vocab", size=options.draft_vocab, coverage=coverage)
+    vocab = int(json.loads((options.model_dir / "config.json").read_text())["vocab_size"])
     return IndependentObjective.cut_from_target(
         options.model_dir,
         options.num_layers,
         TargetFacts(fingerprint, options.model_dir.name, (), 0),
         getattr(torch, options.dtype),
-        draft_ids,
+        _draft_part(options, corpus, vocab),
     )
 
 

@@ -71,8 +71,8 @@ class TrainOptions:
         clip_value: largest entry of a gradient, 0 = no limit; unless given, what the method's authors take.
         optimizer: ``adamw``, or ``muon`` (matrices by Muon, the rest by AdamW).
         seed: data order, starting weights and what is drawn while training.
-        draft_vocab: size of a reduced draft vocabulary, where the method has one; 0 = whole (``independent``,
-            ``dflash``).
+        draft_vocab: size of a reduced draft vocabulary, where the method has one; 0 = whole, for methods that may
+            have that (``independent``, ``eagle1``, ``eagle2``, ``deepseek_mtp``, ``dflash``, ``dspark``, PARD).
         test_steps: unrolled steps of training-time test, where the method has it.
         step_decay: loss ratio of one such step to the one before.
         feature_weight: of the loss on predicted features, where the method predicts them.

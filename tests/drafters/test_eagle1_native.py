@@ -14,6 +14,7 @@ from paceline.drafters.draft_layer import Rows
 from paceline.drafters.eagle1 import Eagle1Drafter
 from paceline.drafters.eagle1_layer import Eagle1Layer, LayerWeights, parameter_shapes
 from paceline.drafters.eagle1_native import NativeEagle1Layer
+from paceline.drafters.target_vocabulary import SharedVocabulary
 from paceline.models import model_fingerprint
 from paceline.target import Device, kernels
 from paceline.target.kv_cache import KVCache, KVLayout
@@ -110,7 +111,7 @@ def test_layer_is_near_to_the_torch_form(target_dir: Path, tmp_path: Path, varia
     tensors = load_tensors(path, parameter_shapes(config))
     random = torch.Generator().manual_seed(2)
     embedding, head = torch.randn(2, VOCAB, WIDTH, generator=random).bfloat16()
-    weights = LayerWeights.read(config, tensors, embedding, head, torch.bfloat16)
+    weights = LayerWeights.read(config, tensors, SharedVocabulary(embedding, head, None), torch.bfloat16)
     outputs = []
     with torch.inference_mode():
         for layer in (NativeEagle1Layer(weights), Eagle1Layer(weights, Device("cpu"))):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.drafters import DrafterConfig
+from paceline.drafters.checkpoint import load_tensor
 from paceline.drafters.eagle1 import rank_accuracies
 from paceline.training import eagle1_start
 from paceline.training.data import Batch, Corpus, DataPosition
@@ -97,7 +99,7 @@ def predict(w: dict[str, Tensor], embedding: Tensor, tokens: list[int], features
 
 def written_out(w: dict[str, Tensor], ours: Eagle1Objective, batch: Batch) -> Tensor:
     """The published loss, entry by entry."""
-    embedding, head = ours._embedding, ours._head
+    embedding, head = ours._embedding, ours._head.weight
     assert batch.hidden is not None
     feature = token = torch.zeros(())
     count = 0
@@ -181,6 +183,25 @@ def test_ranks_are_those_of_the_target_s_choices(
     assert table[0][0] == pytest.approx(reached[0], abs=1e-4)
     assert len(table) == 5
     assert all(sum(row) <= 1.0 + 1e-3 for row in table)
+
+
+@pytest.mark.parametrize("method", ["eagle1", "deepseek_mtp"])
+def test_a_part_of_the_vocabulary_is_measured_and_exported(
+    method: str, target_dir: Path, text_dir: Path, heldout_dir: Path, tmp_path: Path
+) -> None:
+    common: dict[str, object] = {"method": method, "num_steps": 2, "eval_every": 2, "checkpoint_every": 1}
+    whole = _options(target_dir, text_dir, heldout_dir, tmp_path / "whole", **common, draft_vocab=0)
+    part = _options(target_dir, text_dir, heldout_dir, tmp_path / "part", **common, draft_vocab=9)
+    accepted = [run(options).best_mean_accepted for options in (whole, part)]
+    assert accepted[1] < accepted[0]  # most of what the target says cannot be proposed
+    assert "draft_vocab" not in DrafterConfig.read(whole.export_dir).shape
+    config = DrafterConfig.read(part.export_dir)
+    assert config.size("draft_vocab") == 9
+    ids = load_tensor(part.export_dir, "token_map")
+    assert ids.tolist() == sorted(set(ids.tolist()))
+    again = replace(part, num_steps=3, draft_vocab=7)  # a run that goes on keeps its map
+    run(again)
+    assert torch.equal(load_tensor(part.export_dir, "token_map"), ids)
 
 
 @pytest.mark.parametrize("method", ["eagle1", "eagle2"])
