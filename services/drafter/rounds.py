@@ -112,8 +112,8 @@ class DraftRounds:
         for (sequence, num_tokens), entry in zip(wanted, entries, strict=True):
             if entry is None:
                 # It has had its answer. Where its features are missing it is drafted for when they come; a drafter that
-                # reads none has nothing to say of this text, and asking again would change nothing.
-                if not sequence.reads_features:
+                # has all that it reads has nothing to say of this text, and asking again would change nothing.
+                if sequence.has_features:
                     sequence.want = None
                 elif sequence.want is not None:
                     sequence.want.frame_id = 0

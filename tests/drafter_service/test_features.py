@@ -198,6 +198,48 @@ async def test_late_features_cost_an_empty_answer_and_draft_later(bench: Bench) 
     assert list(answer.drafts.tokens) == continuation(PROMPT, 2)
 
 
+async def test_a_text_with_its_features_and_no_draft_is_asked_for_once(bench: Bench) -> None:
+    on = await stage(bench, feature_wait_ms=5000)
+    on.drafter.silent_after = {PROMPT[-1]}
+    frame_id = await on.conductor.send(opens=[on.opening(1, PROMPT)])
+    await eventually(lambda: on.verifier.num_streams)
+    on.verifier.push(1, 0, 3)
+    await assert_silence(on, frame_id)
+    # Features of a longer text, as a drafter that joins late is sent them: they change nothing before its tokens come.
+    on.verifier.push(1, 3, 2)
+    await eventually(lambda: list(on.drafter.num_fed.values()) == [5])
+    await assert_silence(on, await on.conductor.send())
+    await on.conductor.send(commits=commits((1, 4, [9, 10])))
+    answer = await on.conductor.read()
+    assert list(answer.drafts.tokens) == continuation([*PROMPT, 9, 10], 2)
+
+
+async def assert_silence(on: Stage, frame_id: int) -> None:
+    """The frame has an empty answer, and so have the next ones, without the drafter being asked."""
+    answer = await on.conductor.read()
+    assert (answer.frame_id, list(answer.drafts.sequence_ids)) == (frame_id, [])
+    for _ in range(3):  # turns of the loop, each of which would ask again
+        frame_id = await on.conductor.send()
+        assert (await on.conductor.read()).frame_id == frame_id
+    assert len(on.drafter.batches) == 1
+
+
+async def test_a_text_that_was_answered_without_features_is_drafted_for_when_they_come(bench: Bench) -> None:
+    """Also where they come in pieces, the first of which leaves the drafter as silent as before."""
+    on = await stage(bench, feature_wait_ms=5)
+    frame_id = await on.conductor.send(opens=[on.opening(1, PROMPT)])
+    answer = await on.conductor.read()
+    assert (answer.frame_id, list(answer.drafts.sequence_ids)) == (frame_id, [])
+    await eventually(lambda: on.verifier.num_streams)
+    on.verifier.push(1, 0, 2)
+    await eventually(lambda: list(on.drafter.num_fed.values()) == [2])
+    frame_id = await on.conductor.send()
+    assert (await on.conductor.read()).frame_id == frame_id
+    on.verifier.push(1, 2, 1)
+    answer = await on.conductor.read()
+    assert (answer.frame_id, list(answer.drafts.tokens)) == (0, continuation(PROMPT, 2))
+
+
 async def test_features_that_come_before_their_sequence_are_kept(bench: Bench) -> None:
     on = await stage(bench, feature_wait_ms=5000)
     await on.conductor.send(opens=[on.opening(1, PROMPT)])

@@ -401,3 +401,43 @@ async def test_it_drafts_over_the_wire_what_it_drafts_alone(
     verifier.push(4, 4, 3, features[4:7])
     assert list((await conductor.read_drafts()).drafts.tokens) == list(second.tokens)
     conductor.close()
+
+
+async def test_a_block_that_no_longer_fits_is_asked_for_once(
+    bench: Bench, target_dir: Path, dflash_dir: Path
+) -> None:
+    """The drafter has positions for the tokens that are asked for, and none for the block that they come in."""
+    settings = Settings(
+        drafter=dflash_dir,
+        model=str(target_dir),
+        dtype="float32",
+        port=0,
+        metrics_port=None,
+        feature_wait_ms=5000,
+    )
+    host = Host.load(settings, num_threads=1)
+    process = await bench.stack.enter_async_context(hosted("drafter", settings, host.attach))
+    verifier = ScriptedFeatures(peer_pb2.PeerInfo())
+    verifier.info.CopyFrom(host.info)
+    verifier.info.instance_id = "verifier-1"
+    await verifier.start()
+    bench.stack.push_async_callback(verifier.stop)
+    channel = open_channel(f"127.0.0.1:{process.port}")
+    bench.stack.push_async_callback(channel.close)
+    conductor = await Conductor(drafter_pb2_grpc.DrafterServiceStub(channel)).begin()
+    bench.stack.callback(conductor.close)
+    text = list(range(1, 60)) * 2
+    await conductor.send(
+        opens=[opening(4, text[:97], verifier_endpoint=verifier.endpoint, verifier_instance_id="verifier-1")],
+        plan=drafter_pb2.DraftPlan(draft_length=2),
+    )
+    await eventually(lambda: verifier.num_streams)
+    features = torch.randn(97, HIDDEN_SIZE, generator=torch.Generator().manual_seed(2))
+    verifier.push(4, 0, 96, features[:96])
+    assert len((await conductor.read_drafts()).drafts.tokens) == 2  # the block's rows are positions 96 to 99
+    frame_id = await conductor.send(commits=commits((4, 97, text[97:98])))
+    verifier.push(4, 96, 1, features[96:])
+    for _ in range(4):
+        answer = await conductor.read()
+        assert (answer.frame_id, list(answer.drafts.tokens), list(answer.failures)) == (frame_id, [], [])
+        frame_id = await conductor.send()
