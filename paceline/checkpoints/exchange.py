@@ -47,6 +47,7 @@ def import_checkpoint(
             raise CheckpointError(f"tap layers {given} are not all within 0..{target.num_layers}")
         config = replace(config, shape={**config.shape, "tap_layers": given})
     entry.save(output, config, tensors)
+    entry.carry(directory, output)
     return config
 
 
@@ -86,4 +87,5 @@ def export_checkpoint(
         config, tensors = entry.complete(config, tensors, target_dir)
     config = replace(config, target_name=verifier or "")
     entry.write(output, config, tensors)
+    entry.carry(directory, output)
     return config

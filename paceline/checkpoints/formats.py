@@ -31,7 +31,14 @@ from paceline.checkpoints.gemma4_assistant import (
 )
 from paceline.checkpoints.medusa import is_medusa, read_medusa, write_medusa
 from paceline.checkpoints.nextn import is_nextn, read_nextn, store_vocabulary, write_nextn
-from paceline.checkpoints.pard import is_pard, load_own, nothing_shared, read_pard, write_pard
+from paceline.checkpoints.pard import (
+    carry_tokenizer,
+    is_pard,
+    load_own,
+    nothing_shared,
+    read_pard,
+    write_pard,
+)
 from paceline.checkpoints.shared import store_embedding
 from paceline.checkpoints.speculators import (
     is_speculators,
@@ -50,6 +57,10 @@ def _load_flat(directory: Path, config: DrafterConfig) -> tuple[DrafterConfig, d
     return config, read_all_tensors(directory)
 
 
+def _carry_nothing(source: Path, output: Path) -> None:
+    """There is nothing beside the tensors."""
+
+
 @dataclass(frozen=True, slots=True)
 class Format:
     """A public layout of checkpoints.
@@ -61,6 +72,7 @@ class Format:
         write: from Paceline's configuration and tensors to a public directory.
         load: from a directory of Paceline's own, whose configuration was read, to what `write` takes.
         save: from what `read` gives to a directory of Paceline's own.
+        carry: copies what stands beside the tensors, from the directory that was read to the one written, either way.
         complete: adds what the drafter shares with its target, whose directory is the last argument; those who load
             the format elsewhere may want it there.
     """
@@ -72,6 +84,7 @@ class Format:
     complete: Callable[[DrafterConfig, Mapping[str, Tensor], Path], tuple[DrafterConfig, dict[str, Tensor]]]
     load: Callable[[Path, DrafterConfig], tuple[DrafterConfig, dict[str, Tensor]]] = _load_flat
     save: Callable[[Path, DrafterConfig, Mapping[str, Tensor]], None] = save_drafter
+    carry: Callable[[Path, Path], None] = _carry_nothing
 
 
 FORMATS: dict[str, Format] = {
@@ -81,6 +94,16 @@ FORMATS: dict[str, Format] = {
         Format("deepspec", is_deepspec, read_deepspec, write_deepspec, store_target_vocabulary),
         Format("speculators", is_speculators, read_speculators, write_speculators, store_target),
         Format("nextn", is_nextn, read_nextn, write_nextn, store_vocabulary),
+        Format(  # before EAGLE's, which is told by one layer and the want of another mark
+            "pard",
+            is_pard,
+            read_pard,
+            write_pard,
+            nothing_shared,
+            load_own,
+            save_pard,
+            carry_tokenizer,
+        ),
         Format("eagle", is_eagle, read_eagle, write_eagle, store_embedding),
         Format(
             "gemma4_assistant",
@@ -90,7 +113,6 @@ FORMATS: dict[str, Format] = {
             nothing_shared,
         ),
         Format("medusa", is_medusa, read_medusa, write_medusa, store_target_head),
-        Format("pard", is_pard, read_pard, write_pard, nothing_shared, load_own, save_pard),
         Format("vllm", is_vllm, read_vllm, write_vllm, store_target_head),
     )
 }

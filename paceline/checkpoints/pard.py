@@ -27,7 +27,9 @@ from paceline.drafters.pard_checkpoint import (
     PROJECTION_BIAS,
     mask_token,
     read_model_config,
+    read_vocabulary,
 )
+from paceline.models import copy_tokenizer
 
 WARP = "warp_model.safetensors"
 DEFAULT_SCALE = 0.02
@@ -54,7 +56,8 @@ def read_pard(directory: Path, target: TargetFacts) -> tuple[DrafterConfig, dict
         target: the target it is for.
 
     Raises:
-        CheckpointError: a field makes no sense, or a tensor is missing, surplus or of another shape.
+        CheckpointError: a field makes no sense, a tensor is missing, surplus or of another shape, or the tokenizer is
+            not the target's.
     """
     content = read_public_config(directory)
     tensors = read_tensors(directory)
@@ -64,6 +67,9 @@ def read_pard(directory: Path, target: TargetFacts) -> tuple[DrafterConfig, dict
     shape: dict[str, Any] = {"mask_token": content.get("pard_token"), MODEL_CONFIG: content}
     config = DrafterConfig("pard1", target.fingerprint, target.name, shape, {"imported_from": "pard"})
     mask_token(config, vocab)
+    if target.directory is None:
+        raise CheckpointError(f"the tokenizer of target {target.name!r} is needed, and is not here")
+    read_vocabulary(directory, config, target.directory, vocab)
     if not content.get("pard2"):
         check_finite(tensors)
         return config, tensors
@@ -159,6 +165,11 @@ def load_own(directory: Path, config: DrafterConfig) -> tuple[DrafterConfig, dic
     shape = {**config.shape, MODEL_CONFIG: read_model_config(model)}
     own = DrafterConfig(config.method, config.target_fingerprint, config.target_name, shape, config.training)
     return own, tensors
+
+
+def carry_tokenizer(source: Path, output: Path) -> None:
+    """Put a checkpoint's tokenizer beside the model that was written of it; either may be public or Paceline's own."""
+    copy_tokenizer(model_directory(source), model_directory(output))
 
 
 def nothing_shared(

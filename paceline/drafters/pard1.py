@@ -21,14 +21,12 @@ import torch
 from torch import Tensor
 
 from paceline.drafters.base import DraftRequest, OutcomeRequest
-from paceline.drafters.checkpoint import CheckpointError, DrafterConfig
+from paceline.drafters.checkpoint import DrafterConfig
 from paceline.drafters.draft_layer import TorchOutput
 from paceline.drafters.draft_model import DraftModel, load_engine, model_directory
-from paceline.drafters.own_text import SameText
 from paceline.drafters.parallel_round import Round, RoundRequest, round_entries
-from paceline.drafters.pard_checkpoint import mask_token, read_model_config
+from paceline.drafters.pard_checkpoint import mask_token, read_model_config, read_vocabulary
 from paceline.drafters.text_follower import FollowedText, TextFollower
-from paceline.drafters.vocabulary import DraftVocabulary
 from paceline.target import Device, SequenceRows, TapSpec
 from paceline.trie import DraftEntry
 
@@ -183,17 +181,11 @@ def load_model(
     """The model of a checkpoint, the target's ids of its logits, and its mask token.
 
     Raises:
-        CheckpointError: it cannot be run, or has another tokenizer than the target: mask rows are told apart by their
-            places, and a text's places are the target's only where its tokens are.
+        CheckpointError: it cannot be run, or has another tokenizer than the target.
     """
-    model_dir = model_directory(directory)
     engine = load_engine(directory, device, dtype)
     vocab = engine.shape.vocab_size
     mask = mask_token(config, vocab)
-    vocabulary = DraftVocabulary.read(directory, model_dir, config, target_dir, vocab)
-    if not isinstance(vocabulary.open_text(), SameText):
-        raise CheckpointError(
-            f"{directory.name!r} has another tokenizer than target {target_dir.name!r}: a drafter with mask tokens "
-            "must share its target's"
-        )
-    return DraftModel.load(model_dir, engine, vocabulary.own_ids, None), vocabulary.target_ids, mask
+    vocabulary = read_vocabulary(directory, config, target_dir, vocab)
+    model = DraftModel.load(model_directory(directory), engine, vocabulary.own_ids, None)
+    return model, vocabulary.target_ids, mask

@@ -4,14 +4,13 @@
 elsewhere as it is, and so does a public directory here. `config.json` names the method; `model.safetensors`, where
 there is one, holds PARD-2's projection and which rows of the head are drafted (`d2t`).
 
-Responsible for: writing and reading that layout. Deliberately does not know: drafts, training. Called by the drafters,
-by training and by `paceline.checkpoints`.
+Responsible for: writing and reading that layout, and whether its tokenizer is a target's. Deliberately does not know:
+drafts, training. Called by the drafters, by training and by `paceline.checkpoints`.
 """
 
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -21,8 +20,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from paceline.drafters.checkpoint import CheckpointError, DrafterConfig, save_drafter
-from paceline.drafters.draft_model import MODEL_DIR
-from paceline.drafters.intersection import FILE_NAME as TOKENIZER_FILE
+from paceline.drafters.draft_model import MODEL_DIR, model_directory
+from paceline.drafters.own_text import SameText
+from paceline.drafters.vocabulary import DraftVocabulary
+from paceline.models import copy_tokenizer
 
 PROJECTION = "target_proj.weight"
 PROJECTION_BIAS = "target_proj.bias"
@@ -46,6 +47,30 @@ def mask_token(config: DrafterConfig, vocab: int) -> int:
     return token
 
 
+def read_vocabulary(
+    directory: Path, config: DrafterConfig, target_dir: Path, own_vocab: int
+) -> DraftVocabulary:
+    """What a checkpoint, or a public directory, may draft for a target.
+
+    Args:
+        directory: the checkpoint.
+        config: its configuration.
+        target_dir: the target.
+        own_vocab: ids of the drafter's model.
+
+    Raises:
+        CheckpointError: it has another tokenizer than the target (mask rows are told apart by their places, and a
+            text's places are the target's only where its tokens are), or nothing says that it has the same.
+    """
+    vocabulary = DraftVocabulary.read(directory, model_directory(directory), config, target_dir, own_vocab)
+    if not isinstance(vocabulary.open_text(), SameText):
+        raise CheckpointError(
+            f"{directory.name!r} has another tokenizer than target {target_dir.name!r}: a drafter with mask tokens "
+            "must share its target's"
+        )
+    return vocabulary
+
+
 def save_pard(
     folder: Path, config: DrafterConfig, tensors: Mapping[str, Tensor], tokenizer_dir: Path | None = None
 ) -> None:
@@ -55,7 +80,7 @@ def save_pard(
         folder: where to.
         config: of the drafter; `shape["model"]` is the model's transformers configuration, and is moved to `model/`.
         tensors: the model's by their transformers names, and those of `BESIDE`.
-        tokenizer_dir: a directory whose `tokenizer.json` is the drafter's too; by it a target is told to fit.
+        tokenizer_dir: a directory whose tokenizer is the drafter's too; by `tokenizer.json` a target is told to fit.
     """
     shape = dict(config.shape)
     model_config = shape.pop(MODEL_CONFIG)
@@ -67,8 +92,8 @@ def save_pard(
     part.chmod(0o644)  # it was written as a private temporary file; images run as another user
     part.replace(model / "model.safetensors")
     (model / "config.json").write_text(json.dumps(model_config, indent=2) + "\n")
-    if tokenizer_dir is not None and (tokenizer_dir / TOKENIZER_FILE).is_file():
-        shutil.copyfile(tokenizer_dir / TOKENIZER_FILE, model / TOKENIZER_FILE)
+    if tokenizer_dir is not None:
+        copy_tokenizer(tokenizer_dir, model)
     written = DrafterConfig(
         config.method, config.target_fingerprint, config.target_name, shape, config.training
     )

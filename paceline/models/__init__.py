@@ -13,6 +13,7 @@ from paceline.models.errors import (
 )
 from paceline.models.fingerprint import model_fingerprint, tokenizer_fingerprint
 from paceline.models.registry import DEFAULT_MODEL, MODELS, ModelEntry, lookup
+from paceline.models.tokenizer_files import copy_tokenizer
 
 __all__ = [
     "DEFAULT_MODEL",
@@ -25,6 +26,7 @@ __all__ = [
     "UnknownModelError",
     "cache_dir",
     "cached",
+    "copy_tokenizer",
     "lookup",
     "model_fingerprint",
     "resolve",

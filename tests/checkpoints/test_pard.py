@@ -14,6 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from paceline.checkpoints import export_checkpoint, import_checkpoint
 from paceline.drafters import CheckpointError, DrafterConfig, DraftRequest, load_drafter
 from paceline.target import SequenceRows, TargetEngine
+from tests.drafters.foreign import byte_fallback_tokenizer, byte_level_tokenizer, save_model
 
 VOCAB, HIDDEN, TARGET_HIDDEN, MASK, SCALE = 97, 32, 64, 96, 0.1
 PUBLIC_LAYERS = [-1, -3, 2, -5]  # of a target with 8 layers: final norm, and what enters layers 6, 2 and 4
@@ -162,3 +163,42 @@ def test_a_value_that_is_no_number_is_refused(target: Path, tmp_path: Path) -> N
     save_file(tensors, public / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(CheckpointError, match=r"model\.norm\.weight holds values"):
         import_checkpoint(public, target, tmp_path / "own")
+
+
+def _mask(path: Path) -> Path:
+    content = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(content | {"pard_token": MASK}))
+    return path
+
+
+def test_a_tokenizer_comes_along_both_ways_and_tells_that_a_padded_head_fits(tmp_path: Path) -> None:
+    tokenizer = byte_level_tokenizer()
+    vocab = tokenizer.get_vocab_size()
+    target = save_model(tmp_path / "target", tokenizer, vocab + 12, seed=1)
+    public = _mask(save_model(tmp_path / "public", tokenizer, vocab, seed=2))
+    tokens = list(range(5, 19))
+    expected = _drafted(public, target, tokens, 5)
+    import_checkpoint(public, target, tmp_path / "own")
+    assert _drafted(tmp_path / "own", target, tokens, 5) == expected
+    export_checkpoint(tmp_path / "own", "pard", tmp_path / "out", target_dir=target)
+    assert _drafted(tmp_path / "out", target, tokens, 5) == expected
+    stored = (public / "tokenizer.json").read_bytes()
+    assert (tmp_path / "out" / "tokenizer.json").read_bytes() == stored
+
+
+@pytest.mark.parametrize("has_own", [True, False])
+def test_what_is_not_told_to_have_the_target_s_tokenizer_is_refused_as_when_served(
+    has_own: bool, tmp_path: Path
+) -> None:
+    ours, other = byte_level_tokenizer(), byte_fallback_tokenizer()
+    target = save_model(tmp_path / "target", ours, 400, seed=1)
+    # Of one size: without a look at the tokenizers nothing is amiss.
+    public = _mask(
+        save_model(tmp_path / "public", other if has_own else None, 400 if has_own else 390, seed=2)
+    )
+    message = "has another tokenizer than target" if has_own else r"no tokenizer\.json says how they relate"
+    with pytest.raises(CheckpointError, match=message):
+        load_drafter(public, target, dtype=torch.float32)
+    with pytest.raises(CheckpointError, match=message):
+        import_checkpoint(public, target, tmp_path / "own")
+    assert not (tmp_path / "own").exists()
