@@ -81,6 +81,8 @@ class Recorder(scheduler_pb2_grpc.SchedulerServiceServicer):
             policy.CopyFrom(self._policy)
             policy.version = version
             policy.draft_length = whole if version % 2 else max(1, whole // 2)
+            # Chains both, or the shorter would be a tree, which takes longer than its depth says.
+            policy.max_nodes_per_sequence = min(policy.max_nodes_per_sequence, policy.draft_length)
             yield scheduler_pb2.WatchPolicyResponse(policy=policy)
             await asyncio.sleep(self._turn_s)
 
