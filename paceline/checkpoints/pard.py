@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from paceline.checkpoints.target_facts import TargetFacts
@@ -30,6 +29,7 @@ from paceline.drafters.pard_checkpoint import (
     read_vocabulary,
 )
 from paceline.models import copy_tokenizer
+from paceline.weights_file import write_weights
 
 WARP = "warp_model.safetensors"
 DEFAULT_SCALE = 0.02
@@ -142,11 +142,7 @@ def write_pard(directory: Path, config: DrafterConfig, tensors: Mapping[str, Ten
             "pard2_target_dim": len(blocks) * hidden,
             "pard2_target_layers": layers,
         }
-        directory.mkdir(parents=True, exist_ok=True)
-        own = {k: v.detach().cpu().contiguous().clone() for k, v in warp.items()}
-        own[PROJECTION] = torch.cat(blocks, dim=1).contiguous()
-        save_file(own, directory / WARP, metadata={"format": "pt"})
-        (directory / WARP).chmod(0o644)
+        write_weights(directory / WARP, warp | {PROJECTION: torch.cat(blocks, dim=1)})
     write_tensors(directory, "model.safetensors", content, weights)
 
 

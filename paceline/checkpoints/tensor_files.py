@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from paceline.drafters.checkpoint import CheckpointError
+from paceline.weights_file import write_weights
 
 PICKLED = (".pt", ".bin", ".pth")
 
@@ -85,13 +85,7 @@ def write_tensors(
     directory: Path, file_name: str, config: Mapping[str, Any], tensors: Mapping[str, Tensor]
 ) -> None:
     """Write weights, then `config.json`, so that a directory with a configuration is whole."""
-    directory.mkdir(parents=True, exist_ok=True)
-    part = directory / f"{file_name}.part"
-    # Copies: tensors that share memory cannot be saved.
-    own = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    save_file(own, part, metadata={"format": "pt"})
-    part.chmod(0o644)
-    part.replace(directory / file_name)
+    write_weights(directory / file_name, tensors)
     (directory / "config.json").write_text(json.dumps(dict(config), indent=2) + "\n")
 
 

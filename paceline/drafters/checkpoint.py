@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from paceline.errors import IncompatiblePeerError
+from paceline.weights_file import write_weights
 
 FORMAT_VERSION = 1
 
@@ -112,12 +112,7 @@ class DrafterConfig:
 
 def save_drafter(directory: Path, config: DrafterConfig, tensors: Mapping[str, Tensor]) -> None:
     """Write a checkpoint; the weights first, so that a directory with a configuration is whole."""
-    directory.mkdir(parents=True, exist_ok=True)
-    weights = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
-    part = directory / "model.safetensors.part"
-    save_file(weights, part, metadata={"format": "pt"})
-    part.chmod(0o644)  # it was written as a private temporary file; images run as another user
-    part.replace(directory / "model.safetensors")
+    write_weights(directory / "model.safetensors", tensors)
     text = json.dumps(asdict(config), indent=2) + "\n"
     (directory / "config.json").write_text(text)
 

@@ -16,7 +16,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
 from torch import Tensor
 
 from paceline.drafters.checkpoint import CheckpointError, DrafterConfig, save_drafter
@@ -24,6 +23,7 @@ from paceline.drafters.draft_model import MODEL_DIR, model_directory
 from paceline.drafters.own_text import SameText
 from paceline.drafters.vocabulary import DraftVocabulary
 from paceline.models import copy_tokenizer
+from paceline.weights_file import write_weights
 
 PROJECTION = "target_proj.weight"
 PROJECTION_BIAS = "target_proj.bias"
@@ -85,12 +85,7 @@ def save_pard(
     shape = dict(config.shape)
     model_config = shape.pop(MODEL_CONFIG)
     model = folder / MODEL_DIR
-    model.mkdir(parents=True, exist_ok=True)
-    weights = {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items() if k not in BESIDE}
-    part = model / "model.safetensors.part"
-    save_file(weights, part, metadata={"format": "pt"})
-    part.chmod(0o644)  # it was written as a private temporary file; images run as another user
-    part.replace(model / "model.safetensors")
+    write_weights(model / "model.safetensors", {k: v for k, v in tensors.items() if k not in BESIDE})
     (model / "config.json").write_text(json.dumps(model_config, indent=2) + "\n")
     if tokenizer_dir is not None:
         copy_tokenizer(tokenizer_dir, model)

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from paceline.drafters.checkpoint import DrafterConfig, save_drafter
@@ -26,6 +25,7 @@ from paceline.training.eagle3 import TargetFacts
 from paceline.training.errors import TrainingDataError
 from paceline.training.losses import head_argmax, linear_soft_cross_entropy, softmax_head
 from paceline.training.teacher import TeacherShape, read_weights
+from paceline.weights_file import write_weights
 
 _EVAL_CHAIN = 5
 
@@ -165,9 +165,8 @@ class IndependentObjective:
         The model is whole; which rows of its head are meant stands beside it, as ``d2t``.
         """
         model = folder / MODEL_DIR
-        model.mkdir(parents=True, exist_ok=True)
-        tensors = {**self._frozen, **{k: p.detach() for k, p in self._parameters.items()}}
-        save_file({k: v.bfloat16().contiguous() for k, v in tensors.items()}, model / "model.safetensors")
+        tensors = {**self._frozen, **self._parameters}
+        write_weights(model / "model.safetensors", {k: v.detach().bfloat16() for k, v in tensors.items()})
         (model / "config.json").write_text(json.dumps({**self.config, "dtype": "bfloat16"}, indent=2) + "\n")
         shape = {"target_vocab": self.shape.vocab, "num_layers": self.shape.num_layers}
         if self.draft_ids is not None:

@@ -18,11 +18,10 @@ from typing import Any
 
 import structlog
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from paceline.drafters.checkpoint import DrafterConfig, save_drafter
-from paceline.models import model_fingerprint
+from paceline.models import copy_tokenizer, model_fingerprint
 from paceline.training.checkpoints import (
     RunState,
     flatten_optimizer,
@@ -36,14 +35,12 @@ from paceline.training.errors import TrainingDataError, TrainingError
 from paceline.training.schedule import learning_rate_factor
 from paceline.training.shards import shard_indices
 from paceline.training.teacher import TeacherShape
+from paceline.weights_file import write_weights
 
 log = structlog.get_logger()
 
 METHOD = "deepseek_mtp, from scratch"
-TOKENIZER_FILES = (
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
-    *("chat_template.jinja", "generation_config.json"),
-)
+_GENERATION = "generation_config.json"  # which tokens end a text
 _ROPE_THETA, _RMS_EPS, _MAX_POSITIONS = 10_000.0, 1e-5, 2048
 
 
@@ -255,9 +252,7 @@ class _Run:
     def _export(self, result: PretrainResult) -> None:
         """The pair: a model that transformers loads, and a drafter bound to it."""
         model, target = self._options.export_dir / "model", self._joint.target
-        model.mkdir(parents=True, exist_ok=True)
-        weights = {name: tensor.contiguous().clone() for name, tensor in self._joint.model_tensors().items()}
-        save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
+        write_weights(model / "model.safetensors", self._joint.model_tensors())
         ends = {
             name: self._tokenizer_config.get(name)
             for name in ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -280,9 +275,9 @@ class _Run:
             "dtype": "float32",
             **ends,
         }
-        for name in TOKENIZER_FILES:
-            if (self._options.tokenizer_dir / name).is_file():
-                shutil.copyfile(self._options.tokenizer_dir / name, model / name)
+        copy_tokenizer(self._options.tokenizer_dir, model)
+        if (self._options.tokenizer_dir / _GENERATION).is_file():
+            shutil.copyfile(self._options.tokenizer_dir / _GENERATION, model / _GENERATION)
         (model / "config.json").write_text(json.dumps(content, indent=2) + "\n")
         shape = {**asdict(self._joint.shape), "max_positions": target.max_positions}
         facts = {

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from paceline.models.fetch import PROVENANCE_FILE
 from paceline.training.backbone import LINEAR_NAMES, final_hidden
 from paceline.training.teacher import TeacherShape, read_weights
+from paceline.weights_file import write_weights
 
 PREFIX = "backbone."
 """Begins the names of all its parameters."""
@@ -106,8 +106,6 @@ class TunedBackbone:
             is_of_weights = file.name.endswith((".safetensors", ".safetensors.index.json", PROVENANCE_FILE))
             if file.is_file() and not is_of_weights:
                 shutil.copyfile(file, partial / file.name)
-        weights = {name: tensor.contiguous() for name, tensor in self.merged().items()}
-        save_file(weights, partial / "model.safetensors", metadata={"format": "pt"})
-        (partial / "model.safetensors").chmod(0o644)  # images run as another user
+        write_weights(partial / "model.safetensors", self.merged())
         shutil.rmtree(folder, ignore_errors=True)
         partial.replace(folder)

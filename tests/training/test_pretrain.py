@@ -57,6 +57,20 @@ def test_it_learns_and_the_pair_serves(options: PretrainOptions) -> None:
     (entry,) = drafter.draft([DraftRequest(1, 3, sampling=SamplingParams(temperature=0.0))])
     assert entry is not None
     assert len(entry.tokens) == 3
+    for path in (model, options.export_dir / "drafter"):  # images run as another user
+        assert (path / "model.safetensors").stat().st_mode & 0o777 == 0o644
+        assert not list(path.glob("*.part"))
+
+
+def test_who_reads_the_model_during_an_evaluation_keeps_a_whole_one(options: PretrainOptions) -> None:
+    run(options, stop_after=4)
+    path = options.export_dir / "model" / "model.safetensors"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"of the evaluation before")
+    with path.open("rb") as reader:
+        run(options)
+        assert reader.read() == b"of the evaluation before"
+    assert path.stat().st_size > 1000
 
 
 def test_stopped_and_resumed_equals_uninterrupted(options: PretrainOptions, tmp_path: Path) -> None:
