@@ -42,6 +42,7 @@ from paceline.training.pard_start import mask_token_for
 from paceline.training.shards import shard_indices
 from paceline.training.target_rows import TargetRows
 from paceline.training.teacher import TeacherShape, default_tap_layers, read_weights
+from paceline.training.token_clusters import check_clusters
 from paceline.training.tuned_backbone import LoraSettings, TunedBackbone
 
 if TYPE_CHECKING:
@@ -161,6 +162,7 @@ def _build_gemma4_mtp(options: TrainOptions, corpus: Corpus, fingerprint: str) -
     shape, cached = gemma4_mtp_start.default_shape(
         text, options.num_layers, options.draft_hidden, options.draft_intermediate
     )
+    check_clusters(shape.vocab, options.num_clusters, options.num_selected)
     weights = read_weights(options.model_dir)
     embedding = weights["model.embed_tokens.weight"]
     is_gemma = str(text.model_type).startswith("gemma")

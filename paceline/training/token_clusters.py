@@ -15,6 +15,25 @@ _CHUNK_ROWS = 8192
 _ROUNDS = 4
 
 
+def check_clusters(vocab: int, num_clusters: int, num_selected: int) -> None:
+    """Check what a run asks of its head before it trains; ``num_clusters`` 0 asks for none.
+
+    Raises:
+        TrainingDataError: clusters of one size are not possible, or more are to be scored than there are; says what is.
+    """
+    if not num_clusters:
+        return
+    if vocab % num_clusters:
+        below = next(n for n in range(min(num_clusters, vocab), 0, -1) if vocab % n == 0)
+        above = next((n for n in range(num_clusters, vocab) if vocab % n == 0), vocab)
+        near = " or ".join(str(n) for n in sorted({below, above}))
+        raise TrainingDataError(
+            f"num_clusters {num_clusters} must divide {vocab} tokens: take {near}, or 0 for a dense head"
+        )
+    if num_selected > num_clusters:
+        raise TrainingDataError(f"num_selected {num_selected} must be at most num_clusters {num_clusters}")
+
+
 def cluster_tokens(table: Tensor, num_clusters: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     """Cluster the rows of a table.
 

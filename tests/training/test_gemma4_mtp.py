@@ -213,3 +213,26 @@ def test_bad_options_are_named(target_dir: Path, text_dir: Path, heldout_dir: Pa
             run(replace(options, **{field: 0}))
     with pytest.raises(TrainingDataError, match="num_clusters"):
         run(replace(options, num_clusters=-1))
+
+
+@pytest.mark.parametrize(
+    ("num_clusters", "num_selected", "message"),
+    [
+        (9, 3, r"num_clusters 9 must divide \d+ tokens: take \d+ or \d+, or 0 for a dense head"),
+        (7, 8, "num_selected 8 must be at most num_clusters 7"),
+    ],
+)
+def test_a_head_that_cannot_be_exported_is_refused_before_training(
+    num_clusters: int,
+    num_selected: int,
+    message: str,
+    target_dir: Path,
+    text_dir: Path,
+    heldout_dir: Path,
+    tmp_path: Path,
+) -> None:
+    changes = {**SMALL, "num_clusters": num_clusters, "num_selected": num_selected}
+    options = _options(target_dir, text_dir, heldout_dir, tmp_path, **changes)
+    with pytest.raises(TrainingDataError, match=message):
+        run(options)
+    assert not options.run_dir.exists()
