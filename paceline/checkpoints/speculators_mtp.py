@@ -30,7 +30,7 @@ from paceline.checkpoints.tensor_files import (
 )
 from paceline.drafters.checkpoint import CheckpointError, DrafterConfig
 from paceline.drafters.decoder_block import rope_parameters
-from paceline.drafters.deepseek_mtp_layer import module_prefix, parameter_shapes
+from paceline.drafters.deepseek_mtp_layer import module_prefix, num_modules, parameter_shapes
 
 KIND = "mtp"
 _PUBLIC = "mtp_layers.0."
@@ -101,7 +101,7 @@ def write_mtp(directory: Path, config: DrafterConfig, tensors: Mapping[str, Tens
     Raises:
         CheckpointError: naming what the format cannot express, or a tensor that does not fit the configuration.
     """
-    if config.size("num_modules") != 1:
+    if num_modules(config) != 1:
         raise CheckpointError("shape.num_modules: the speculators format has one module")
     for name, wanted, means in (
         ("carries_norm", True, "hands on what the last norm gives"),

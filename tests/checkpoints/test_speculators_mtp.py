@@ -56,6 +56,15 @@ def test_there_and_back(target_dir: Path, tmp_path: Path) -> None:  # noqa: F811
     assert all(torch.equal(back[name], tensors[name]) for name in tensors)
 
 
+def test_one_module_need_not_be_counted(target_dir: Path, tmp_path: Path) -> None:  # noqa: F811
+    own, _ = save(tmp_path / "own", target_dir)
+    content = json.loads((own / "config.json").read_text())
+    del content["shape"]["num_modules"]
+    (own / "config.json").write_text(json.dumps(content))
+    load_drafter(own, target_dir, dtype=torch.float32)
+    export_checkpoint(own, "speculators", tmp_path / "public")
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
