@@ -4,6 +4,7 @@ Importing this package imports neither torch nor transformers.
 """
 
 from paceline.models.cache import cache_dir, cached, resolve
+from paceline.models.end_tokens import end_tokens
 from paceline.models.errors import (
     ConversionError,
     FetchError,
@@ -27,6 +28,7 @@ __all__ = [
     "cache_dir",
     "cached",
     "copy_tokenizer",
+    "end_tokens",
     "lookup",
     "model_fingerprint",
     "resolve",

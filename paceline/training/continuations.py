@@ -20,7 +20,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from paceline.models import model_fingerprint
+from paceline.models import end_tokens, model_fingerprint
 from paceline.target import SequenceRows, TargetEngine
 from paceline.training import shards
 from paceline.training.asks import draw_ask
@@ -77,9 +77,11 @@ class ContinueOptions:
                 raise TrainingDataError(f"{name} must be at least 1")
         if self.max_tokens < 3:
             raise TrainingDataError("max_tokens must be at least 3")
-        for name in ("ask_share", "greedy_share", "top_p"):
+        for name in ("ask_share", "greedy_share"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise TrainingDataError(f"{name} must lie in [0, 1]")
+        if not 0.0 < self.top_p <= 1.0:
+            raise TrainingDataError("top_p must be above 0 and at most 1")
         if not (math.isfinite(self.temperature) and self.temperature > 0):
             raise TrainingDataError("temperature must be positive")
         if self.dtype not in ("bfloat16", "float32"):
@@ -99,7 +101,7 @@ def run(options: ContinueOptions) -> dict[str, int]:
     tokenizer = Tokenizer.from_file(str(options.model_dir / "tokenizer.json"))
     engine = TargetEngine.load(options.model_dir, dtype=getattr(torch, options.dtype))
     fingerprint = model_fingerprint(options.model_dir)
-    ends = end_tokens(options.model_dir)
+    ends = frozenset(end_tokens(options.model_dir))
     for index in range(options.first_shard, options.first_shard + options.num_shards):
         path = shards.shard_path(options.out_dir, index)
         if path.exists():
@@ -183,14 +185,6 @@ def write_texts(
         taps=None,
         hidden=None,
     )
-
-
-def end_tokens(model_dir: Path) -> frozenset[int]:
-    """Tokens that end a text, by the model's configuration."""
-    from transformers import AutoConfig
-
-    found = AutoConfig.from_pretrained(model_dir, local_files_only=True, trust_remote_code=False).eos_token_id
-    return frozenset([found] if isinstance(found, int) else found or [])
 
 
 def _draw(logits: Tensor, options: ContinueOptions, random: torch.Generator) -> Tensor:

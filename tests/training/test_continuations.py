@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from paceline.models import end_tokens
 from paceline.target import SequenceRows, TargetEngine
 from paceline.training import shards
 from paceline.training.continuations import ContinueOptions, run
@@ -62,8 +65,30 @@ def test_shards_depend_on_seed_and_index_alone(options: ContinueOptions, tmp_pat
     assert bool(batch.is_answer.any())
 
 
+def test_a_text_ends_where_serving_would_end_it(
+    options: ContinueOptions, target_dir: Path, tmp_path: Path
+) -> None:
+    """By the generation config where there is one, which often names more tokens than the model's."""
+    options = replace(options, greedy_share=1.0)
+    run(options)
+    shard = shards.read_shard(shards.shard_path(options.out_dir, 0))
+    start, end = shard.offsets[:2].tolist()
+    tokens, segments = shard.tokens[start:end].tolist(), shard.segments[start:end].tolist()
+    place = segments.index(shards.SEGMENT_ANSWER) + 2
+    assert place < len(tokens) - 1
+    model_dir = tmp_path / "model"
+    shutil.copytree(target_dir, model_dir)
+    (model_dir / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, tokens[place]]}))
+    assert end_tokens(model_dir) == [2, tokens[place]]
+    assert end_tokens(target_dir) == [2]
+    run(replace(options, model_dir=model_dir, out_dir=tmp_path / "ended"))
+    again = shards.read_shard(shards.shard_path(tmp_path / "ended", 0))
+    first = tokens.index(tokens[place], segments.index(shards.SEGMENT_ANSWER))
+    assert again.tokens[: int(again.offsets[1])].tolist() == tokens[: first + 1]
+
+
 @pytest.mark.parametrize(
-    ("field", "value"), [("rows", 0), ("max_tokens", 2), ("top_p", 1.5), ("temperature", 0.0)]
+    ("field", "value"), [("rows", 0), ("max_tokens", 2), ("top_p", 1.5), ("top_p", 0.0), ("temperature", 0.0)]
 )
 def test_bad_options_are_named(options: ContinueOptions, field: str, value: float) -> None:
     with pytest.raises(TrainingDataError, match=field):
