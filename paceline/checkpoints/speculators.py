@@ -1,6 +1,7 @@
-"""The speculators format (vllm-project/speculators 0.9.0): EAGLE-3, P-EAGLE, DFlash and DSpark, as vLLM serves them.
+"""The speculators format (vllm-project/speculators 0.9.0): drafters as vLLM serves them.
 
-Responsible for the names of its tensors, both ways. The layer ids of the format name streams that *enter* a layer, as
+Responsible for the names of its tensors, both ways, of EAGLE-3, P-EAGLE, DFlash and DSpark; those of multi-token
+prediction are in `speculators_mtp.py`. The layer ids of the format name streams that *enter* a layer, as
 Paceline's `tap_layers` do. Called through `formats.py`.
 """
 
