@@ -1,8 +1,8 @@
 """A drafter in the verifier's own process: the same class that a drafter process hosts, fed without a wire.
 
 Features stay tensors on the device and drafts go straight into the tries; a drafter of keys and values reads them in
-the target's own cache. A drafter that fails is taken out of
-service; the text goes on without it and is the same. Called by the step loop.
+the target's own cache. A drafter that fails is taken out of service; the text goes on without it and is the same.
+Called by the step loop.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import structlog
 from torch import Tensor
 
 from paceline.drafters import Drafter, DraftRequest, ReadsInPlace
-from paceline.target.kv_cache import KVCache, Slot
+from paceline.target import TargetEngine
+from paceline.target.kv_cache import Slot
 from services.verifier.sequence import NO_SLOT, TargetSequence
 
 if TYPE_CHECKING:
@@ -28,14 +29,20 @@ class ColocatedDrafter:
 
     Args:
         drafter: the drafter.
-        cache: the target's, for a drafter that can read it in place; None makes it read features as elsewhere.
+        engine: the target's, for a drafter that can read its cache in place; None makes it read features as elsewhere.
+
+    Raises:
+        StepError: the cache does not have what the drafter reads.
     """
 
-    def __init__(self, drafter: Drafter, cache: KVCache | None = None) -> None:
+    def __init__(self, drafter: Drafter, engine: TargetEngine | None = None) -> None:
         self._drafter = drafter
-        self._cache = cache
+        self._cache = None if engine is None else engine.cache
         self._open: dict[int, TargetSequence] = {}
-        if cache is not None and isinstance(drafter, ReadsInPlace):
+        if engine is not None and isinstance(drafter, ReadsInPlace):
+            if drafter.tap is not None:
+                # Now: the tap it has afterwards no longer names what is read in place.
+                drafter.tap.check(engine.shape)
             drafter.read_in_place(self._slot)
 
     def _slot(self, sequence_id: int) -> Slot | None:

@@ -96,7 +96,7 @@ class Host:
         drafter = None
         if settings.drafter is not None:
             loaded = load_drafter(settings.drafter, model_dir, device=settings.device, dtype=engine.dtype)
-            drafter = ColocatedDrafter(loaded, engine.cache)
+            drafter = ColocatedDrafter(loaded, engine)
             if loaded.tap is not None:
                 engine.add_tap(loaded.tap)
         profile = profile_steps(engine, settings.profile_s)

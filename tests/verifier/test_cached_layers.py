@@ -11,22 +11,25 @@ import torch
 
 from paceline.drafters import DraftRequest, load_drafter
 from paceline.drafters.gemma4_mtp_model import FULL
-from paceline.target import SequenceRows, TargetEngine
+from paceline.target import SequenceRows, StepError, TargetEngine
 from paceline.v1 import target_pb2
 from services.runtime import feature_parts, tensors
+from services.runtime.metrics import PREFIX_CACHE_HITS
+from services.verifier.host import Host
+from services.verifier.settings import Settings
 from tests.drafters.gemma4_checkpoint import FOR_LLAMA, save_assistant
 from tests.verifier.conductor import MAX_POSITIONS, VOCAB_SIZE, Conductor
 from tests.verifier.conftest import serving
 
 PROMPT, NUM_TOKENS = list(range(5, 30)), 24
+SHAPE = {
+    **FOR_LLAMA, "backbone": 32, "vocab": VOCAB_SIZE, "head_dims": {FULL: 8}, "max_positions": MAX_POSITIONS
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def drafter_dir(target_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    shape = {
-        **FOR_LLAMA, "backbone": 32, "vocab": VOCAB_SIZE, "head_dims": {FULL: 8}, "max_positions": MAX_POSITIONS
-    }  # fmt: skip
-    return save_assistant(tmp_path_factory.mktemp("drafter"), target_dir, shape)
+    return save_assistant(tmp_path_factory.mktemp("drafter"), target_dir, SHAPE)
 
 
 @pytest.mark.parametrize("prefix_mib", [0, 1])
@@ -47,14 +50,37 @@ async def test_beside_the_target_its_cache_is_read_in_place(
         await conductor.send(policy=policy)
         for _ in range(2):
             before = len(conductor.steps)
+            num_shared = num_prefix_hits()
             sequence_id = await conductor.open(PROMPT, NUM_TOKENS)
             await conductor.read_until(lambda i=sequence_id: i in conductor.finished)  # type: ignore[misc]
             assert conductor.tokens[sequence_id] == expected
             steps = conductor.steps[before:]
             num_drafted = sum(sum(step.num_draft_tokens) for step in steps)
-            assert num_drafted >= 4 * (
-                len(steps) - 4
-            )  # all but the first and the last steps verified a draft
+            # All but the first and the last steps verified a draft.
+            assert num_drafted >= 4 * (len(steps) - 4)
+        assert num_prefix_hits() - num_shared == (len(PROMPT) - 1 if prefix_mib else 0)  # the second time
+
+
+def num_prefix_hits() -> float:
+    """Prompt tokens that were found in a prefix cache of this process."""
+    return sum(s.value for m in PREFIX_CACHE_HITS.collect() for s in m.samples if s.name.endswith("_total"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"kv_layers": {FULL: 4}}, "cached layer 4 is outside 0..3"),
+        ({"kv_heads": {FULL: 4}}, "2 key heads of width 8, the tap expects 4 of 8"),
+        ({"head_dims": {FULL: 16}}, "2 key heads of width 8, the tap expects 2 of 16"),
+    ],
+)
+def test_a_cache_without_what_is_read_is_refused(
+    target_dir: Path, tmp_path: Path, changes: dict[str, object], words: str
+) -> None:
+    drafter = save_assistant(tmp_path, target_dir, SHAPE | changes)
+    settings = Settings(model=str(target_dir), drafter=drafter, dtype="float32", port=0, metrics_port=None)
+    with pytest.raises(StepError, match=words):
+        Host.load(settings, num_threads=1)
 
 
 async def test_away_from_it_features_make_the_same_drafts(target_dir: Path, drafter_dir: Path) -> None:
