@@ -149,6 +149,10 @@ class AutoregressiveDrafter(FeatureFollower[SequenceState]):
     def _reserve(self, states: Sequence[SequenceState], num_rows: Sequence[int]) -> None:
         self._cache.reserve([(state.slot_id, count) for state, count in zip(states, num_rows, strict=True)])
 
+    def _drop_drafted(self, state: SequenceState) -> None:
+        """Drafted rows fall away."""
+        state.slot.num_pending = 0
+
     def _run_stable_rows(self, states: Sequence[SequenceState]) -> None:
         """Run what true features have come in since, dropping drafted rows; one pass over all sequences."""
         behind = [state for state in states if state.pending and state.slot.length < len(state.tokens) - 1]
@@ -156,7 +160,7 @@ class AutoregressiveDrafter(FeatureFollower[SequenceState]):
             return
         rows, left = [], []
         for state in behind:
-            state.slot.num_pending = 0  # drafted rows fall away
+            self._drop_drafted(state)
             state.chain = state.tree = None
             features, first = join_rows(state.pending), state.slot.length
             count = min(int(features.shape[0]), len(state.tokens) - 1 - first)
@@ -179,7 +183,7 @@ class AutoregressiveDrafter(FeatureFollower[SequenceState]):
             state = self._sequences[request.sequence_id]
             if state.chain is None or state.chain.start != len(state.tokens):
                 assert state.stable is not None
-                state.slot.num_pending = 0
+                self._drop_drafted(state)
                 state.tree = None
                 state.chain = Chain(len(state.tokens), state.stable.state, state.stable.logits)
             if len(state.chain.tokens) < request.num_tokens:
@@ -246,7 +250,7 @@ class AutoregressiveDrafter(FeatureFollower[SequenceState]):
         for request in requests:
             state = self._sequences[request.sequence_id]
             assert state.stable is not None
-            state.slot.num_pending = 0
+            self._drop_drafted(state)
             state.chain = None
             start = len(state.tokens)
             branch = min(self._rule.branch(request.num_tokens, request.max_nodes), self._vocab)

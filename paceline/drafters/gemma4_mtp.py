@@ -189,6 +189,9 @@ class Gemma4MtpDrafter(AutoregressiveDrafter):
     def _reserve(self, states: Sequence[SequenceState], num_rows: Sequence[int]) -> None:
         """Rows of drafts are in no cache."""
 
+    def _drop_drafted(self, state: SequenceState) -> None:
+        """Rows of drafts are in no cache, and those that are pending in a slot in place are the target's."""
+
     def _run_stable_rows(self, states: Sequence[SequenceState]) -> None:
         """Run the first step of every draft that is not from the committed length of the last one."""
         behind: list[ReadingState] = []

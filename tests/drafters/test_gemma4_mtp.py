@@ -225,6 +225,21 @@ def test_the_cache_in_place_gives_the_same_drafts(pair: Pair) -> None:
     assert beside.drafter.draft([DraftRequest(1, 3)]) == [None]
 
 
+def test_what_is_pending_in_the_targets_slot_is_the_targets(pair: Pair) -> None:
+    tokens, beside = text(12, seed=3), InPlace(pair)
+    beside.drafter.open(1, tokens)
+    beside.run(1, 0, tokens[:11], range(11))
+    expected = draft(beside.drafter, 4).tokens
+    beside.drafter.open(1, tokens)
+    beside.drafter.feed(1, 10, features(pair, beside.drafter, tokens[:11])[-1:])
+    slot = beside.engine.cache.get(beside.slots[1])
+    beside.engine.step([SequenceRows(beside.slots[1], [tokens[11], 7], num_logits="none")])
+    assert draft(beside.drafter, 4).tokens == expected
+    draft(beside.drafter, 4, 12)
+    assert (slot.length, slot.num_pending) == (11, 2)
+    beside.engine.keep(beside.slots[1], [0, 1])
+
+
 def test_rows_that_did_not_travel_are_not_missed(pair: Pair) -> None:
     """A window's older rows, and final norms but the newest: `NaN` there, and all drafts are the same."""
     tokens, whole, thin = text(24, seed=9), pair.load(), pair.load()
