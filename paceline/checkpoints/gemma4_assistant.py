@@ -8,24 +8,23 @@ export: the target's fingerprint and how the model was trained.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 from transformers import AutoConfig
 
 from paceline.checkpoints.target_facts import TargetFacts
 from paceline.checkpoints.tensor_files import check_names, read_public_config, read_tensors, write_tensors
 from paceline.drafters.checkpoint import CheckpointError, DrafterConfig
-from paceline.drafters.gemma4_mtp_layer import read_cached_layers, read_shape
+from paceline.drafters.gemma4_mtp_layer import check_order, positive, read_cached_layers, read_shape
 from paceline.drafters.gemma4_mtp_model import FULL, SLIDING, Gemma4MtpShape
 from paceline.target.layer_heads import last_own_layers, layer_heads
 
 _MODEL_TYPE = "gemma4_assistant"
 _HEAD = "lm_head.weight"
-_ORDER = "masked_embedding.token_ordering"
 
 
 def is_gemma4_assistant(content: Mapping[str, Any]) -> bool:
@@ -163,11 +162,7 @@ def read_model(directory: Path) -> tuple[Gemma4MtpShape, dict[str, Tensor]]:
     shape, tensors = _shape(source), read_tensors(directory)
     tensors.pop(_HEAD, None)
     check_names(tensors, shape.parameter_shapes())
-    if shape.num_clusters:
-        order = tensors[_ORDER].to(torch.int64)
-        if not torch.equal(order.sort().values, torch.arange(shape.vocab)):
-            raise CheckpointError(f"{_ORDER} does not name every token once")
-        tensors[_ORDER] = order
+    check_order(tensors, shape)
     return shape, tensors
 
 
@@ -189,7 +184,7 @@ def _shape(source: Mapping[str, Any]) -> Gemma4MtpShape:
     if (
         not isinstance(types, list)
         or len(types) != text.get("num_hidden_layers")
-        or set(types) - {SLIDING, FULL}
+        or any(kind not in (SLIDING, FULL) for kind in types)
     ):
         raise CheckpointError(f"text_config.layer_types must say {SLIDING} or {FULL} for every layer")
     ropes = text.get("rope_parameters") or {
@@ -197,7 +192,7 @@ def _shape(source: Mapping[str, Any]) -> Gemma4MtpShape:
         FULL: {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
     }
     for kind in set(types):
-        rope = ropes.get(kind)
+        rope = ropes.get(kind) if isinstance(ropes, Mapping) else None
         if not isinstance(rope, Mapping) or rope.get("rope_type") not in ("default", "proportional"):
             raise CheckpointError(f"text_config.rope_parameters.{kind} must be default or proportional")
         if rope.get("factor", 1.0) != 1.0:
@@ -219,17 +214,23 @@ def _shape(source: Mapping[str, Any]) -> Gemma4MtpShape:
         layer_types=tuple(types),
         head_dims={SLIDING: _size(text, "head_dim"), FULL: _full_head_dim(text, types)},
         sliding_window=_size(text, "sliding_window"),
-        rope_thetas={kind: float(ropes[kind].get("rope_theta", 1e4)) for kind in set(types)},
+        rope_thetas={kind: _of_rope(ropes, kind, "rope_theta", 1e4) for kind in set(types)},
         rotary_shares={
-            kind: float(ropes[kind].get("partial_rotary_factor", 1.0))
+            kind: _of_rope(ropes, kind, "partial_rotary_factor", 1.0, most=1)
             if ropes[kind]["rope_type"] == "proportional"
             else 1.0
             for kind in set(types)
         },
-        rms_eps=float(text.get("rms_norm_eps", 1e-6)),
+        rms_eps=positive(text.get("rms_norm_eps", 1e-6), "text_config.rms_norm_eps"),
         num_clusters=clusters,
         num_selected=selected,
     )
+
+
+def _of_rope(
+    ropes: Mapping[str, Mapping[str, Any]], kind: str, name: str, default: float, most: float = math.inf
+) -> float:
+    return positive(ropes[kind].get(name, default), f"text_config.rope_parameters.{kind}.{name}", most)
 
 
 def _full_head_dim(text: Mapping[str, Any], types: list[str]) -> int:
@@ -237,17 +238,17 @@ def _full_head_dim(text: Mapping[str, Any], types: list[str]) -> int:
     if "global_head_dim" in text:
         return _size(text, "global_head_dim")
     overrides = text.get("per_layer_config") or {}
+    if not isinstance(overrides, Mapping):
+        raise CheckpointError("text_config.per_layer_config must go by layer")
     found = {
-        str(index): override["head_dim"]
+        str(index): _size(override, "head_dim")
         for index, override in overrides.items()
         if isinstance(override, Mapping) and "head_dim" in override
     }
-    widths = {found.get(str(index)) for index, kind in enumerate(types) if kind == FULL}
-    if not widths or widths == {None}:
-        return 512
-    if len(widths) != 1:
+    widths = {found.get(str(index), 512) for index, kind in enumerate(types) if kind == FULL}
+    if len(widths) > 1:
         raise CheckpointError("text_config.per_layer_config: full layers with heads of several widths")
-    return _size({"head_dim": widths.pop()}, "head_dim")
+    return widths.pop() if widths else 512
 
 
 def _size(source: Mapping[str, Any], name: str) -> int:

@@ -19,9 +19,15 @@ from torch import Tensor
 
 from paceline.drafters.autoregressive import AutoregressiveDrafter
 from paceline.drafters.base import DrafterError, DraftRequest
-from paceline.drafters.checkpoint import CheckpointError, DrafterConfig, load_tensors
+from paceline.drafters.checkpoint import DrafterConfig, load_tensors
 from paceline.drafters.draft_layer import Rows
-from paceline.drafters.gemma4_mtp_layer import Gemma4MtpLayer, read_cached_layers, read_shape
+from paceline.drafters.gemma4_mtp_layer import (
+    Gemma4MtpLayer,
+    check_order,
+    positive,
+    read_cached_layers,
+    read_shape,
+)
 from paceline.drafters.sequence_state import SequenceState, StableRow
 from paceline.drafters.target_vocabulary import read_embedding
 from paceline.drafters.tree_rule import DynamicRule
@@ -110,11 +116,11 @@ class Gemma4MtpDrafter(AutoregressiveDrafter):
         with torch.inference_mode():
             shape, cached = read_shape(config), read_cached_layers(config)
             tensors = load_tensors(directory, shape.parameter_shapes())
+            check_order(tensors, shape)
             scale = config.shape.get("embedding_scale", shape.backbone**0.5)
-            if not isinstance(scale, int | float) or isinstance(scale, bool) or scale <= 0:
-                raise CheckpointError(f"shape.embedding_scale must be a positive number, not {scale!r}")
+            scale = positive(scale, "shape.embedding_scale")
             embedding = read_embedding(target_dir, shape.vocab, shape.backbone, dtype)
-            layer = Gemma4MtpLayer(shape, tensors, embedding, float(scale), cached, device, dtype)
+            layer = Gemma4MtpLayer(shape, tensors, embedding, scale, cached, device, dtype)
         return cls(layer, cached, config.size("max_positions"), device)
 
     def read_in_place(self, find: Callable[[int], Slot | None]) -> None:
@@ -125,9 +131,8 @@ class Gemma4MtpDrafter(AutoregressiveDrafter):
                 but the last whenever a draft is asked for; None where it has none now.
         """
         self._find = find
-        self._cache = KVCache(
-            KVLayout(1, 1, 1, self._model.dtype, self._model.where)
-        )  # slots here hold nothing
+        # Slots here hold nothing from now on.
+        self._cache = KVCache(KVLayout(1, 1, 1, self._model.dtype, self._model.where))
         self.tap = TapSpec(norm_final=True, last_only=True)
         self._model.cached = {kind: one.layer for kind, one in self._cached.items()}
 

@@ -7,6 +7,8 @@ target computed. Knows nothing of who fills the slots, nor of chains and trees; 
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -17,6 +19,7 @@ from paceline.drafters.checkpoint import CheckpointError, DrafterConfig
 from paceline.drafters.draft_layer import LayerOutput, Rows, TorchOutput, join_rows
 from paceline.drafters.gemma4_mtp_model import (
     FULL,
+    ORDER,
     SLIDING,
     Gemma4MtpModel,
     Gemma4MtpShape,
@@ -34,21 +37,25 @@ def read_shape(config: DrafterConfig) -> Gemma4MtpShape:
         CheckpointError: naming the one that is missing or makes no sense.
     """
     types = config.shape.get("layer_types")
-    if not isinstance(types, list) or not types or set(types) - {SLIDING, FULL} or FULL not in types:
+    if not isinstance(types, list) or FULL not in types or any(kind not in (SLIDING, FULL) for kind in types):
         raise CheckpointError(
             f"shape.layer_types must name {SLIDING} and {FULL} layers, one of them full at least"
         )
     kinds = sorted(set(types))
+    is_clustered = config.shape.get("num_clusters") not in (None, 0)
     shape = Gemma4MtpShape(
         **{name: config.size(name) for name in _NUMBERS},
         layer_types=tuple(types),
-        head_dims={kind: int(_by_kind(config, "head_dims", kind)) for kind in kinds},
-        rope_thetas={kind: _by_kind(config, "rope_thetas", kind) for kind in kinds},
-        rotary_shares={kind: _by_kind(config, "rotary_shares", kind) for kind in kinds},
-        rms_eps=float(config.shape.get("rms_eps", 1e-6)),
-        num_clusters=config.size("num_clusters") if config.shape.get("num_clusters") else 0,
-        num_selected=config.size("num_selected") if config.shape.get("num_clusters") else 0,
+        head_dims={kind: _whole(config, "head_dims", kind) for kind in kinds},
+        rope_thetas={kind: positive(*_by_kind(config, "rope_thetas", kind)) for kind in kinds},
+        rotary_shares={kind: positive(*_by_kind(config, "rotary_shares", kind), most=1) for kind in kinds},
+        rms_eps=positive(config.shape.get("rms_eps", 1e-6), "shape.rms_eps"),
+        num_clusters=config.size("num_clusters") if is_clustered else 0,
+        num_selected=config.size("num_selected") if is_clustered else 0,
     )
+    for kind, head_dim in shape.head_dims.items():
+        if head_dim % 2:
+            raise CheckpointError(f"shape.head_dims.{kind} must be even, for heads are turned by pairs")
     if shape.num_clusters and (shape.vocab % shape.num_clusters or shape.num_selected > shape.num_clusters):
         raise CheckpointError(
             f"shape.num_clusters {shape.num_clusters} must divide {shape.vocab} tokens and be at least "
@@ -65,25 +72,60 @@ def read_cached_layers(config: DrafterConfig) -> dict[str, CachedLayer]:
     """
     shape, layers = read_shape(config), {}
     for kind in sorted(set(shape.layer_types)):
-        kv_heads = int(_by_kind(config, "kv_heads", kind))
+        kv_heads = _whole(config, "kv_heads", kind)
         if shape.num_heads % kv_heads:
             raise CheckpointError(
                 f"shape.num_heads {shape.num_heads} is no multiple of shape.kv_heads.{kind}"
             )
         window = shape.sliding_window + 1 if kind == SLIDING else 0
-        layer = config.shape.get("kv_layers", {}).get(kind)
+        layer, name = _by_kind(config, "kv_layers", kind)
         if not isinstance(layer, int) or isinstance(layer, bool) or layer < 0:
-            raise CheckpointError(f"shape.kv_layers.{kind} must be a layer of the target, not {layer!r}")
+            raise CheckpointError(f"{name} must be a layer of the target, not {layer!r}")
         layers[kind] = CachedLayer(layer, kv_heads, shape.head_dims[kind], window)
     return layers
 
 
-def _by_kind(config: DrafterConfig, name: str, kind: str) -> float:
-    values = config.shape.get(name)
-    value = values.get(kind) if isinstance(values, Mapping) else None
-    if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
-        raise CheckpointError(f"shape.{name}.{kind} must be a positive number, not {value!r}")
+def check_order(tensors: dict[str, Tensor], shape: Gemma4MtpShape) -> None:
+    """Make the order of a clustered head's tokens int64, if there is one.
+
+    Raises:
+        CheckpointError: it is no order of the tokens.
+    """
+    if not shape.num_clusters:
+        return
+    order = tensors[ORDER]
+    if order.is_floating_point() or order.is_complex() or order.dtype == torch.bool:
+        raise CheckpointError(f"{ORDER} must hold whole numbers, not {order.dtype}")
+    order = order.to(torch.int64)
+    if not torch.equal(order.sort().values, torch.arange(shape.vocab)):
+        raise CheckpointError(f"{ORDER} does not name every token once")
+    tensors[ORDER] = order
+
+
+def positive(value: object, name: str, most: float = math.inf) -> float:
+    """A number above 0 and at most `most`.
+
+    Raises:
+        CheckpointError: it is none; says what it is called.
+    """
+    largest = min(most, sys.float_info.max)
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= largest:
+        bound = "" if most == math.inf else f" of at most {most:g}"
+        raise CheckpointError(f"{name} must be a positive number{bound}, not {value!r}")
+    return float(value)
+
+
+def _whole(config: DrafterConfig, name: str, kind: str) -> int:
+    value, called = _by_kind(config, name, kind)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise CheckpointError(f"{called} must be a positive whole number, not {value!r}")
     return value
+
+
+def _by_kind(config: DrafterConfig, name: str, kind: str) -> tuple[object, str]:
+    """A value by type of layer, and what it is called; None where there is none."""
+    values = config.shape.get(name)
+    return values.get(kind) if isinstance(values, Mapping) else None, f"shape.{name}.{kind}"
 
 
 class Gemma4MtpLayer:

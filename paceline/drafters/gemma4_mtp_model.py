@@ -12,7 +12,7 @@ come here: `gemma4_mtp.py` serves it, and training runs it over whole texts. See
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 SLIDING, FULL = "sliding_attention", "full_attention"
+ORDER = "masked_embedding.token_ordering"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,21 +80,8 @@ class Gemma4MtpShape:
             shapes |= {f"model.layers.{index}.{name}": shape for name, shape in own.items()}
         if self.num_clusters:
             shapes["masked_embedding.centroids.weight"] = (self.num_clusters, d)
-            shapes["masked_embedding.token_ordering"] = (self.vocab,)
+            shapes[ORDER] = (self.vocab,)
         return shapes
-
-
-@dataclass(frozen=True, slots=True)
-class TargetCache:
-    """Keys and values of one of the target's layers, of one sequence; keys are turned already.
-
-    Attributes:
-        keys: `[kv_heads, rows, head_dim]`, oldest first; a sliding layer's may lack what lies behind its window.
-        values: `[kv_heads, rows, head_dim]`.
-    """
-
-    keys: Tensor
-    values: Tensor
 
 
 class ClusteredHead:
@@ -172,7 +160,7 @@ class Gemma4MtpModel:
         if shape.num_clusters:
             self._head = ClusteredHead(
                 tensors["masked_embedding.centroids.weight"],
-                tensors["masked_embedding.token_ordering"],
+                tensors[ORDER],
                 table,
                 shape.num_selected,
             )
@@ -212,28 +200,6 @@ class Gemma4MtpModel:
             return self._head.logits(output)
         assert self._dense is not None
         return self._dense(output)
-
-    def step(
-        self, embedded: Tensor, state: Tensor, position: int, caches: Mapping[str, TargetCache]
-    ) -> tuple[Tensor, Tensor]:
-        """Run rows of one sequence: logits `[n, vocab]`, and what the next step reads as `state`, `[n, backbone]`.
-
-        Args:
-            embedded: `[n, backbone]`; see :meth:`forward`.
-            state: `[n, backbone]`.
-            position: of all rows.
-            caches: the target's, by type of layer.
-        """
-
-        def attend(kind: str, queries: Tensor) -> Tensor:
-            keys, values = caches[kind].keys, caches[kind].values
-            if kind == SLIDING:
-                keys, values = (part[:, -(self.shape.sliding_window + 1) :] for part in (keys, values))
-            return attend_all(queries, keys, values)
-
-        positions = torch.full((embedded.shape[0],), position, device=embedded.device)
-        output, state = self.forward(embedded, state, positions, attend)
-        return self.logits(output), state
 
     def _turns(self, kind: str, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Cosines and sines, `[..., 1, head_dim]` each."""
@@ -282,32 +248,3 @@ def attend_all(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     folded = queries.view(n, keys.shape[0], -1, dim).transpose(0, 1).reshape(1, keys.shape[0], -1, dim)
     mixed = F.scaled_dot_product_attention(folded.to(keys.dtype), keys[None], values[None], scale=1.0)[0]
     return mixed.to(queries.dtype).view(keys.shape[0], n, -1).transpose(0, 1).reshape(n, heads * dim)
-
-
-def draft_greedily(
-    model: Gemma4MtpModel,
-    embedding: Tensor,
-    token: int,
-    state: Tensor,
-    position: int,
-    caches: Mapping[str, TargetCache],
-    num_tokens: int,
-) -> Sequence[int]:
-    """The likeliest chain behind a token: every step at one position, on the caches as they are.
-
-    Args:
-        model: the drafter.
-        embedding: the target's table `[vocab, backbone]`, not scaled.
-        token: the last committed one.
-        state: `[1, backbone]`, the target's final-norm output that chose it.
-        position: committed tokens less one.
-        caches: the target's, by type of layer.
-        num_tokens: to draft.
-    """
-    drafted: list[int] = []
-    for _ in range(num_tokens):
-        embedded = embedding[token][None] * embedding.shape[1] ** 0.5
-        logits, state = model.step(embedded, state, position, caches)
-        token = int(logits.argmax())
-        drafted.append(token)
-    return drafted

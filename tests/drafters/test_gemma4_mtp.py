@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
@@ -28,7 +29,7 @@ from paceline.drafters import (
     ReadsInPlace,
     load_drafter,
 )
-from paceline.drafters.gemma4_mtp_model import FULL, SLIDING
+from paceline.drafters.gemma4_mtp_model import FULL, ORDER, SLIDING
 from paceline.sampling import SamplingParams
 from paceline.target import SequenceRows, StepError, TapSpec, TargetEngine
 from paceline.target.kv_cache import Slot
@@ -296,10 +297,22 @@ def test_a_public_checkpoint_becomes_the_same_one(pair: Pair, tmp_path: Path) ->
 def test_what_cannot_be_served_is_named(target_dir: Path, tmp_path: Path) -> None:
     for changes, words in (
         ({"layer_types": [SLIDING]}, "layer_types"),
+        ({"layer_types": []}, "layer_types"),
+        ({"layer_types": [FULL, [FULL]]}, "layer_types"),
         ({"kv_layers": {}}, f"kv_layers.{FULL}"),
+        ({"kv_layers": []}, f"kv_layers.{FULL}"),
         ({"kv_heads": {FULL: 3}}, f"kv_heads.{FULL}"),
+        ({"kv_heads": {FULL: 2.0}}, f"kv_heads.{FULL}"),
         ({"head_dims": {FULL: -1}}, f"head_dims.{FULL}"),
+        ({"head_dims": {FULL: 16.5}}, f"head_dims.{FULL}"),
+        ({"head_dims": {FULL: 15}}, f"head_dims.{FULL} must be even"),
+        ({"rope_thetas": {FULL: "x"}}, f"rope_thetas.{FULL}"),
+        ({"rope_thetas": {FULL: float("inf")}}, f"rope_thetas.{FULL}"),
+        ({"rotary_shares": {FULL: 1.5}}, f"rotary_shares.{FULL} must be a positive number of at most 1"),
+        ({"rms_eps": "x"}, "shape.rms_eps"),
+        ({"num_clusters": "x"}, "num_clusters"),
         ({"embedding_scale": 0}, "embedding_scale"),
+        ({"embedding_scale": float("nan")}, "embedding_scale"),
         ({"backbone": 32}, "pre_projection"),
     ):
         save_assistant(tmp_path, target_dir, FOR_LLAMA)
@@ -308,6 +321,32 @@ def test_what_cannot_be_served_is_named(target_dir: Path, tmp_path: Path) -> Non
         (tmp_path / "config.json").write_text(json.dumps(content))
         with pytest.raises(CheckpointError, match=words.replace(".", r"\.") if "." in words else words):
             load_drafter(tmp_path, target_dir, dtype=torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("order", "words"),
+    [
+        (torch.zeros(VOCAB, dtype=torch.int64), "every token once"),
+        (torch.arange(VOCAB) - 1, "every token once"),
+        (torch.arange(VOCAB).float(), "whole numbers"),
+    ],
+)
+def test_an_order_that_is_none_is_refused(order: Tensor, words: str, tmp_path: Path) -> None:
+    target_dir = save_gemma4(tmp_path / "target")
+    directory = save_assistant(tmp_path / "drafter", target_dir, {**FOR_GEMMA4, **CLUSTERED})
+    tensors = load_file(directory / "model.safetensors")
+    save_file(tensors | {ORDER: order}, directory / "model.safetensors")
+    with pytest.raises(CheckpointError, match=words):
+        load_drafter(directory, target_dir, dtype=torch.float32)
+    # Of another whole type it is as good.
+    save_file(tensors | {ORDER: tensors[ORDER].int()}, directory / "model.safetensors")
+    drafter = load_drafter(directory, target_dir, dtype=torch.float32)
+    assert drafter.tap is not None
+    tokens = text(6, seed=1)
+    rows = torch.randn(5, drafter.tap.width(64), generator=torch.Generator().manual_seed(1))
+    drafter.open(1, tokens)
+    drafter.feed(1, 0, rows)
+    assert len(draft(drafter, 3).tokens) == 3
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -18,8 +20,7 @@ from paceline.drafters.gemma4_mtp_model import (
     SLIDING,
     ClusteredHead,
     Gemma4MtpModel,
-    TargetCache,
-    draft_greedily,
+    attend_all,
 )
 
 VOCAB, BACKBONE, WINDOW = 96, 40, 7
@@ -63,6 +64,43 @@ def caches(rows: int, seed: int = 1) -> dict[str, tuple[Tensor, Tensor]]:
     }
 
 
+@dataclass(frozen=True)
+class TargetCache:
+    """Keys and values of one of the target's layers, `[kv_heads, rows, head_dim]` each."""
+
+    keys: Tensor
+    values: Tensor
+
+
+def step(
+    model: Gemma4MtpModel, embedded: Tensor, state: Tensor, position: int, caches: Mapping[str, TargetCache]
+) -> tuple[Tensor, Tensor]:
+    """Rows of one sequence at one position: logits `[n, vocab]`, and the next step's `state`."""
+
+    def attend(kind: str, queries: Tensor) -> Tensor:
+        keys, values = caches[kind].keys, caches[kind].values
+        if kind == SLIDING:
+            keys, values = (part[:, -(model.shape.sliding_window + 1) :] for part in (keys, values))
+        return attend_all(queries, keys, values)
+
+    positions = torch.full((embedded.shape[0],), position)
+    output, state = model.forward(embedded, state, positions, attend)
+    return model.logits(output), state
+
+
+def draft_greedily(
+    model: Gemma4MtpModel, table: Tensor, token: int, state: Tensor, position: int, caches: Mapping[str, TargetCache],
+    num_tokens: int,
+) -> list[int]:  # fmt: skip
+    """The likeliest chain behind a token: every step at one position, on the caches as they are."""
+    drafted: list[int] = []
+    for _ in range(num_tokens):
+        logits, state = step(model, table[token][None] * BACKBONE**0.5, state, position, caches)
+        token = int(logits.argmax())
+        drafted.append(token)
+    return drafted
+
+
 def ours(states: dict[str, tuple[Tensor, Tensor]]) -> dict[str, TargetCache]:
     return {kind: TargetCache(keys[0], values[0]) for kind, (keys, values) in states.items()}
 
@@ -82,7 +120,7 @@ def test_a_step_is_that_of_transformers(
         attention_mask=torch.ones(1, rows, dtype=torch.int64),
         shared_kv_states=shared,
     )
-    logits, projected = model.step(embedded, state, rows - 1, ours(shared))
+    logits, projected = step(model, embedded, state, rows - 1, ours(shared))
     torch.testing.assert_close(projected, expected.last_hidden_state[0], rtol=1e-4, atol=1e-4)
     scored = logits.isfinite()
     torch.testing.assert_close(logits[scored], expected.logits[0][scored], rtol=1e-4, atol=1e-4)
@@ -99,9 +137,9 @@ def test_rows_do_not_see_one_another(pair: tuple[Gemma4AssistantForCausalLM, Gem
     _, model = pair
     embedded, state = torch.randn(2, 5, BACKBONE, generator=torch.Generator().manual_seed(4))
     shared = ours(caches(11))
-    together = model.step(embedded, state, 10, shared)
+    together = step(model, embedded, state, 10, shared)
     for row in range(5):
-        alone = model.step(embedded[row : row + 1], state[row : row + 1], 10, shared)
+        alone = step(model, embedded[row : row + 1], state[row : row + 1], 10, shared)
         for whole, part in zip(together, alone, strict=True):
             torch.testing.assert_close(whole[row : row + 1], part, rtol=1e-4, atol=1e-4)
 
@@ -142,6 +180,10 @@ def test_the_clustered_head_finds_what_a_dense_one_finds_in_the_same_clusters() 
     assert some.softmax(-1).sum(-1).tolist() == pytest.approx([1.0] * 10)
 
 
+def ropes(**changes: object) -> dict[str, dict[str, object]]:
+    return {SLIDING: {"rope_type": "default"}, FULL: {"rope_type": "proportional", **changes}}
+
+
 def test_damaged_checkpoints_are_refused_by_name(tmp_path: Path) -> None:
     save(tmp_path, clustered=True)
     content = json.loads((tmp_path / "config.json").read_text())
@@ -151,6 +193,7 @@ def test_damaged_checkpoints_are_refused_by_name(tmp_path: Path) -> None:
         ("model.layers.0.self_attn.k_proj.weight", torch.ones(2), r"k_proj\.weight is surplus"),
         ("pre_projection.weight", torch.ones(3), "pre_projection.weight has shape"),
         ("masked_embedding.token_ordering", torch.zeros(VOCAB, dtype=torch.int64), "every token once"),
+        ("masked_embedding.token_ordering", torch.arange(VOCAB).float(), "whole numbers"),
     ):
         broken = {k: v for k, v in tensors.items() if k != name} | (
             {} if changed is None else {name: changed}
@@ -166,9 +209,19 @@ def test_damaged_checkpoints_are_refused_by_name(tmp_path: Path) -> None:
         ({}, {"num_kv_shared_layers": 2}, "num_kv_shared_layers"),
         ({}, {"enable_moe_block": True}, "enable_moe_block"),
         ({}, {"layer_types": [FULL]}, "layer_types"),
+        ({}, {"layer_types": [FULL, FULL, FULL, [FULL]]}, "layer_types"),
+        ({}, {"rope_parameters": [1]}, "rope_parameters"),
+        ({}, {"rope_parameters": ropes(rope_theta="x")}, f"rope_parameters.{FULL}.rope_theta"),
+        ({}, {"rope_parameters": ropes(partial_rotary_factor=1.5)}, "partial_rotary_factor.* at most 1"),
+        ({}, {"rms_norm_eps": "x"}, "rms_norm_eps"),
+        ({}, {"per_layer_config": [1], "global_head_dim": None}, "global_head_dim"),
+        ({}, {"per_layer_config": {"3": {"head_dim": []}}, "global_head_dim": ...}, "head_dim"),
+        ({}, {"per_layer_config": [1], "global_head_dim": ...}, "per_layer_config"),
         ({}, {"rope_parameters": {SLIDING: {"rope_type": "yarn"}, FULL: {"rope_type": "default"}}}, SLIDING),
     ):
-        changed_config = {**content, **outer, "text_config": {**content["text_config"], **inner}}
+        text_config = {**content["text_config"], **inner}
+        text_config = {name: value for name, value in text_config.items() if value is not ...}  # left out
+        changed_config = {**content, **outer, "text_config": text_config}
         (tmp_path / "config.json").write_text(json.dumps(changed_config))
         with pytest.raises(CheckpointError, match=words):
             read_model(tmp_path)
