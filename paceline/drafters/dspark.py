@@ -197,9 +197,8 @@ class DSparkDrafter(BlockDrafter):
         """Grow trees by EAGLE-2's rule, one depth of all sequences at a time."""
         growing = [(w, state, GrowingTree()) for w, state in trees]
         expanded: list[list[int]] = [[ROOT] for _ in growing]
-        memories = [
-            self._heads.memory(1) for _ in growing
-        ]  # of each tree's nodes that were run, the root's last
+        # Of each tree's nodes that were run, the root's last.
+        memories = [self._heads.memory(1) for _ in growing]
         for depth in range(max((w.depth for w, _ in trees), default=0)):
             rows: list[tuple[int, list[int], list[int]]] = []  # tree, tokens, places of the parents' memories
             for i, (w, state, tree) in enumerate(growing):

@@ -193,9 +193,8 @@ class Pard2Drafter(Pard1Drafter):
             dtype=self._engine.dtype,
             device=self._engine.device.torch_device,
         )
-        first = (
-            end - num_true
-        )  # position of the first row; the token there reads the states of the one before
+        # Position of the first row; the token there reads the states of the one before.
+        first = end - num_true
         read = rows.part(max(0, first - 1), end - 1)
         added[num_true - read.shape[0] : num_true] = read
         if num_masks and end > 1:

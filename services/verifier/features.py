@@ -53,9 +53,8 @@ class FeatureLog:
         self.last_only = last_only
         self.first = 0
         self.length = 0
-        self.has_root = (
-            False  # a token was committed behind the last position, so that a draft can go on there
-        )
+        # Whether a token was committed behind the last position, so that a draft can go on there.
+        self.has_root = False
 
     def append(self, start: int, rows: Tensor, *, is_projected: bool = True) -> None:
         """Add features of positions from `start` on: where the log ends, with `last_only` maybe later.

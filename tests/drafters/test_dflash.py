@@ -28,7 +28,7 @@ from paceline.drafters.dflash_layer import BlockRows
 from paceline.models import model_fingerprint
 from paceline.sampling import SamplingParams, VerifyMode
 from paceline.training.data import Batch
-from paceline.training.dflash import DFlashObjective, DFlashShape
+from paceline.training.dflash import DFlashObjective
 from paceline.training.eagle3 import TargetFacts
 from paceline.trie import DraftEntry, DrawRule
 from tests.drafters.conftest import DFLASH_SHAPE as SHAPE
@@ -411,4 +411,3 @@ def test_features_take_the_sheets_bytes(drafter: DFlashDrafter) -> None:
 def test_shapes_count_as_the_public_checkpoint() -> None:
     """Five layers have 58 tensors, embedding and head not among them."""
     assert len(replace(SHAPE, num_layers=5).parameter_shapes()) == 58
-    assert isinstance(SHAPE, DFlashShape)
