@@ -19,7 +19,7 @@ from paceline.drafters import DraftRequest, OutcomeRequest
 from paceline.target import TapSpec
 from paceline.trie import DraftEntry
 from paceline.v1 import peer_pb2, target_pb2, target_pb2_grpc
-from services.runtime import tensors
+from services.runtime import feature_parts, tensors
 from services.runtime.channel import server_options
 
 VOCAB_SIZE = 97
@@ -179,12 +179,19 @@ class ScriptedFeatures(target_pb2_grpc.TargetServiceServicer):
         epoch: int = 0,
         tokens: Sequence[int] = (),
     ) -> None:
-        """Pushes features of positions from `start` on, and the tokens committed with them."""
-        features = tensors.encode(feature_rows(start, num_rows) if rows is None else rows)
+        """Pushes features of positions from `start` on, what is read of the newest alone cut to those, and the tokens
+        committed with them."""
+        parts = feature_parts.tap_parts(self.info.tap)
+        whole, recent = feature_parts.cut(feature_rows(start, num_rows) if rows is None else rows, parts)
         for stream in self._streams:
             stream.put_nowait(
                 target_pb2.StreamFeaturesResponse(
-                    sequence_id=sequence_id, epoch=epoch, start=start, features=features, tokens=tokens
+                    sequence_id=sequence_id,
+                    epoch=epoch,
+                    start=start,
+                    features=tensors.encode(whole),
+                    tokens=tokens,
+                    recent=[tensors.encode(part) for part in recent],
                 )
             )
 

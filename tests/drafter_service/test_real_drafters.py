@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,12 @@ from paceline.drafters.dflash_layer import dflash_shapes
 from paceline.drafters.dspark import dspark_shapes
 from paceline.drafters.eagle1_layer import parameter_shapes as eagle1_shapes
 from paceline.drafters.eagle3_layer import parameter_shapes
+from paceline.drafters.gemma4_mtp_model import FULL
 from paceline.drafters.p_eagle import p_eagle_shapes
 from paceline.errors import IncompatiblePeerError
 from paceline.models import model_fingerprint
 from paceline.target import SequenceRows, TargetEngine
+from paceline.training.deepseek_mtp import MtpShape
 from paceline.v1 import drafter_pb2, drafter_pb2_grpc, peer_pb2
 from services.drafter.host import Host
 from services.drafter.settings import Settings
@@ -35,6 +38,7 @@ from services.runtime.lifecycle import hosted
 from tests.drafter_service.conftest import Bench, Conductor, commits, eventually, opening
 from tests.drafter_service.scripted import ScriptedFeatures
 from tests.drafters.foreign import byte_fallback_tokenizer, byte_level_tokenizer, save_model
+from tests.drafters.gemma4_checkpoint import FOR_LLAMA, save_assistant
 from tests.drafters.pard_checkpoint import save as save_pard2
 
 ROOT = Path(__file__).parents[2]
@@ -217,6 +221,34 @@ def eagle1_dir(tmp_path_factory: pytest.TempPathFactory, target_dir: Path) -> Pa
     return path
 
 
+@pytest.fixture(scope="module")
+def gemma4_mtp_dir(tmp_path_factory: pytest.TempPathFactory, target_dir: Path) -> Path:
+    """A random assistant that reads the last layer's keys and values."""
+    shape: dict[str, object] = {
+        **FOR_LLAMA, "backbone": HIDDEN_SIZE, "vocab": VOCAB_SIZE, "head_dims": {FULL: 8}, "kv_layers": {FULL: 2},
+        "max_positions": 100,
+    }  # fmt: skip
+    return save_assistant(tmp_path_factory.mktemp("gemma4_mtp"), target_dir, shape)
+
+
+@pytest.fixture(scope="module")
+def deepseek_mtp_dir(tmp_path_factory: pytest.TempPathFactory, target_dir: Path) -> Path:
+    """Two random modules of multi-token prediction."""
+    shape = MtpShape(
+        hidden=HIDDEN_SIZE, num_heads=4, num_kv_heads=2, head_dim=8, intermediate=48, target_vocab=VOCAB_SIZE,
+        target_layers=3, rope_theta=10000.0, rms_eps=1e-5, num_modules=2, carries_norm=False,
+    )  # fmt: skip
+    random = torch.Generator().manual_seed(21)
+    tensors = {
+        name: torch.ones(size) if len(size) == 1 else torch.randn(size, generator=random) * 0.3
+        for name, size in shape.parameter_shapes().items()
+    }
+    content = {**asdict(shape), "max_positions": 100}
+    path = tmp_path_factory.mktemp("deepseek_mtp")
+    save_drafter(path, DrafterConfig("deepseek_mtp", model_fingerprint(target_dir), "tiny", content), tensors)
+    return path
+
+
 def greedy(target_dir: Path, prompt: list[int], num_tokens: int) -> list[int]:
     """The target's own text."""
     engine = TargetEngine.load(target_dir, dtype=torch.float32)
@@ -341,10 +373,12 @@ def test_drafter_for_another_target_is_refused(tmp_path: Path, independent_dir: 
 @pytest.mark.parametrize(
     ("method", "width"),
     [
+        ("deepseek_mtp", HIDDEN_SIZE),
         ("dflash", HIDDEN_SIZE),
         ("dspark", HIDDEN_SIZE),
         ("eagle1", HIDDEN_SIZE),
         ("eagle3", 24),
+        ("gemma4_mtp", HIDDEN_SIZE + 2 * 2 * 8),
         ("p_eagle", 24),
         ("pard2", 24),
     ],
@@ -370,6 +404,55 @@ async def test_it_drafts_over_the_wire_what_it_drafts_alone(
     assert first is not None
     assert second is not None
 
+    host, verifier, conductor = await serve(bench, drafter_dir, target_dir)
+    assert host.info.tap.width == width
+    assert host.info.max_positions == 100
+    await conductor.send(
+        opens=[opening(4, text[:5], verifier_endpoint=verifier.endpoint, verifier_instance_id="verifier-1")],
+        plan=drafter_pb2.DraftPlan(draft_length=3),
+    )
+    await eventually(lambda: verifier.num_streams)
+    verifier.push(4, 0, 4, features[:4])
+    assert list((await conductor.read_drafts()).drafts.tokens) == list(first.tokens)
+    await conductor.send(commits=commits((4, 5, text[5:8])))
+    verifier.push(4, 4, 3, features[4:7])
+    assert list((await conductor.read_drafts()).drafts.tokens) == list(second.tokens)
+
+
+async def test_features_that_run_ahead_of_the_tokens_are_waited_with_in_silence(
+    bench: Bench, target_dir: Path, gemma4_mtp_dir: Path
+) -> None:
+    """A drafter that joins late: the final norm it needs did not travel, as it is not the newest position's."""
+    alone = load_drafter(gemma4_mtp_dir, target_dir, dtype=torch.float32)
+    assert alone.tap is not None
+    engine = TargetEngine.load(target_dir, dtype=torch.float32, taps=[alone.tap])
+    text = [*PROMPT, *greedy(target_dir, PROMPT, 4)]
+    features = engine.step([SequenceRows(engine.open(), text, num_logits="none")]).features[0].clone()
+    alone.open(1, text)
+    alone.feed(1, 0, features[:8])
+    (expected,) = alone.draft([DraftRequest(1, 3)])
+    assert expected is not None
+
+    _, verifier, conductor = await serve(bench, gemma4_mtp_dir, target_dir)
+    frame_id = await conductor.send(
+        opens=[opening(4, text[:5], verifier_endpoint=verifier.endpoint, verifier_instance_id="verifier-1")],
+        plan=drafter_pb2.DraftPlan(draft_length=3),
+    )
+    await eventually(lambda: verifier.num_streams)
+    verifier.push(4, 0, 8, features[:8])
+    for _ in range(4):
+        answer = await conductor.read()
+        assert (answer.frame_id, list(answer.drafts.tokens)) == (frame_id, [])
+        frame_id = await conductor.send()
+    assert (await conductor.read()).frame_id == frame_id
+    await conductor.send(commits=commits((4, 5, text[5:])))
+    assert list((await conductor.read()).drafts.tokens) == list(expected.tokens)
+
+
+async def serve(
+    bench: Bench, drafter_dir: Path, target_dir: Path
+) -> tuple[Host, ScriptedFeatures, Conductor]:
+    """A drafter, who sends it features, and a stream to it."""
     settings = Settings(
         drafter=drafter_dir,
         model=str(target_dir),
@@ -388,44 +471,15 @@ async def test_it_drafts_over_the_wire_what_it_drafts_alone(
     channel = open_channel(f"127.0.0.1:{process.port}")
     bench.stack.push_async_callback(channel.close)
     conductor = await Conductor(drafter_pb2_grpc.DrafterServiceStub(channel)).begin()
-    assert host.info.tap.width == width
-    assert host.info.max_positions == 100
-    await conductor.send(
-        opens=[opening(4, text[:5], verifier_endpoint=verifier.endpoint, verifier_instance_id="verifier-1")],
-        plan=drafter_pb2.DraftPlan(draft_length=3),
-    )
-    await eventually(lambda: verifier.num_streams)
-    verifier.push(4, 0, 4, features[:4])
-    assert list((await conductor.read_drafts()).drafts.tokens) == list(first.tokens)
-    await conductor.send(commits=commits((4, 5, text[5:8])))
-    verifier.push(4, 4, 3, features[4:7])
-    assert list((await conductor.read_drafts()).drafts.tokens) == list(second.tokens)
-    conductor.close()
+    bench.stack.callback(conductor.close)
+    return host, verifier, conductor
 
 
 async def test_a_block_that_no_longer_fits_is_asked_for_once(
     bench: Bench, target_dir: Path, dflash_dir: Path
 ) -> None:
     """The drafter has positions for the tokens that are asked for, and none for the block that they come in."""
-    settings = Settings(
-        drafter=dflash_dir,
-        model=str(target_dir),
-        dtype="float32",
-        port=0,
-        metrics_port=None,
-        feature_wait_ms=5000,
-    )
-    host = Host.load(settings, num_threads=1)
-    process = await bench.stack.enter_async_context(hosted("drafter", settings, host.attach))
-    verifier = ScriptedFeatures(peer_pb2.PeerInfo())
-    verifier.info.CopyFrom(host.info)
-    verifier.info.instance_id = "verifier-1"
-    await verifier.start()
-    bench.stack.push_async_callback(verifier.stop)
-    channel = open_channel(f"127.0.0.1:{process.port}")
-    bench.stack.push_async_callback(channel.close)
-    conductor = await Conductor(drafter_pb2_grpc.DrafterServiceStub(channel)).begin()
-    bench.stack.callback(conductor.close)
+    _, verifier, conductor = await serve(bench, dflash_dir, target_dir)
     text = list(range(1, 60)) * 2
     await conductor.send(
         opens=[opening(4, text[:97], verifier_endpoint=verifier.endpoint, verifier_instance_id="verifier-1")],
