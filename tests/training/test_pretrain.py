@@ -62,17 +62,6 @@ def test_it_learns_and_the_pair_serves(options: PretrainOptions) -> None:
         assert not list(path.glob("*.part"))
 
 
-def test_who_reads_the_model_during_an_evaluation_keeps_a_whole_one(options: PretrainOptions) -> None:
-    run(options, stop_after=4)
-    path = options.export_dir / "model" / "model.safetensors"
-    path.parent.mkdir(parents=True)
-    path.write_bytes(b"of the evaluation before")
-    with path.open("rb") as reader:
-        run(options)
-        assert reader.read() == b"of the evaluation before"
-    assert path.stat().st_size > 1000
-
-
 def test_stopped_and_resumed_equals_uninterrupted(options: PretrainOptions, tmp_path: Path) -> None:
     run(options)
     parts = replace(options, run_dir=tmp_path / "parts")
