@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.drafters.checkpoint import DrafterConfig, save_drafter
+from paceline.drafters.dflash_layer import dflash_shapes
 from paceline.training.acceptance import AcceptanceCounts
 from paceline.training.data import Batch
 from paceline.training.dflash_blocks import Blocks, can_anchor, make_blocks, sample_anchors
@@ -58,28 +59,9 @@ class DFlashShape(Eagle3Shape):
 
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
         """Trained tensors by their names in the public checkpoint format."""
-        d, q, kv = self.hidden, self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        shapes: dict[str, tuple[int, ...]] = {
-            "fc.weight": (d, self.num_taps * d),
-            "hidden_norm.weight": (d,),
-            "norm.weight": (d,),
-        }
-        layer: dict[str, tuple[int, ...]] = {
-            "input_layernorm.weight": (d,),
-            "post_attention_layernorm.weight": (d,),
-            "self_attn.q_proj.weight": (q, d),
-            "self_attn.k_proj.weight": (kv, d),
-            "self_attn.v_proj.weight": (kv, d),
-            "self_attn.o_proj.weight": (d, q),
-            "mlp.gate_proj.weight": (self.intermediate, d),
-            "mlp.up_proj.weight": (self.intermediate, d),
-            "mlp.down_proj.weight": (d, self.intermediate),
-        }
-        if self.head_norms:
-            layer |= {f"self_attn.{x}_norm.weight": (self.head_dim,) for x in "qk"}
-        for index in range(self.num_layers):
-            shapes |= {f"layers.{index}.{name}": size for name, size in layer.items()}
-        return shapes
+        shape = {**asdict(self), "tap_layers": list(range(self.num_taps))}
+        shapes = dflash_shapes(DrafterConfig("dflash", "", shape=shape))
+        return {name: size for name, size in shapes.items() if name not in ("d2t", "t2d")}
 
 
 class DFlashObjective:
