@@ -48,6 +48,18 @@ class Batch:
         """Tokens without padding."""
         return int(self.lengths.sum())
 
+    def part(self, rows: slice, length: int | None = None) -> Batch:
+        """Some of the conversations, as views; their padding cut to ``length``, which none of them exceeds."""
+        return Batch(
+            tokens=self.tokens[rows, :length],
+            top_tokens=self.top_tokens[rows, :length],
+            is_answer=self.is_answer[rows, :length],
+            is_greedy=self.is_greedy[rows],
+            lengths=self.lengths[rows],
+            taps=None if self.taps is None else self.taps[rows, :length],
+            hidden=None if self.hidden is None else self.hidden[rows, :length],
+        )
+
 
 @dataclass(slots=True)
 class DataPosition:

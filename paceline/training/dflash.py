@@ -174,11 +174,7 @@ class DFlashObjective:
             # The whole chain is the answer's, and the anchor has a context.
             anchors = answered.unfold(0, chain, 1).all(-1).nonzero().flatten() - 1
             anchors = anchors[anchors > 0]
-            text = Batch(
-                batch.tokens[i : i + 1, :length], batch.top_tokens[i : i + 1, :length], answered[None],
-                batch.is_greedy[i : i + 1], batch.lengths[i : i + 1],
-                None if batch.taps is None else batch.taps[i : i + 1, :length], None,
-            )  # fmt: skip
+            text = batch.part(slice(i, i + 1), length)
             for part in anchors.split(_EVAL_ANCHORS):
                 out = self.forward(weights, text, part[None])[0, :, :chain]
                 proposed = self.propose(weights, out, text.tokens[0, part])

@@ -212,11 +212,7 @@ class PEagleObjective:
         counts = AcceptanceCounts()
         answers = batch.is_answer & batch.is_greedy[:, None]
         for first in range(0, batch.tokens.shape[0], _EVAL_TEXTS):
-            texts = slice(first, first + _EVAL_TEXTS)
-            part = Batch(
-                batch.tokens[texts], batch.top_tokens[texts], batch.is_answer[texts], batch.is_greedy[texts],
-                batch.lengths[texts], None if batch.taps is None else batch.taps[texts], None,
-            )  # fmt: skip
+            part = batch.part(slice(first, first + _EVAL_TEXTS))
             lists = [all_rows(length, chain) for length in part.lengths.tolist()]
             own = [torch.ones(rows.shape[1], dtype=torch.bool) for rows in lists]
             rows = FlatRows.pad(lists, own, self._masks)

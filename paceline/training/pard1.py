@@ -182,7 +182,7 @@ class Pard1Objective:
         counts = AcceptanceCounts()
         answers = batch.is_answer & batch.is_greedy[:, None]
         for first in range(0, batch.tokens.shape[0], _EVAL_TEXTS):
-            part = _some_texts(batch, slice(first, first + _EVAL_TEXTS))
+            part = batch.part(slice(first, first + _EVAL_TEXTS))
             lists = [all_rows(length, chain) for length in part.lengths.tolist()]
             own = [torch.ones(rows.shape[1], dtype=torch.bool) for rows in lists]
             out = self.forward(w, part, FlatRows.pad(lists, own, self._masks))
@@ -238,15 +238,3 @@ class Pard1Objective:
     def public_fields(self) -> dict[str, Any]:
         """Fields of the model's own configuration."""
         return {"dtype": "bfloat16", "pard_token": self.mask_token, "spd_type": "pard"}
-
-
-def _some_texts(batch: Batch, texts: slice) -> Batch:
-    return Batch(
-        batch.tokens[texts],
-        batch.top_tokens[texts],
-        batch.is_answer[texts],
-        batch.is_greedy[texts],
-        batch.lengths[texts],
-        None if batch.taps is None else batch.taps[texts],
-        None if batch.hidden is None else batch.hidden[texts],
-    )
