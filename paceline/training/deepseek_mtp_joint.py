@@ -7,12 +7,15 @@ reach the model. Embedding and head are one matrix, shared by all. For small Lla
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 
 from paceline.drafters.deepseek_mtp_layer import module_prefix
 from paceline.training.backbone import final_hidden
-from paceline.training.deepseek_mtp import MtpShape, run_depths
+from paceline.training.deepseek_mtp import run_depths
+from paceline.training.deepseek_mtp_start import default_shape
 from paceline.training.errors import TrainingDataError
 from paceline.training.losses import head_best, linear_cross_entropy
 from paceline.training.teacher import TeacherShape
@@ -38,19 +41,8 @@ class JointPretraining:
 
     def __init__(self, target: TeacherShape, num_modules: int, seed: int) -> None:
         self.target = target
-        self.shape = MtpShape(
-            hidden=target.hidden,
-            num_heads=target.num_heads,
-            num_kv_heads=target.num_kv_heads,
-            head_dim=target.head_dim,
-            intermediate=target.intermediate,
-            target_vocab=target.vocab,
-            target_layers=target.num_layers,
-            rope_theta=target.rope_theta,
-            rms_eps=target.rms_eps,
-            num_modules=num_modules,
-            carries_norm=False,
-        )
+        # As published: what a module hands on is not normed.
+        self.shape = replace(default_shape(target, num_modules), carries_norm=False)
         random = torch.Generator().manual_seed(seed)
         modules = self.shape.parameter_shapes()
         first = module_prefix(0)
