@@ -86,9 +86,8 @@ class Pard2Objective(Pard1Objective):
         """Fixes them."""
         super().set_constants(constants)
         self._feature_scale = constants.get("feature_scale", self._feature_scale).float()
-        self._teacher_head = self._teacher_whole.to(self.dtype)[
-            self.draft_ids
-        ]  # [draft_vocab, target_hidden]
+        # [draft_vocab, target_hidden]
+        self._teacher_head = self._teacher_whole.to(self.dtype)[self.draft_ids]
 
     def predicts(self, batch: Batch) -> Tensor:
         """Positions whose row has a label: the token behind it is an answer's."""
@@ -145,9 +144,8 @@ class Pard2Objective(Pard1Objective):
             raise TrainingDataError("the shards hold no features; write them with features")
         features = torch.cat([batch.taps, batch.hidden], dim=-1).to(self.dtype)
         features = features / self._feature_scale.to(self.dtype)
-        projected = F.pad(
-            F.linear(features, w[PROJECTION])[:, :-1], (0, 0, 1, 0)
-        )  # token i reads position i - 1
+        # Token i reads position i - 1.
+        projected = F.pad(F.linear(features, w[PROJECTION])[:, :-1], (0, 0, 1, 0))
         return x + self.settings.scale * projected.gather(
             1, rows.anchors[..., None].expand(-1, -1, x.shape[-1])
         )
