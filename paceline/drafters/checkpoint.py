@@ -76,9 +76,16 @@ class DrafterConfig:
         if unknown := sorted(set(content) - set(known)):
             raise CheckpointError(f"{directory.name!r}: unknown fields {unknown} in config.json")
         try:
-            return cls(**content)
+            config = cls(**content)
         except TypeError as error:
             raise CheckpointError(f"{directory.name!r}: {error}") from None
+        for name in ("method", "target_fingerprint", "target_name"):
+            if not isinstance(getattr(config, name), str):
+                raise CheckpointError(f"{directory.name!r}: {name} must be a text")
+        for name in ("shape", "training"):
+            if not isinstance(getattr(config, name), dict):
+                raise CheckpointError(f"{directory.name!r}: {name} must be an object")
+        return config
 
     @classmethod
     def _of_transformers(cls, name: str, content: Mapping[str, Any]) -> DrafterConfig:
