@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from paceline.drafters.checkpoint import DrafterConfig, save_drafter
 from paceline.drafters.dflash_layer import dflash_shapes
@@ -27,8 +27,8 @@ from paceline.training.dflash_blocks import Blocks, can_anchor, make_blocks, sam
 from paceline.training.eagle3 import Eagle3Shape, TargetFacts
 from paceline.training.errors import TrainingDataError
 from paceline.training.losses import head_argmax, linear_cross_entropy
-from paceline.training.objective import checked_parameters
 from paceline.training.rotary import rope_tables, rotate
+from paceline.training.tap_objective import TapObjective
 
 _EVAL_CHAIN = 5
 _EVAL_ANCHORS = 64  # of a text at once
@@ -64,7 +64,7 @@ class DFlashShape(Eagle3Shape):
         return {name: size for name, size in shapes.items() if name not in ("d2t", "t2d")}
 
 
-class DFlashObjective:
+class DFlashObjective(TapObjective):
     """Loss and acceptance of a DFlash drafter.
 
     Args:
@@ -96,35 +96,15 @@ class DFlashObjective:
         dtype: torch.dtype = torch.bfloat16,
     ) -> None:
         self.shape = shape
-        self.dtype = dtype
         self.target = target
         self.num_anchors = num_anchors
         self.decay = decay
-        self._parameters = checked_parameters(self.method, self.parameter_shapes(), parameters)
         self._embedding = embedding.to(dtype)
-        self._whole_head = head
-        self.set_constants({"draft_ids": draft_ids, "tap_scale": tap_scale})
-
-    def named_parameters(self) -> dict[str, nn.Parameter]:
-        """Everything the optimiser moves, by checkpoint name."""
-        return self._parameters
+        super().__init__(self.parameter_shapes(), parameters, head, draft_ids, tap_scale, dtype)
 
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
         """What is trained, by checkpoint name."""
         return self.shape.parameter_shapes()
-
-    def constants(self) -> dict[str, Tensor]:
-        """The draft vocabulary and the tap scale, both measured on the text."""
-        return {"draft_ids": self.draft_ids, "tap_scale": self._tap_scale}
-
-    def set_constants(self, constants: dict[str, Tensor]) -> None:
-        """Fixes draft vocabulary and tap scale."""
-        self.draft_ids = constants["draft_ids"]
-        self._tap_scale = constants["tap_scale"].float()
-        self._taps_gain = (1.0 / self._tap_scale).to(self.dtype)
-        self._head = self._whole_head[self.draft_ids].to(self.dtype)  # [draft_vocab, hidden]
-        self._draft_of = torch.full((self.shape.target_vocab,), -1, dtype=torch.int64)
-        self._draft_of[self.draft_ids] = torch.arange(self.shape.draft_vocab)
 
     def set_progress(self, fraction: float) -> None:
         """No curriculum."""
@@ -155,7 +135,7 @@ class DFlashObjective:
             chosen = blocks.weights[..., place] > 0
             if chosen.any():
                 labels = self._draft_of[blocks.labels[..., place][chosen]]
-                mean = linear_cross_entropy(out[:, :, place][chosen], self._head.to(out.dtype), labels)
+                mean = linear_cross_entropy(out[:, :, place][chosen], self._target_head.to(out.dtype), labels)
                 value = value + mean * (float(blocks.weights[..., place].sum()) / total)
                 metrics[f"loss_{place}"] = float(mean.detach())
         return value, metrics
@@ -204,16 +184,7 @@ class DFlashObjective:
             states: ``[blocks, drafts, hidden]``, from it.
             anchors: int64 ``[blocks]``, the anchors' tokens.
         """
-        return self.draft_ids[head_argmax(states.flatten(0, 1), self._head)].view(states.shape[:2])
-
-    def tensors(self) -> dict[str, Tensor]:
-        """The servable checkpoint: bfloat16 by public name, tap scale folded in, and the id maps."""
-        out = {k: p.detach().clone() for k, p in self._parameters.items()}
-        out["fc.weight"] /= self._tap_scale
-        out = {k: v.bfloat16() for k, v in out.items()}
-        out["d2t"] = self.draft_ids - torch.arange(self.shape.draft_vocab)  # offsets, as in the public format
-        out["t2d"] = self._draft_of >= 0
-        return out
+        return self.draft_ids[head_argmax(states.flatten(0, 1), self._target_head)].view(states.shape[:2])
 
     def export(self, folder: Path, facts: dict[str, Any]) -> None:
         """Writes ``config.json`` and ``model.safetensors``."""

@@ -116,7 +116,7 @@ class DSparkObjective(DFlashObjective):
             0
         )  # those that cannot be drafted weigh nothing
         log_probs = logits.log_softmax(-1)
-        head = self._head.to(out.dtype)
+        head = self._target_head.to(out.dtype)
         teacher = (batch.hidden[text[:, None], places].to(out.dtype) @ head.T).to(logits.dtype).softmax(-1)
         tokens = -log_probs.gather(-1, labels[..., None]).squeeze(-1)
         distance = (log_probs.exp() - teacher).abs().sum(-1)  # [blocks, drafts], from 0 to 2
@@ -148,7 +148,7 @@ class DSparkObjective(DFlashObjective):
             one, memory = self.heads.mix(w, states[:, k], embedded[:, k], memory)
             mixed.append(one)
         wide = torch.promote_types(states.dtype, torch.float32)
-        base = (states @ self._head.to(states.dtype).T).to(wide)
+        base = (states @ self._target_head.to(states.dtype).T).to(wide)
         logits = base + (torch.stack(mixed, dim=1) @ w[MARKOV_OUT].T).to(wide)
         if not self.heads.has_confidence:
             return logits, None
@@ -161,7 +161,7 @@ class DSparkObjective(DFlashObjective):
         for k in range(states.shape[1]):
             embedded = F.embedding(previous, weights[MARKOV_IN])
             mixed, memory = self.heads.mix(weights, states[:, k], embedded, memory)
-            logits = (states[:, k] @ self._head.T).float() + (mixed @ weights[MARKOV_OUT].T).float()
+            logits = (states[:, k] @ self._target_head.T).float() + (mixed @ weights[MARKOV_OUT].T).float()
             previous = self.draft_ids[logits.argmax(-1)]
             chosen.append(previous)
         return torch.stack(chosen, dim=1)

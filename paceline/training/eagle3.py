@@ -16,14 +16,14 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from paceline.drafters.checkpoint import DrafterConfig, save_drafter
 from paceline.training.acceptance import AcceptanceCounts
 from paceline.training.data import Batch
 from paceline.training.errors import TrainingDataError
 from paceline.training.losses import head_argmax, linear_soft_cross_entropy, softmax_head
-from paceline.training.objective import checked_parameters
+from paceline.training.tap_objective import TapObjective
 from paceline.training.unroll import unroll
 
 _EVAL_CHAIN = 5
@@ -85,7 +85,7 @@ def choose_draft_vocab(counts: Tensor, size: int) -> Tensor:
     return counts.argsort(descending=True, stable=True)[:size].sort().values
 
 
-class Eagle3Objective:
+class Eagle3Objective(TapObjective):
     """Loss and acceptance of an EAGLE-3 layer.
 
     Args:
@@ -119,32 +119,12 @@ class Eagle3Objective:
         dtype: torch.dtype = torch.bfloat16,
     ) -> None:
         self.shape = shape
-        self.dtype = dtype
         self.target = target
         self.test_steps = test_steps
         self.step_decay = step_decay
         self._active_steps = test_steps
-        self._parameters = checked_parameters(self.method, shape.parameter_shapes(), parameters)
         self._embedding = embedding.to(dtype)
-        self._whole_head = target_head
-        self.set_constants({"draft_ids": draft_ids, "tap_scale": tap_scale})
-
-    def named_parameters(self) -> dict[str, nn.Parameter]:
-        """Everything the optimiser moves, by checkpoint name."""
-        return self._parameters
-
-    def constants(self) -> dict[str, Tensor]:
-        """The draft vocabulary and the tap scale, both measured on the text."""
-        return {"draft_ids": self.draft_ids, "tap_scale": self._tap_scale}
-
-    def set_constants(self, constants: dict[str, Tensor]) -> None:
-        """Fixes draft vocabulary and tap scale."""
-        self.draft_ids = constants["draft_ids"]
-        self._tap_scale = constants["tap_scale"].float()
-        self._taps_gain = (1.0 / self._tap_scale).to(self.dtype)
-        self._target_head = self._whole_head[self.draft_ids].to(self.dtype)  # [draft_vocab, target_hidden]
-        self._draft_of = torch.full((self.shape.target_vocab,), -1, dtype=torch.int64)
-        self._draft_of[self.draft_ids] = torch.arange(self.shape.draft_vocab)
+        super().__init__(shape.parameter_shapes(), parameters, target_head, draft_ids, tap_scale, dtype)
 
     def set_progress(self, fraction: float) -> None:
         """One unrolled step first, then more: an untrained layer's own output teaches little and costs most."""
@@ -195,15 +175,6 @@ class Eagle3Objective:
             windows = answer.unfold(1, _EVAL_CHAIN, 1).all(-1)  # [rows, length - chain + 1]
             usable[:, :span] = windows[:, 2 : 2 + span]
         return AcceptanceCounts.from_chains(right[:, usable].T)
-
-    def tensors(self) -> dict[str, Tensor]:
-        """The servable checkpoint: bfloat16 by public name, tap scale folded into ``fc``, and the id maps."""
-        out = {k: p.detach().clone() for k, p in self._parameters.items()}
-        out["fc.weight"] /= self._tap_scale
-        out = {k: v.bfloat16() for k, v in out.items()}
-        out["d2t"] = self.draft_ids - torch.arange(self.shape.draft_vocab)  # offsets, as in the public format
-        out["t2d"] = self._draft_of >= 0
-        return out
 
     def export(self, folder: Path, facts: dict[str, Any]) -> None:
         """Writes ``config.json`` and ``model.safetensors``."""

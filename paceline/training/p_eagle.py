@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from paceline.drafters.checkpoint import DrafterConfig, save_drafter
 from paceline.training.acceptance import AcceptanceCounts
@@ -27,9 +27,9 @@ from paceline.training.data import Batch
 from paceline.training.eagle3 import Eagle3Shape, TargetFacts
 from paceline.training.errors import TrainingDataError
 from paceline.training.losses import head_argmax, linear_soft_cross_entropy, softmax_head
-from paceline.training.objective import checked_parameters
 from paceline.training.p_eagle_rows import FlatRows, MaskTable, all_rows, sample_rows, segments
 from paceline.training.rotary import rope_tables, rotate
+from paceline.training.tap_objective import TapObjective
 
 _EVAL_CHAIN = 5
 _EVAL_TEXTS = 2  # at once: all depths of all anchors are many rows
@@ -72,7 +72,7 @@ class PEagleShape(Eagle3Shape):
         return shapes
 
 
-class PEagleObjective:
+class PEagleObjective(TapObjective):
     """Loss and acceptance of a P-EAGLE drafter.
 
     Args:
@@ -90,6 +90,7 @@ class PEagleObjective:
     """
 
     method = "p_eagle"
+    in_tap_units = ("mask_hidden",)
 
     def __init__(
         self,
@@ -105,32 +106,12 @@ class PEagleObjective:
         dtype: torch.dtype = torch.bfloat16,
     ) -> None:
         self.shape = shape
-        self.dtype = dtype
         self.target = target
         self.keep_ratio = keep_ratio
         self.keep_floor = keep_floor
         self.num_segments = num_segments
-        self._parameters = checked_parameters(self.method, shape.parameter_shapes(), parameters)
-        self._whole_head = target_head
         self._masks = MaskTable(max(shape.num_depths, _EVAL_CHAIN))
-        self.set_constants({"draft_ids": draft_ids, "tap_scale": tap_scale})
-
-    def named_parameters(self) -> dict[str, nn.Parameter]:
-        """Everything the optimiser moves, by checkpoint name."""
-        return self._parameters
-
-    def constants(self) -> dict[str, Tensor]:
-        """The draft vocabulary and the tap scale, both measured on the text."""
-        return {"draft_ids": self.draft_ids, "tap_scale": self._tap_scale}
-
-    def set_constants(self, constants: dict[str, Tensor]) -> None:
-        """Fixes draft vocabulary and tap scale."""
-        self.draft_ids = constants["draft_ids"]
-        self._tap_scale = constants["tap_scale"].float()
-        self._taps_gain = (1.0 / self._tap_scale).to(self.dtype)
-        self._target_head = self._whole_head[self.draft_ids].to(self.dtype)  # [draft_vocab, target_hidden]
-        self._draft_of = torch.full((self.shape.target_vocab,), -1, dtype=torch.int64)
-        self._draft_of[self.draft_ids] = torch.arange(self.shape.draft_vocab)
+        super().__init__(shape.parameter_shapes(), parameters, target_head, draft_ids, tap_scale, dtype)
 
     def set_progress(self, fraction: float) -> None:
         """No curriculum: all depths from the first step."""
@@ -229,16 +210,6 @@ class PEagleObjective:
                 usable = answers[first + i].unfold(0, chain, 1).all(-1)[2 : 2 + starts]
                 counts = counts + AcceptanceCounts.from_chains((proposed[:starts] == chosen)[usable])
         return counts
-
-    def tensors(self) -> dict[str, Tensor]:
-        """The servable checkpoint: bfloat16 by public name, tap scale folded in, and the id maps."""
-        out = {k: p.detach().clone() for k, p in self._parameters.items()}
-        out["fc.weight"] /= self._tap_scale
-        out["mask_hidden"] *= self._tap_scale
-        out = {k: v.bfloat16() for k, v in out.items()}
-        out["d2t"] = self.draft_ids - torch.arange(self.shape.draft_vocab)  # offsets, as in the public format
-        out["t2d"] = self._draft_of >= 0
-        return out
 
     def export(self, folder: Path, facts: dict[str, Any]) -> None:
         """Writes ``config.json`` and ``model.safetensors``."""
