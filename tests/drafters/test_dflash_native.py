@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from paceline.drafters import Drafter, DraftRequest, load_drafter
+from paceline.drafters import DraftRequest, load_drafter
 from paceline.drafters.block_drafter import BlockDrafter
 from paceline.drafters.checkpoint import DrafterConfig, load_tensors
 from paceline.drafters.dflash_layer import BlockPlan, BlockRows, DFlashLayer, DFlashWeights, dflash_shapes
@@ -20,8 +20,8 @@ from paceline.models import model_fingerprint
 from paceline.target import Device, kernels
 from paceline.target.kv_cache import KVCache, KVLayout
 from paceline.training.dflash import DFlashShape
-from paceline.trie import DraftEntry
 from tests.drafters.dflash_checkpoint import MASK_TOKEN, random_tensors, save
+from tests.drafters.native import draft_one, random_features, random_text
 
 pytestmark = pytest.mark.skipif(kernels.load() is None, reason="the CPU kernels do not run here")
 
@@ -101,20 +101,6 @@ def _load(directory: Path, target_dir: Path) -> BlockDrafter:
     return drafter
 
 
-def _features(count: int, seed: int) -> torch.Tensor:
-    return torch.randn(count, WIDTH, generator=torch.Generator().manual_seed(seed)).bfloat16()
-
-
-def _text(count: int, seed: int) -> list[int]:
-    return torch.randint(3, VOCAB, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
-
-
-def _draft(drafter: Drafter, sequence_id: int, num_tokens: int, max_nodes: int = 0) -> DraftEntry:
-    (entry,) = drafter.draft([DraftRequest(sequence_id, num_tokens, max_nodes or num_tokens)])
-    assert entry is not None
-    return entry
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_layers_are_near_to_the_torch_form_and_draft_the_same(
     checkpoints: dict[str, Path], method: str
@@ -131,10 +117,10 @@ def test_layers_are_near_to_the_torch_form_and_draft_the_same(
             cache = KVCache(KVLayout(2, 2, 32, torch.bfloat16, torch.device("cpu")))
             slots = [cache.get(cache.open(64)) for _ in range(3)]
             # One has no context at all, and one goes on from a context that was run before.
-            rows = [BlockRows(slot, _features(9 * i, i), 7 + i) for i, slot in enumerate(slots)]
+            rows = [BlockRows(slot, random_features(9 * i, i), 7 + i) for i, slot in enumerate(slots)]
             first = layer.forward(rows)
             slots[2].length = 18
-            again = layer.forward([BlockRows(slots[2], _features(4, 8), 11)])
+            again = layer.forward([BlockRows(slots[2], random_features(4, 8), 11)])
             outputs.append((first.states, first.logits, again.states, again.logits))
             log_probs, ids = again.best(5)
             expected = again.logits.log_softmax(-1).topk(5, dim=-1)
@@ -156,17 +142,17 @@ def test_layers_are_near_to_the_torch_form_and_draft_the_same(
 def test_after_a_verification_equals_a_fresh_drafter(
     checkpoints: dict[str, Path], target_dir: Path, method: str, accepted: int, max_nodes: int
 ) -> None:
-    text, features = _text(40, 1), _features(40, 1)
+    text, features = random_text(40, 1), random_features(40, 1)
     drafter, fresh = (_load(checkpoints[method], target_dir) for _ in range(2))
     drafter.open(1, text[:20])
     drafter.feed(1, 0, features[:19])
-    _draft(drafter, 1, 5, max_nodes)
+    draft_one(drafter, 1, 5, max_nodes)
     end = 20 + accepted + 1
     drafter.extend(1, 20, text[20:end])
     drafter.feed(1, 19, features[19 : end - 1])
     fresh.open(1, text[:end])
     fresh.feed(1, 0, features[: end - 1])
-    assert _draft(drafter, 1, 5, max_nodes) == _draft(fresh, 1, 5, max_nodes)
+    assert draft_one(drafter, 1, 5, max_nodes) == draft_one(fresh, 1, 5, max_nodes)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -175,7 +161,7 @@ def test_company_does_not_show(checkpoints: dict[str, Path], target_dir: Path, m
     expected = []
     for sequence_id, length in enumerate((5, 12, 30)):
         for drafter in (together, alone):
-            drafter.open(sequence_id, _text(length, sequence_id))
-            drafter.feed(sequence_id, 0, _features(length - 1, sequence_id))
-        expected.append(_draft(alone, sequence_id, 5))
+            drafter.open(sequence_id, random_text(length, sequence_id))
+            drafter.feed(sequence_id, 0, random_features(length - 1, sequence_id))
+        expected.append(draft_one(alone, sequence_id, 5))
     assert together.draft([DraftRequest(i, 5) for i in range(3)]) == expected

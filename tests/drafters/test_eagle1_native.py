@@ -6,33 +6,28 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from paceline.drafters import DraftRequest, load_drafter
-from paceline.drafters.checkpoint import DrafterConfig, load_tensors, save_drafter
+from paceline.drafters.checkpoint import DrafterConfig, load_tensors
 from paceline.drafters.draft_layer import Rows
 from paceline.drafters.eagle1 import Eagle1Drafter
 from paceline.drafters.eagle1_layer import Eagle1Layer, LayerWeights, parameter_shapes
 from paceline.drafters.eagle1_native import NativeEagle1Layer
 from paceline.drafters.target_vocabulary import SharedVocabulary
-from paceline.models import model_fingerprint
 from paceline.target import Device, kernels
 from paceline.target.kv_cache import KVCache, KVLayout
-from paceline.trie import DraftEntry
+from tests.drafters.native import (
+    VOCAB,
+    WIDTH,
+    draft_one,
+    random_features,
+    random_text,
+    save_random,
+    save_target,
+)
 
 pytestmark = pytest.mark.skipif(kernels.load() is None, reason="the CPU kernels do not run here")
 
-VOCAB, WIDTH = 97, 64
-SHAPE = {
-    "hidden": WIDTH,
-    "num_heads": 4,
-    "num_kv_heads": 2,
-    "head_dim": 32,  # not hidden / heads
-    "intermediate": 96,
-    "target_vocab": VOCAB,
-    "max_positions": 512,
-    "rms_eps": 1e-5,
-}
 VARIANTS = {
     "plain": {"fc_bias": True},
     "no bias": {"fc_bias": False},
@@ -47,33 +42,11 @@ VARIANTS = {
 @pytest.fixture(scope="module")
 def target_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random target with a head of its own."""
-    path = tmp_path_factory.mktemp("target")
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=WIDTH,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        tie_word_embeddings=False,
-        initializer_range=0.2,
-    )
-    LlamaForCausalLM(config).bfloat16().save_pretrained(path)
-    return path
+    return save_target(tmp_path_factory.mktemp("target"))
 
 
 def checkpoint(target_dir: Path, path: Path, variant: str, method: str = "eagle1") -> Path:
-    config = DrafterConfig(method, model_fingerprint(target_dir), "tiny", SHAPE | VARIANTS[variant])
-    random = torch.Generator().manual_seed(5)
-    tensors = {}
-    for name, size in parameter_shapes(config).items():
-        values = torch.randn(size, generator=random)
-        is_norm = name.endswith("norm.weight")
-        tensors[name] = (1.0 + 0.2 * values if is_norm else values * size[-1] ** -0.5).bfloat16()
-    save_drafter(path, config, tensors)
-    return path
+    return save_random(path, target_dir, method, VARIANTS[variant], parameter_shapes)
 
 
 @pytest.fixture(scope="module", params=["eagle1", "eagle2"])
@@ -90,20 +63,6 @@ def _load(drafter_dir: Path, target_dir: Path) -> Eagle1Drafter:
     return drafter
 
 
-def _features(count: int, seed: int) -> torch.Tensor:
-    return torch.randn(count, WIDTH, generator=torch.Generator().manual_seed(seed)).bfloat16()
-
-
-def _text(count: int, seed: int) -> list[int]:
-    return torch.randint(3, VOCAB, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
-
-
-def _draft(drafter: Eagle1Drafter, sequence_id: int, num_tokens: int, max_nodes: int = 0) -> DraftEntry:
-    (entry,) = drafter.draft([DraftRequest(sequence_id, num_tokens, max_nodes)])
-    assert entry is not None
-    return entry
-
-
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_layer_is_near_to_the_torch_form(target_dir: Path, tmp_path: Path, variant: str) -> None:
     path = checkpoint(target_dir, tmp_path, variant)
@@ -118,7 +77,8 @@ def test_layer_is_near_to_the_torch_form(target_dir: Path, tmp_path: Path, varia
             cache = KVCache(KVLayout(1, 2, 32, torch.bfloat16, torch.device("cpu")))
             slots = [cache.get(cache.open(64)) for _ in range(2)]
             first = [
-                Rows(slot, _text(9 + i, i), _features(9 + i, i), range(9 + i)) for i, slot in enumerate(slots)
+                Rows(slot, random_text(9 + i, i), random_features(9 + i, i), range(9 + i))
+                for i, slot in enumerate(slots)
             ]
             prefix = layer.forward(first, [8, 18])
             for slot, rows in zip(slots, first, strict=True):
@@ -140,17 +100,17 @@ def test_layer_is_near_to_the_torch_form(target_dir: Path, tmp_path: Path, varia
 def test_after_a_verification_equals_a_fresh_drafter(
     drafter_dir: Path, target_dir: Path, accepted: int, max_nodes: int
 ) -> None:
-    text, features = _text(40, 1), _features(40, 1)
+    text, features = random_text(40, 1), random_features(40, 1)
     drafter, fresh = _load(drafter_dir, target_dir), _load(drafter_dir, target_dir)
     drafter.open(1, text[:20])
     drafter.feed(1, 0, features[:19])
-    _draft(drafter, 1, 4, max_nodes)
+    draft_one(drafter, 1, 4, max_nodes)
     end = 20 + accepted + 1
     drafter.extend(1, 20, text[20:end])
     drafter.feed(1, 19, features[19 : end - 1])
     fresh.open(1, text[:end])
     fresh.feed(1, 0, features[: end - 1])
-    assert _draft(drafter, 1, 4, max_nodes) == _draft(fresh, 1, 4, max_nodes)
+    assert draft_one(drafter, 1, 4, max_nodes) == draft_one(fresh, 1, 4, max_nodes)
 
 
 @pytest.mark.parametrize("max_nodes", [0, 12])
@@ -159,7 +119,7 @@ def test_company_does_not_show(drafter_dir: Path, target_dir: Path, max_nodes: i
     expected = []
     for sequence_id, length in enumerate((5, 12, 30)):
         for drafter in (together, alone):
-            drafter.open(sequence_id, _text(length, sequence_id))
-            drafter.feed(sequence_id, 0, _features(length - 1, sequence_id))
-        expected.append(_draft(alone, sequence_id, 5, max_nodes))
+            drafter.open(sequence_id, random_text(length, sequence_id))
+            drafter.feed(sequence_id, 0, random_features(length - 1, sequence_id))
+        expected.append(draft_one(alone, sequence_id, 5, max_nodes))
     assert together.draft([DraftRequest(i, 5, max_nodes) for i in range(3)]) == expected

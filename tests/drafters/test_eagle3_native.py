@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from paceline.drafters import Drafter, DraftRequest, load_drafter
+from paceline.drafters import DraftRequest, load_drafter
 from paceline.drafters.checkpoint import DrafterConfig, save_drafter
 from paceline.drafters.draft_layer import Rows
 from paceline.drafters.eagle3 import Eagle3Drafter
@@ -18,6 +18,7 @@ from paceline.models import model_fingerprint
 from paceline.target import Device, kernels
 from paceline.target.kv_cache import KVCache, KVLayout
 from paceline.training.eagle3 import Eagle3Shape
+from tests.drafters.native import draft_one, random_features, random_text
 
 pytestmark = pytest.mark.skipif(kernels.load() is None, reason="the CPU kernels do not run here")
 
@@ -63,20 +64,6 @@ def _load(checkpoint: tuple[Path, Path]) -> Eagle3Drafter:
     return drafter
 
 
-def _features(count: int, seed: int) -> torch.Tensor:
-    return torch.randn(count, WIDTH, generator=torch.Generator().manual_seed(seed)).bfloat16()
-
-
-def _text(count: int, seed: int) -> list[int]:
-    return torch.randint(3, VOCAB, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
-
-
-def _draft(drafter: Drafter, sequence_id: int, num_tokens: int, max_nodes: int = 0) -> object:
-    (entry,) = drafter.draft([DraftRequest(sequence_id, num_tokens, max_nodes or num_tokens)])
-    assert entry is not None
-    return entry
-
-
 def test_layer_is_near_to_the_torch_form(checkpoint: tuple[Path, Path]) -> None:
     drafter = _load(checkpoint)
     del drafter
@@ -93,7 +80,8 @@ def test_layer_is_near_to_the_torch_form(checkpoint: tuple[Path, Path]) -> None:
             cache = KVCache(KVLayout(1, 2, 32, torch.bfloat16, torch.device("cpu")))
             slots = [cache.get(cache.open(64)) for _ in range(2)]
             first = [
-                Rows(slot, _text(9 + i, i), _features(9 + i, i), range(9 + i)) for i, slot in enumerate(slots)
+                Rows(slot, random_text(9 + i, i), random_features(9 + i, i), range(9 + i))
+                for i, slot in enumerate(slots)
             ]
             prefix = layer.forward(first, [8, 18])
             for slot, rows in zip(slots, first, strict=True):
@@ -115,17 +103,17 @@ def test_layer_is_near_to_the_torch_form(checkpoint: tuple[Path, Path]) -> None:
 def test_after_a_verification_equals_a_fresh_drafter(
     checkpoint: tuple[Path, Path], accepted: int, max_nodes: int
 ) -> None:
-    text, features = _text(40, 1), _features(40, 1)
+    text, features = random_text(40, 1), random_features(40, 1)
     drafter, fresh = _load(checkpoint), _load(checkpoint)
     drafter.open(1, text[:20])
     drafter.feed(1, 0, features[:19])
-    _draft(drafter, 1, 4, max_nodes)
+    draft_one(drafter, 1, 4, max_nodes)
     end = 20 + accepted + 1
     drafter.extend(1, 20, text[20:end])
     drafter.feed(1, 19, features[19 : end - 1])
     fresh.open(1, text[:end])
     fresh.feed(1, 0, features[: end - 1])
-    assert _draft(drafter, 1, 4, max_nodes) == _draft(fresh, 1, 4, max_nodes)
+    assert draft_one(drafter, 1, 4, max_nodes) == draft_one(fresh, 1, 4, max_nodes)
 
 
 def test_company_does_not_show(checkpoint: tuple[Path, Path]) -> None:
@@ -133,7 +121,7 @@ def test_company_does_not_show(checkpoint: tuple[Path, Path]) -> None:
     expected = []
     for sequence_id, length in enumerate((5, 12, 30)):
         for drafter in (together, alone):
-            drafter.open(sequence_id, _text(length, sequence_id))
-            drafter.feed(sequence_id, 0, _features(length - 1, sequence_id))
-        expected.append(_draft(alone, sequence_id, 5))
+            drafter.open(sequence_id, random_text(length, sequence_id))
+            drafter.feed(sequence_id, 0, random_features(length - 1, sequence_id))
+        expected.append(draft_one(alone, sequence_id, 5))
     assert together.draft([DraftRequest(i, 5) for i in range(3)]) == expected

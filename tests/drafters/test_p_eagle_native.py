@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from paceline.drafters import Drafter, DraftRequest, load_drafter
+from paceline.drafters import DraftRequest, load_drafter
 from paceline.drafters.checkpoint import DrafterConfig
 from paceline.drafters.eagle3_layer import Eagle3Layer, LayerWeights, Rows, parameter_shapes
 from paceline.drafters.eagle3_native import NativeEagle3Layer, runs_natively
@@ -17,7 +17,7 @@ from paceline.models import model_fingerprint
 from paceline.target import Device, kernels
 from paceline.target.kv_cache import KVCache, KVLayout
 from paceline.training.p_eagle import PEagleShape
-from paceline.trie import DraftEntry
+from tests.drafters.native import draft_one, random_text
 from tests.drafters.p_eagle_checkpoint import MASK_TOKEN, random_tensors, save
 
 pytestmark = pytest.mark.skipif(kernels.load() is None, reason="the CPU kernels do not run here")
@@ -40,10 +40,6 @@ def _random(count: int, width: int, seed: int) -> torch.Tensor:
     return torch.randn(count, width, generator=torch.Generator().manual_seed(seed)).bfloat16()
 
 
-def _text(count: int, seed: int) -> list[int]:
-    return torch.randint(3, VOCAB, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
-
-
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda v: "-".join(v) or "plain")
 def test_layer_is_near_to_the_torch_form(variant: dict[str, object]) -> None:
     sizes = {name: getattr(SHAPE, name) for name in PEagleShape.__dataclass_fields__ if name != "num_taps"}
@@ -63,7 +59,7 @@ def test_layer_is_near_to_the_torch_form(variant: dict[str, object]) -> None:
             cache = KVCache(layout)
             slots = [cache.get(cache.open(64)) for _ in range(2)]
             parts = [
-                Rows(slot, _text(9 + i, i), _random(9 + i, WIDTH, i), range(9 + i))
+                Rows(slot, random_text(9 + i, i), _random(9 + i, WIDTH, i), range(9 + i))
                 for i, slot in enumerate(slots)
             ]
             prefix = layer.forward(parts, [8, 18])
@@ -107,19 +103,13 @@ def _load(checkpoint: tuple[Path, Path], dtype: torch.dtype = torch.bfloat16) ->
     return drafter
 
 
-def _draft(drafter: Drafter, sequence_id: int, num_tokens: int, max_nodes: int = 0) -> DraftEntry:
-    (entry,) = drafter.draft([DraftRequest(sequence_id, num_tokens, max_nodes or num_tokens)])
-    assert entry is not None
-    return entry
-
-
 def test_mask_rows_are_near_to_the_torch_form(checkpoint: tuple[Path, Path]) -> None:
     logits = []
     for dtype in (torch.bfloat16, torch.float32):
         drafter = _load(checkpoint, dtype)
-        drafter.open(1, _text(20, 1))
+        drafter.open(1, random_text(20, 1))
         drafter.feed(1, 0, _random(19, WIDTH, 1))
-        _draft(drafter, 1, 6)
+        draft_one(drafter, 1, 6)
         logits.append(drafter._sequences[1].round.logits(0, 6))
     native, plain = logits
     assert (native - plain).square().mean().sqrt() < 0.03 * plain.square().mean().sqrt()
@@ -130,17 +120,17 @@ def test_mask_rows_are_near_to_the_torch_form(checkpoint: tuple[Path, Path]) -> 
 def test_after_a_verification_equals_a_fresh_drafter(
     checkpoint: tuple[Path, Path], accepted: int, max_nodes: int
 ) -> None:
-    text, features = _text(40, 1), _random(40, WIDTH, 1)
+    text, features = random_text(40, 1), _random(40, WIDTH, 1)
     drafter, fresh = _load(checkpoint), _load(checkpoint)
     drafter.open(1, text[:20])
     drafter.feed(1, 0, features[:19])
-    _draft(drafter, 1, 4, max_nodes)
+    draft_one(drafter, 1, 4, max_nodes)
     end = 20 + accepted + 1
     drafter.extend(1, 20, text[20:end])
     drafter.feed(1, 19, features[19 : end - 1])
     fresh.open(1, text[:end])
     fresh.feed(1, 0, features[: end - 1])
-    assert _draft(drafter, 1, 4, max_nodes) == _draft(fresh, 1, 4, max_nodes)
+    assert draft_one(drafter, 1, 4, max_nodes) == draft_one(fresh, 1, 4, max_nodes)
 
 
 def test_neither_company_nor_earlier_wishes_show(checkpoint: tuple[Path, Path]) -> None:
@@ -148,8 +138,8 @@ def test_neither_company_nor_earlier_wishes_show(checkpoint: tuple[Path, Path]) 
     expected = []
     for sequence_id, length in enumerate((5, 12, 30)):
         for drafter in (together, alone):
-            drafter.open(sequence_id, _text(length, sequence_id))
+            drafter.open(sequence_id, random_text(length, sequence_id))
             drafter.feed(sequence_id, 0, _random(length - 1, WIDTH, sequence_id))
-        expected.append(_draft(alone, sequence_id, 6))
+        expected.append(draft_one(alone, sequence_id, 6))
     together.draft([DraftRequest(0, 2), DraftRequest(2, 4)])
     assert together.draft([DraftRequest(i, 6) for i in range(3)]) == expected
