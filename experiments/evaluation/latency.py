@@ -34,8 +34,9 @@ def latency(
     block; the features are the target's for that text.
 
     Returns:
-        For each length in `LENGTHS` and each way that the drafter knows (`drafts`), a spread in milliseconds. A tree of
-        a length has the plan's nodes, or as many as it is long where those are fewer.
+        For each length in `LENGTHS` and each way that the drafter knows (`drafts`), a spread in milliseconds, None for
+        chains that it does not draft that long. A tree of a length has the plan's nodes, or as many as it is long where
+        those are fewer.
     """
     drafter, engine = contestant.drafter, contestant.engine
     prompt = list(stage.prompts[0][1])
@@ -69,7 +70,7 @@ def latency(
                         text.append(token)
                         if entry is not None:
                             last = entry.tokens[0]
-                            if repeat:
+                            if repeat and (arm.branches or len(entry.tokens) == length):
                                 times[length].append(1e3 * elapsed_s)
             finally:
                 drafter.close(1)

@@ -1,8 +1,8 @@
-"""Decoding with every drafter, and without, in turn.
+"""Decoding with a drafter, and without, in turn.
 
 Responsible for: engines that share one model, each with the features of its drafter and no others; the order of
 generations, so that all ways meet the same machine; and whether drafts left the text alone. Deliberately does not know:
-what is made of the passes.
+other drafters, and what is made of the passes.
 """
 
 from __future__ import annotations
@@ -66,11 +66,7 @@ class Way:
 
 @dataclass(slots=True)
 class Contestant:
-    """A drafter, with an engine that reads its features.
-
-    Attributes:
-        name: of its directory, with the one above it where several have the same.
-    """
+    """A drafter under a name, with an engine that reads its features."""
 
     name: str
     directory: Path
@@ -117,55 +113,50 @@ class Stage:
         stops = frozenset() if tokenizer.eos_token_id is None else frozenset({int(tokenizer.eos_token_id)})
         return cls(engine, tuple((prompt.kind, encode(prompt.text)) for prompt in prompts), stops)
 
-    def enter(self, plan: Plan, directory: Path) -> Contestant:
-        """Load a drafter, and give it an engine of its own over the same weights."""
+    def enter(self, plan: Plan, directory: Path, name: str) -> Contestant:
+        """Load a drafter, and give it an engine of its own over the same weights.
+
+        Raises:
+            CheckpointError: it cannot be used, or was made for another target.
+        """
         config, tap = DrafterConfig.read(directory), drafter_tap(directory)
         drafter = load_drafter(directory, plan.model_dir, device=plan.device, dtype=self.engine.dtype)
         taps = [] if tap is None else [tap]
         engine = TargetEngine(self.engine.executor, self.engine.device, self.engine.weight_dtype, taps=taps)
-        same = [other for other in plan.drafter_dirs if other.name == directory.name]
-        name = directory.name if len(same) == 1 else f"{directory.absolute().parent.name}/{directory.name}"
         return Contestant(name, directory, config, drafter, engine)
 
 
 def measure(
-    plan: Plan, stage: Stage, progress: Callable[[str], None] = lambda text: None
-) -> list[Contestant]:
-    """Decode every prompt in every way, plain decoding among them; the order turns with each prompt."""
-    contestants = [stage.enter(plan, directory) for directory in plan.drafter_dirs]
-    for contestant in contestants:
-        for temperature in plan.temperatures:
-            for arm in plan.arms(temperature, may_go_without=contestant.may_go_without):
-                progress(f"{contestant.name}: warm-up")
-                first = _generate(
-                    plan, stage, contestant, arm, plan.sampling(temperature, 0), 0, WARM_UP_TOKENS
-                )
-                if not arm.branches or any(_branches(one) for one in first.passes):
-                    contestant.ways.append(Way(temperature, arm))
+    plan: Plan, stage: Stage, contestant: Contestant, progress: Callable[[str], None] = lambda text: None
+) -> None:
+    """Decode every prompt in each of the drafter's ways, plain decoding among them; the order turns with each prompt.
+
+    What came of it goes into `contestant.ways`. Nothing of it depends on which drafters are measured besides.
+    """
+    for temperature in plan.temperatures:
+        for arm in plan.arms(temperature, may_go_without=contestant.may_go_without):
+            progress(f"{contestant.name}: warm-up")
+            first = _generate(plan, stage, contestant, arm, plan.sampling(temperature, 0), 0, WARM_UP_TOKENS)
+            if not arm.branches or any(_branches(one) for one in first.passes):
+                contestant.ways.append(Way(temperature, arm))
     num_prompts = len(stage.prompts)
     for index in range(plan.rounds * num_prompts):
         for temperature in plan.temperatures:
             sampling = plan.sampling(temperature, index)
-            ways: list[tuple[Contestant | None, Way]] = [
-                (contestant, way)
-                for contestant in contestants
-                for way in contestant.ways
-                if way.temperature == temperature
-            ]
-            turns = [(None, Way(temperature, plan.arms(temperature)[0])), *ways]
-            plain = turns[0][1]
+            ways = [way for way in contestant.ways if way.temperature == temperature]
+            plain = Way(temperature, plan.arms(temperature)[0])
+            turns: list[tuple[Contestant | None, Way]] = [(None, plain), *((contestant, way) for way in ways)]
             shift = index % len(turns)
-            for contestant_, way in [*turns[shift:], *turns[:shift]]:
-                name = "plain" if contestant_ is None else contestant_.name
-                progress(f"T = {temperature:g}, generation {index + 1}: {name}, {way.arm.name}")
-                way.generations.append(
-                    _generate(
-                        plan, stage, contestant_, way.arm, sampling, index % num_prompts, plan.max_tokens
-                    )
+            for drafts, way in [*turns[shift:], *turns[:shift]]:
+                progress(
+                    f"{contestant.name}, T = {temperature:g}, generation {index + 1} of "
+                    f"{plan.rounds * num_prompts}: {'plain' if drafts is None else way.arm.name}"
                 )
-            for _, way in ways:
+                way.generations.append(
+                    _generate(plan, stage, drafts, way.arm, sampling, index % num_prompts, plan.max_tokens)
+                )
+            for way in ways:
                 way.plain += plain.generations
-    return contestants
 
 
 def _generate(

@@ -13,10 +13,10 @@ CHAIN, TREE = "chain", "tree"
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The settings of an evaluation.
+    """The settings of an evaluation with one target.
 
     Attributes:
-        drafter_dirs: checkpoints, all made for the target.
+        model_dir: the target.
         temperatures: 0 is greedy.
         mode: verification above temperature 0.
         prompts_per_kind: held-out prompts of each kind.
@@ -27,7 +27,6 @@ class Plan:
     """
 
     model_dir: Path
-    drafter_dirs: tuple[Path, ...]
     temperatures: tuple[float, ...] = (0.0, 0.8)
     mode: VerifyMode = VerifyMode.COUPLED
     prompts_per_kind: int = 8

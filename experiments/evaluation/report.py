@@ -1,19 +1,14 @@
-"""An evaluation as one document, as a table for people, and as the table that docs/methods/README.md shows."""
+"""An evaluation as tables for people, and as the tables that docs/methods/README.md shows.
+
+Responsible for words and numbers of a document (`document.py`). Deliberately does not know: how it came about.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rich.table import Table
-
-from experiments.bench.report import commit, processor
-from experiments.evaluation.figures import figures_of
-from experiments.evaluation.measure import Contestant, Stage
-from experiments.evaluation.plan import Plan
-from paceline import __version__
-from paceline.drafters import METHODS
 
 NOTHING = "–"
 """Stands where there is no figure."""
@@ -35,61 +30,14 @@ HEADS = (
 )
 
 
-def make_report(
-    plan: Plan,
-    stage: Stage,
-    contestants: Sequence[Contestant],
-    blocks: Sequence[list[dict[str, Any]]],
-    threads: int,
-    command: str,
-) -> dict[str, Any]:
-    """The document that `paceline evaluate --json` writes.
-
-    Args:
-        plan: the settings.
-        stage: target and prompts.
-        contestants: what `measure` gave.
-        blocks: what `latency` gave for each of them; empty lists where it was not asked for.
-        threads: torch threads.
-        command: for people.
-    """
-    return {
-        "command": command,
-        "version": __version__,
-        "commit": commit(),
-        "machine": f"{processor()}, {threads} threads",
-        "model": plan.model_dir.name,
-        "dtype": plan.dtype,
-        "device": plan.device,
-        "executor": type(stage.engine.executor).__name__,
-        "prompts": dict(Counter(kind for kind, _ in stage.prompts)),
-        "rounds": plan.rounds,
-        "max_tokens": plan.max_tokens,
-        "draft_length": plan.draft_length,
-        "max_nodes": plan.max_nodes,
-        "mode": plan.mode.value,
-        "seed": plan.seed,
-        "drafters": [
-            {
-                "name": contestant.name,
-                "method": contestant.config.method,
-                "reads": METHODS[contestant.config.method].reads,
-                "num_bytes": sum(file.stat().st_size for file in contestant.directory.rglob("*.safetensors")),
-                "training": {
-                    name: contestant.config.training.get(name) for name in ("tokens", "steps", "seconds")
-                },
-                "results": [figures_of(way) for way in contestant.ways],
-                "latency": found,
-            }
-            for contestant, found in zip(contestants, blocks, strict=True)
-        ],
-    }
+LENGTHS = (1, 2, 4, 8, 16)
+"""Of the blocks that the Markdown shows times of."""
 
 
-def rows_of(report: dict[str, Any]) -> list[list[str]]:
-    """A row for each drafter, way and temperature, in the order of `HEADS`."""
+def rows_of(target: Mapping[str, Any]) -> list[list[str]]:
+    """A row for each of a target's drafters, ways and temperatures, in the order of `HEADS`."""
     rows = []
-    for drafter in report["drafters"]:
+    for drafter in target["drafters"]:
         for result in drafter["results"]:
             acceptance, sizes = result["acceptance"], result["bytes"]
             rows.append(
@@ -112,10 +60,10 @@ def rows_of(report: dict[str, Any]) -> list[list[str]]:
     return rows
 
 
-def tables(report: dict[str, Any]) -> list[Table]:
-    """For people: of each drafter what it comes to, and its acceptance by depth; medians alone."""
+def tables(target: Mapping[str, Any]) -> list[Table]:
+    """For people: of each of a target's drafters what it comes to, and its acceptance by depth; medians alone."""
     shown = []
-    for drafter in report["drafters"]:
+    for drafter in target["drafters"]:
         worth = Table(
             title=f"{drafter['name']} ({drafter['method']}; trained on: {_training(drafter['training'])})"
         )
@@ -145,66 +93,76 @@ def tables(report: dict[str, Any]) -> list[Table]:
                 ),
             )
         shown += [worth, accepted]
+    columns = _blocks(target)
+    if columns:
+        blocks = Table(title="ms a block, by its length")
+        blocks.add_column("length", justify="right")
+        for head, _ in columns:
+            blocks.add_column(head, justify="right")
+        for length in sorted({length for _, by_length in columns for length in by_length}):
+            blocks.add_row(str(length), *(_median(by_length.get(length)) for _, by_length in columns))
+        shown.append(blocks)
     return shown
 
 
-def latency_table(report: dict[str, Any]) -> Table:
-    """Milliseconds of a block by its length."""
-    columns = _blocks(report)
-    shown = Table(title="ms a block, by its length")
-    shown.add_column("length", justify="right")
-    for head, _ in columns:
-        shown.add_column(head, justify="right")
-    for length in sorted({length for _, by_length in columns for length in by_length}):
-        shown.add_row(str(length), *(_median(by_length.get(length)) for _, by_length in columns))
-    return shown
-
-
-def markdown(report: dict[str, Any]) -> str:
-    """The table as Markdown, and what was measured how."""
-    lines = [
-        f"`{report['command']}`",
-        "",
-        caption(report),
-        "",
-        "| " + " | ".join(HEADS) + " |",
-        "|---|---|---|---:|---:|---|---|---:|---:|---:|---:|---:|---|",
-        *("| " + " | ".join(row) + " |" for row in rows_of(report)),
-    ]
-    lengths = [1, 2, 4, 8, 16]
-    blocks = _blocks(report)
-    if blocks:
-        lines += ["", "| ms a block of length | " + " | ".join(map(str, lengths)) + " |"]
-        lines += ["|---|" + "---:|" * len(lengths)]
-        for head, by_length in blocks:
-            cells = (_spread(by_length.get(length), ".2f") for length in lengths)
-            lines.append(f"| {head} | " + " | ".join(cells) + " |")
+def markdown(document: Mapping[str, Any]) -> str:
+    """The tables as Markdown, one for each target under its name, and what was measured how."""
+    lines = [*(f"`{command}`" for command in document["commands"]), "", caption(document)]
+    for target in document["targets"]:
+        lines += ["", f"#### {heading(target)}", ""]
+        lines += [
+            "| " + " | ".join(HEADS) + " |",
+            "|---|---|---|---:|---:|---|---|---:|---:|---:|---:|---:|---|",
+            *("| " + " | ".join(row) + " |" for row in rows_of(target)),
+        ]
+        blocks = _blocks(target)
+        if blocks:
+            lines += ["", "| ms a block of length | " + " | ".join(map(str, LENGTHS)) + " |"]
+            lines += ["|---|" + "---:|" * len(LENGTHS)]
+            for head, by_length in blocks:
+                cells = (_spread(by_length.get(length), ".2f") for length in LENGTHS)
+                lines.append(f"| {head} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 
-def _blocks(report: dict[str, Any]) -> list[tuple[str, dict[int, dict[str, float] | None]]]:
+def _blocks(target: Mapping[str, Any]) -> list[tuple[str, dict[int, dict[str, float] | None]]]:
     """Times of blocks by length, for each drafter and way, with a name."""
     return [
         (
             f"{drafter['name']}, {name}",
             {r["length"]: r["ms"] for r in drafter["latency"] if r["drafts"] == name},
         )
-        for drafter in report["drafters"]
+        for drafter in target["drafters"]
         for name in dict.fromkeys(row["drafts"] for row in drafter["latency"])
     ]
 
 
-def caption(report: dict[str, Any]) -> str:
+def caption(document: Mapping[str, Any]) -> str:
     """What was measured, in a line."""
-    prompts = ", ".join(f"{count} {kind}" for kind, count in report["prompts"].items())
+    prompts = ", ".join(f"{count} {kind}" for kind, count in document["prompts"].items())
     return "; ".join(
         (
-            f"{report['model']} in {report['dtype']} on {report['machine']}",
-            f"prompts: {prompts}, rounds: {report['rounds']}, up to {report['max_tokens']} tokens",
-            f"{report['draft_length']} tokens in a row, {report['max_nodes']} nodes in a tree",
-            f"{report['mode']} above T = 0, seed {report['seed']}",
+            *document["machines"],
+            f"prompts: {prompts}, rounds: {document['rounds']}, up to {document['max_tokens']} tokens",
+            f"{document['draft_length']} tokens in a row, {document['max_nodes']} nodes in a tree",
+            f"{document['mode']} above T = 0, seed {document['seed']}",
         )
     )
+
+
+def heading(target: Mapping[str, Any]) -> str:
+    """A target's name, and how it ran."""
+    return f"{target['name']} in {target['dtype']} on {target['device']}"
+
+
+def differing(document: Mapping[str, Any]) -> Iterator[str]:
+    """Names of what changed the text."""
+    for target in document["targets"]:
+        for drafter in target["drafters"]:
+            for result in drafter["results"]:
+                if result["compared"] and result["identical"] < result["compared"]:
+                    way = f"{drafter['name']}, {result['drafts']}, T = {result['temperature']:g}"
+                    yield f"{target['name']}: {way}"
 
 
 def _same(result: dict[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,12 +14,13 @@ from typer.testing import CliRunner
 
 from experiments.bench.prompts import embedded_prompts, held_out_prompts
 from experiments.decoding.generation import Pass
+from experiments.evaluation import document as documents
 from experiments.evaluation.command import evaluate
 from experiments.evaluation.figures import acceptance, figures_of, num_bytes, spread
 from experiments.evaluation.latency import LENGTHS, latency
 from experiments.evaluation.measure import Contestant, Stage, Way, measure
 from experiments.evaluation.plan import CHAIN, TREE, Plan
-from experiments.evaluation.report import HEADS, latency_table, make_report, markdown, rows_of, tables
+from experiments.evaluation.report import HEADS, markdown, rows_of, tables
 from paceline.models import DEFAULT_MODEL, cached
 from paceline.sampling import VerifyMode
 from paceline.target import TargetEngine
@@ -27,6 +29,8 @@ from tests.drafters.conftest import (  # noqa: F401  fixtures
     eagle3_dir,
     eagle3_tensors,
     independent_dir,
+    p_eagle_dir,
+    p_eagle_tensors,
     pard2_dir,
     pard_model_dir,
     target_dir,
@@ -36,11 +40,10 @@ from tests.drafters.conftest import (  # noqa: F401  fixtures
 STOP = 41
 
 
-@pytest.fixture
-def plan(target_dir: Path, eagle3_dir: Path, independent_dir: Path) -> Plan:  # noqa: F811
+@pytest.fixture(scope="module")
+def plan(target_dir: Path) -> Plan:  # noqa: F811
     return Plan(
         target_dir,
-        (eagle3_dir, independent_dir),
         max_tokens=30,
         draft_length=3,
         max_nodes=7,
@@ -49,13 +52,30 @@ def plan(target_dir: Path, eagle3_dir: Path, independent_dir: Path) -> Plan:  # 
     )
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def stage(plan: Plan) -> Stage:
     engine = TargetEngine.load(plan.model_dir, "cpu", torch.float32)
     prompts = tuple(
         (kind, tuple(text(length, length))) for kind, length in (("chat", 9), ("code", 14), ("chat", 5))
     )
     return Stage(engine, prompts, frozenset({STOP}))
+
+
+@pytest.fixture(scope="module")
+def dirs(eagle3_dir: Path, independent_dir: Path) -> tuple[Path, ...]:  # noqa: F811
+    return eagle3_dir, independent_dir
+
+
+def measured(plan: Plan, stage: Stage, dirs: Sequence[Path]) -> list[Contestant]:
+    found = [stage.enter(plan, directory, directory.name) for directory in dirs]
+    for contestant in found:
+        measure(plan, stage, contestant)
+    return found
+
+
+@pytest.fixture(scope="module")
+def contestants(plan: Plan, stage: Stage, dirs: tuple[Path, ...]) -> list[Contestant]:
+    return measured(plan, stage, dirs)
 
 
 def recount(generated: list[int], passes: list[Pass]) -> dict[str, list[int]]:
@@ -85,8 +105,7 @@ def ways(contestants: list[Contestant]) -> list[Way]:
     return [way for contestant in contestants for way in contestant.ways]
 
 
-def test_counts_are_those_of_a_recount(plan: Plan, stage: Stage) -> None:
-    contestants = measure(plan, stage)
+def test_counts_are_those_of_a_recount(contestants: list[Contestant]) -> None:
     assert [[(w.temperature, w.arm.name) for w in c.ways] for c in contestants] == [
         [(0.0, CHAIN), (0.0, TREE), (0.8, CHAIN), (0.8, TREE)],
         [(0.0, CHAIN), (0.8, CHAIN)],  # an independent model drafts no trees of likeliest tokens
@@ -116,8 +135,8 @@ def test_counts_are_those_of_a_recount(plan: Plan, stage: Stage) -> None:
     assert num_accepted > 20
 
 
-def test_texts_are_the_plain_ones_and_end_where_they_end(plan: Plan, stage: Stage) -> None:
-    found = ways(measure(plan, stage))
+def test_texts_are_the_plain_ones_and_end_where_they_end(contestants: list[Contestant]) -> None:
+    found = ways(contestants)
     for way in found:
         assert (way.num_identical, way.is_comparable) == (3, True)
     lengths = [len(one.tokens) for one in found[0].plain]
@@ -125,33 +144,33 @@ def test_texts_are_the_plain_ones_and_end_where_they_end(plan: Plan, stage: Stag
     assert max(lengths) == 30
 
 
-def test_modes_whose_text_may_differ_are_not_compared(plan: Plan, stage: Stage) -> None:
-    from dataclasses import replace
-
-    changed = replace(
-        plan, mode=VerifyMode.REJECTION, temperatures=(0.8,), drafter_dirs=plan.drafter_dirs[1:]
-    )
-    contestants = measure(changed, stage)
-    assert [way.arm.name for way in ways(contestants)] == [CHAIN, TREE]  # siblings are drawn beside its chain
-    for way in ways(contestants):
+def test_modes_whose_text_may_differ_are_not_compared(
+    plan: Plan, stage: Stage, dirs: tuple[Path, ...]
+) -> None:
+    changed = replace(plan, mode=VerifyMode.REJECTION, temperatures=(0.8,), max_tokens=8)
+    found = measured(changed, stage, dirs[1:])
+    assert [way.arm.name for way in ways(found)] == [CHAIN, TREE]  # siblings are drawn beside its chain
+    for way in ways(found):
         figures = figures_of(way)
         assert (figures["identical"], figures["compared"], figures["exact"]) == (None, 0, True)
 
 
-def test_everything_but_times_depends_on_the_seed_alone(plan: Plan, stage: Stage) -> None:
+def test_everything_but_times_depends_on_the_seed_alone(
+    plan: Plan, stage: Stage, dirs: tuple[Path, ...]
+) -> None:
+    short = replace(plan, max_tokens=12)
+
     def counted(one: Plan) -> list[dict]:
-        found = [figures_of(way) for way in ways(measure(one, stage))]
+        found = [figures_of(way) for way in ways(measured(one, stage, dirs[:1]))]
         times = ("draft_ms", "verify_ms", "speed", "tokens_per_s")
         return [{name: value for name, value in figures.items() if name not in times} for figures in found]
 
-    from dataclasses import replace
-
-    assert counted(plan) == counted(plan)
-    assert counted(plan) != counted(replace(plan, seed=6))
+    assert counted(short) == counted(short)
+    assert counted(short) != counted(replace(short, seed=6))
 
 
-def test_bytes_are_those_of_the_frames(plan: Plan, stage: Stage) -> None:
-    eagle3, independent = measure(plan, stage)
+def test_bytes_are_those_of_the_frames(contestants: list[Contestant]) -> None:
+    eagle3, independent = contestants
     for way in eagle3.ways:
         sizes = num_bytes(way.generations)
         assert sizes["features_per_token"] == 64 * 4  # fused to the drafter's width, float32 here
@@ -171,8 +190,8 @@ def test_optional_features_are_measured_with_and_without(
     stage: Stage,
     pard2_dir: Path,  # noqa: F811
 ) -> None:
-    short = replace(plan, drafter_dirs=(pard2_dir,), temperatures=(0.0,), max_tokens=8)
-    (contestant,) = measure(short, stage)
+    short = replace(plan, temperatures=(0.0,), max_tokens=8)
+    (contestant,) = measured(short, stage, [pard2_dir])
     found = {way.arm.name: num_bytes(way.generations) for way in contestant.ways}
     assert list(found) == [CHAIN, TREE, "chain, no features", "tree, no features"]
     assert all(way.num_identical == 3 for way in contestant.ways)
@@ -195,8 +214,10 @@ def test_a_speed_is_that_of_pairs() -> None:
     assert acceptance([]) == []
 
 
-def test_blocks_are_timed_at_every_length_for_every_way(plan: Plan, stage: Stage) -> None:
-    for contestant, names in zip(measure(plan, stage), ([CHAIN, TREE], [CHAIN]), strict=True):
+def test_blocks_are_timed_at_every_length_for_every_way(
+    plan: Plan, stage: Stage, contestants: list[Contestant]
+) -> None:
+    for contestant, names in zip(contestants, ([CHAIN, TREE], [CHAIN]), strict=True):
         rows = latency(plan, stage, contestant, 2)
         assert [(row["drafts"], row["length"]) for row in rows] == [(n, k) for n in names for k in LENGTHS]
         fits = [row for row in rows if row["ms"] is not None]
@@ -204,33 +225,43 @@ def test_blocks_are_timed_at_every_length_for_every_way(plan: Plan, stage: Stage
         assert len(fits) >= 16
 
 
-def test_the_report_has_a_row_for_each_way(plan: Plan, stage: Stage) -> None:
-    contestants = measure(plan, stage)
-    blocks = [latency(plan, stage, contestant, 1) for contestant in contestants]
-    report = make_report(plan, stage, contestants, blocks, 1, "it")
-    assert json.loads(json.dumps(report)) == report
-    assert report["prompts"] == {"chat": 2, "code": 1}
-    assert [drafter["reads"] for drafter in report["drafters"]] == ["three layers, fused", "nothing"]
-    assert report["drafters"][0]["training"] == {"tokens": None, "steps": None, "seconds": None}
-    rows = rows_of(report)
+def test_chains_longer_than_a_drafter_makes_have_no_time(
+    plan: Plan,
+    stage: Stage,
+    p_eagle_dir: Path,  # noqa: F811
+) -> None:
+    short = replace(plan, temperatures=(0.0,), max_tokens=4)
+    (contestant,) = measured(short, stage, [p_eagle_dir])
+    longest = contestant.drafter.longest_draft
+    assert longest is not None
+    rows = [row for row in latency(short, stage, contestant, 1) if row["drafts"] == CHAIN]
+    assert [row["length"] for row in rows if row["ms"] is not None] == [*range(1, longest + 1)]
+
+
+def test_the_report_has_a_row_for_each_way(plan: Plan, stage: Stage, contestants: list[Contestant]) -> None:
+    document = documents.begin(plan, [kind for kind, _ in stage.prompts], 1, "it")
+    for contestant in contestants:
+        blocks = [{"drafts": CHAIN, "length": length, "ms": spread([1.0])} for length in LENGTHS]
+        documents.add(
+            document,
+            documents.target_entry(plan, stage),
+            documents.drafter_entry(contestant, contestant.name, blocks),
+        )
+    assert json.loads(json.dumps(document)) == document
+    assert document["prompts"] == {"chat": 2, "code": 1}
+    (target,) = document["targets"]
+    assert [drafter["reads"] for drafter in target["drafters"]] == ["three layers, fused", "nothing"]
+    assert target["drafters"][0]["training"] == {"tokens": None, "steps": None, "seconds": None}
+    rows = rows_of(target)
     assert len(rows) == 6
     assert all(len(row) == len(HEADS) for row in rows)
     assert [row[HEADS.index("same text")] for row in rows] == ["3 of 3"] * 6
-    lines = markdown(report).splitlines()
+    lines = markdown(document).splitlines()
     assert lines[0] == "`it`"
-    assert [line.count("|") for line in lines[4:12]] == [len(HEADS) + 1] * 8
-    assert sum(line.startswith("| ") for line in lines[13:]) == 1 + 3
-    assert [table.row_count for table in tables(report)] == [4, 4, 2, 2]
-    assert latency_table(report).row_count == 16
-
-
-def test_two_checkpoints_of_one_name_are_told_apart(plan: Plan, stage: Stage, tmp_path: Path) -> None:
-    for parent in ("first", "second"):
-        (tmp_path / parent).mkdir()
-        (tmp_path / parent / "export").symlink_to(plan.drafter_dirs[1])
-    dirs = tuple(tmp_path / parent / "export" for parent in ("first", "second"))
-    contestants = measure(replace(plan, drafter_dirs=dirs, temperatures=(0.0,)), stage)
-    assert [contestant.name for contestant in contestants] == ["first/export", "second/export"]
+    assert lines[4] == f"#### {target['name']} in float32 on cpu"
+    assert [line.count("|") for line in lines[6:14]] == [len(HEADS) + 1] * 8
+    assert sum(line.startswith("| ") for line in lines[15:]) == 1 + 2
+    assert [table.row_count for table in tables(target)] == [4, 4, 2, 2, 16]
 
 
 def test_held_out_prompts_are_held_out() -> None:
@@ -254,7 +285,9 @@ def test_a_short_run_on_the_real_model(tmp_path: Path) -> None:
     done = CliRunner().invoke(APP, [*options, "--json", str(tmp_path / "found.json"), "--markdown"])
     assert done.exit_code == 0, done.output
     report = json.loads((tmp_path / "found.json").read_text())
-    (drafter,) = report["drafters"]
+    (target,) = report["targets"]
+    assert (target["name"], target["dtype"]) == (DEFAULT_MODEL, "bfloat16")
+    (drafter,) = target["drafters"]
     assert (drafter["method"], drafter["training"]["tokens"]) == ("eagle3", 8126671)
     assert [(r["temperature"], r["drafts"]) for r in drafter["results"]] == [
         (t, drafts) for t in (0.0, 0.8) for drafts in (CHAIN, TREE)
@@ -274,6 +307,8 @@ def test_a_short_run_on_the_real_model(tmp_path: Path) -> None:
         (["--mode", "greedy"], "mode"),
         (["--dtype", "int8"], "dtype"),
         (["--temperatures", "warm"], "temperatures"),
+        (["--resume"], "resume"),
+        (["--from-json", "found.json", "some-drafter"], "from-json"),
     ],
 )
 def test_wrong_options_are_named(options: list[str], field: str) -> None:
