@@ -16,7 +16,9 @@ class PacelineGroup(LazyGroup):
 
     table = {  # noqa: RUF012 (a constant, read through the base class)
         "checkpoints": LazyCommand(
-            "paceline.cli.checkpoints", "app", "Import and export public drafter checkpoints."
+            "paceline.cli.checkpoints",
+            "app",
+            "Import and export public drafter checkpoints, and cut their vocabularies.",
         ),
         "data": LazyCommand("paceline.cli.data", "app", "Write training data with the target itself."),
         "doctor": LazyCommand(

@@ -1,4 +1,4 @@
-"""``paceline checkpoints``: public drafter checkpoints in, and out.
+"""``paceline checkpoints``: public drafter checkpoints in, and out, and their vocabularies cut.
 
 Responsible for: the commands over :mod:`paceline.checkpoints`. Deliberately does not know: any format. Called by
 :mod:`paceline.cli.app`, which imports it only when it is called: it needs torch.
@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.checkpoints import FORMATS, export_checkpoint, import_checkpoint
+from paceline.checkpoints import FORMATS, export_checkpoint, import_checkpoint, reduce_checkpoint
 from paceline.errors import InvalidRequestError
 from paceline.models import resolve
 
@@ -19,7 +19,7 @@ app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Import and export public drafter checkpoints.",
+    help="Import and export public drafter checkpoints, and cut their vocabularies.",
 )
 
 _NAMES = ", ".join(sorted(FORMATS))
@@ -65,6 +65,26 @@ def export(
     target_dir = None if target is None else resolve(target)
     config = export_checkpoint(directory, format, output, target_dir, verifier)
     typer.echo(f"{output}: {config.method} as {format}")
+
+
+@app.command("reduce")
+def reduce(
+    directory: Annotated[Path, typer.Argument(help="Directory of a checkpoint of Paceline's.")],
+    data_dir: Annotated[
+        Path,
+        typer.Option(
+            help="Text of its target, as `paceline data` writes it: the tokens most frequent in it stay."
+        ),
+    ],
+    output: Annotated[Path, typer.Option(help="Directory to write.")],
+    draft_vocab: Annotated[int, typer.Option(min=1, help="Tokens that the drafter is to propose.")] = 7680,
+) -> None:
+    """Let a trained drafter propose frequent tokens alone, so that less of its head is read."""
+    found = reduce_checkpoint(directory, data_dir, output, draft_vocab)
+    typer.echo(
+        f"{output}: {found.method} proposes {found.num_kept:,} of {found.num_before:,} tokens, which are "
+        f"{found.coverage:.2%} of {found.num_counted:,} counted in {data_dir}"
+    )
 
 
 def _layers(text: str) -> list[int]:

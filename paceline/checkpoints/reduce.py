@@ -1,0 +1,138 @@
+"""A drafter's vocabulary cut to the tokens that its target writes most, after training.
+
+Responsible for which tokens those are, and for the rows of heads and the maps that follow from them. Layers stay as
+they are, and so does the text: the target verifies. Deliberately does not know: how a drafter runs. Called by
+`paceline checkpoints reduce`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from paceline.drafters.checkpoint import CheckpointError, DrafterConfig, read_all_tensors, save_drafter
+from paceline.drafters.eagle3_layer import read_draft_ids
+from paceline.drafters.sequential_heads import MARKOV_OUT
+from paceline.drafters.target_vocabulary import TOKEN_MAP, check_token_map
+from paceline.training.data import Corpus
+from paceline.training.eagle3 import choose_draft_vocab
+from paceline.training.errors import TrainingDataError
+
+MAPPED = ("eagle1", "eagle2", "deepseek_mtp", "medusa1", "medusa2")
+"""Methods whose checkpoints name target ids in `token_map`."""
+
+OFFSET = ("eagle3", "p_eagle", "dflash", "dspark")
+"""Methods whose checkpoints name them as offsets in `d2t`, and mark them in `t2d`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """What was kept.
+
+    Attributes:
+        method: of the drafter.
+        num_before: tokens that it proposed.
+        num_kept: tokens that it proposes.
+        num_counted: tokens of the text that was counted.
+        num_covered: of these, those that it can propose.
+    """
+
+    method: str
+    num_before: int
+    num_kept: int
+    num_counted: int
+    num_covered: int
+
+    @property
+    def coverage(self) -> float:
+        """Share of the counted text that can be proposed."""
+        return self.num_covered / self.num_counted
+
+
+def reduce_checkpoint(directory: Path, data_dir: Path, output: Path, size: int) -> Reduction:
+    """Write a checkpoint that proposes the `size` tokens, of those it proposes now, that occur most often in answers.
+
+    Args:
+        directory: Paceline's checkpoint.
+        data_dir: text that the target wrote, as it is counted in training too.
+        output: directory to write, another one.
+        size: tokens to keep.
+
+    Raises:
+        CheckpointError: a method without such a vocabulary, one that proposes no more than `size` tokens already, or
+            text of another target.
+        TrainingDataError: there is no text.
+    """
+    config = DrafterConfig.read(directory)
+    if config.method not in MAPPED + OFFSET:
+        raise CheckpointError(
+            f"method {config.method!r} has no vocabulary to cut after training; those that do are "
+            f"{', '.join(sorted(MAPPED + OFFSET))}"
+        )
+    if output.resolve() == directory.resolve():
+        raise CheckpointError("the output must be another directory than the checkpoint's own")
+    corpus = Corpus(data_dir, batch_tokens=1, seed=0, with_features=False)
+    if corpus.manifest.get("model_fingerprint") not in _writers(config):
+        raise CheckpointError(
+            f"{data_dir.name!r} was written by another target than the drafter was made for"
+        )
+    tensors, vocab = read_all_tensors(directory), config.size("target_vocab")
+    ids = _draft_ids(config, tensors)
+    if not 0 < size < len(ids):
+        raise CheckpointError(f"the drafter proposes {len(ids)} tokens: {size} cannot be kept of them")
+    counts = corpus.count_answer_tokens(vocab)
+    if not int(counts.sum()):
+        raise TrainingDataError(f"{data_dir}: no answers to count")
+    rows = choose_draft_vocab(counts[ids], size)  # [size], ascending
+    kept = ids[rows]
+    found = Reduction(config.method, len(ids), size, int(counts.sum()), int(counts[kept].sum()))
+    training = {
+        **config.training,
+        "vocabulary": {"data": corpus.manifest.get("command"), "coverage": found.coverage},
+    }
+    save_drafter(
+        output,
+        replace(config, shape={**config.shape, "draft_vocab": size}, training=training),
+        {**tensors, **_head_rows(tensors, rows), **_maps(config.method, kept, vocab)},
+    )
+    return found
+
+
+def _writers(config: DrafterConfig) -> tuple[object, ...]:
+    """Fingerprints of the models whose text counts: the target, and the one that wrote what the drafter learned from.
+
+    They differ where the target was tuned together with the drafter.
+    """
+    data = config.training.get("data")
+    return config.target_fingerprint, data.get("model_fingerprint") if isinstance(data, dict) else None
+
+
+def _draft_ids(config: DrafterConfig, tensors: dict[str, Tensor]) -> Tensor:
+    """Target id of each token that is proposed now, int64 `[draft_vocab]`."""
+    everything = torch.arange(config.size("target_vocab"))
+    if config.method in OFFSET:
+        ids = read_draft_ids(config, tensors["d2t"], everything.device)
+        return everything if ids is None else ids
+    if TOKEN_MAP not in tensors:
+        return everything
+    return check_token_map(tensors[TOKEN_MAP], config.size("draft_vocab"), len(everything))
+
+
+def _head_rows(tensors: dict[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
+    """Heads of the drafter's own, which have a row for each token that is proposed, with the rows that stay."""
+    return {
+        name: tensor[rows].contiguous()
+        for name, tensor in tensors.items()
+        if name.startswith(("lm_head.", "lm_heads.")) or name == MARKOV_OUT
+    }
+
+
+def _maps(method: str, ids: Tensor, vocab: int) -> dict[str, Tensor]:
+    if method in MAPPED:
+        return {TOKEN_MAP: ids}
+    marks = torch.zeros(vocab, dtype=torch.bool)
+    marks[ids] = True
+    return {"d2t": ids - torch.arange(len(ids)), "t2d": marks}
