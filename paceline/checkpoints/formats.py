@@ -31,6 +31,7 @@ from paceline.checkpoints.gemma4_assistant import (
 )
 from paceline.checkpoints.medusa import is_medusa, read_medusa, write_medusa
 from paceline.checkpoints.nextn import is_nextn, read_nextn, store_vocabulary, write_nextn
+from paceline.checkpoints.p_eagle import is_p_eagle, read_p_eagle, write_p_eagle
 from paceline.checkpoints.pard import (
     carry_tokenizer,
     is_pard,
@@ -94,7 +95,9 @@ FORMATS: dict[str, Format] = {
         Format("deepspec", is_deepspec, read_deepspec, write_deepspec, store_target_vocabulary),
         Format("speculators", is_speculators, read_speculators, write_speculators, store_target),
         Format("nextn", is_nextn, read_nextn, write_nextn, store_vocabulary),
-        Format(  # before EAGLE's, which is told by one layer and the want of another mark
+        # Before PARD's, whose token it may name too, and EAGLE's, which is told by one layer and no other mark.
+        Format("p_eagle", is_p_eagle, read_p_eagle, write_p_eagle, nothing_shared),
+        Format(
             "pard",
             is_pard,
             read_pard,

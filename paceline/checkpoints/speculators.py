@@ -64,7 +64,12 @@ def read_speculators(directory: Path, target: TargetFacts) -> tuple[DrafterConfi
 
 
 def read_content(
-    directory: Path, content: Mapping[str, Any], target: TargetFacts, made: dict[str, Any]
+    directory: Path,
+    content: Mapping[str, Any],
+    target: TargetFacts,
+    made: dict[str, Any],
+    tensors_found: Mapping[str, Tensor] | None = None,
+    shape_too: Mapping[str, Any] | None = None,
 ) -> tuple[DrafterConfig, dict[str, Tensor]]:
     """Read the tensors of a directory by what a `config.json` of the format says, wherever that came from.
 
@@ -73,12 +78,14 @@ def read_content(
         content: in the format's words.
         target: what the drafter was made for.
         made: what the checkpoint is to say of its origin.
+        tensors_found: under the format's names, where they are read already.
+        shape_too: what `shape` is to say besides.
 
     Raises:
         CheckpointError: as of :func:`read_speculators`.
     """
     kind = read_kind(content)
-    shape = read_shape(content, target)
+    shape = {**read_shape(content, target), **(shape_too or {})}
     whole = {"has_embedding": True, "has_head": True} if kind in BLOCK_KINDS else {"has_embedding": True}
     config = DrafterConfig(KINDS[kind], target.fingerprint, target.name, {**shape, **whole}, made)
     required = {_public(name): size for name, size in _shapes(config).items()}
@@ -86,7 +93,7 @@ def read_content(
     if shape["draft_vocab"] == shape["target_vocab"]:
         names += ["d2t", "t2d"]
         names += [_HEAD] if kind in BLOCK_KINDS else []
-    found = read_tensors(directory)
+    found = read_tensors(directory) if tensors_found is None else dict(tensors_found)
     check_names(found, {name: size for name, size in required.items() if name in found or name not in names})
     check_finite(found)
     tensors = found if kind in BLOCK_KINDS else {_own(name): tensor for name, tensor in found.items()}

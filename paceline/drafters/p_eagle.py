@@ -92,7 +92,7 @@ class PEagleDrafter(FeatureFollower[SequenceState]):
     """
 
     method: ClassVar[str] = "p_eagle"
-    formats: ClassVar[tuple[str, ...]] = ("paceline", "speculators")
+    formats: ClassVar[tuple[str, ...]] = ("paceline", "speculators", "p_eagle")
     reads: ClassVar[str] = "three layers, fused"
 
     def __init__(
