@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 import torch.nn.functional as F
 from torch import Tensor
 
+from paceline.training.attention import Pattern
 from paceline.training.rotary import rope_tables, rotate
 from paceline.training.teacher import TeacherShape
 
@@ -44,7 +45,8 @@ def final_hidden(
         ``[rows, length, hidden]`` in the compute type.
     """
     rope = rope_tables(shape.rope_theta, shape.head_dim, 0, tokens.shape[1], embedding.dtype)
-    return run_layers(weights, shape, F.embedding(tokens, embedding), rope, None, linear)
+    pattern = Pattern.causal(tokens.shape[1], embedding.dtype)
+    return run_layers(weights, shape, F.embedding(tokens, embedding), rope, pattern, linear)
 
 
 def run_layers(
@@ -52,7 +54,7 @@ def run_layers(
     shape: TeacherShape,
     x: Tensor,
     rope: tuple[Tensor, Tensor],
-    mask: Tensor | None,
+    pattern: Pattern,
     linear: LinearMap | None = None,
 ) -> Tensor:
     """Output of the final norm of rows that are embedded already.
@@ -62,7 +64,7 @@ def run_layers(
         shape: sizes.
         x: ``[texts, rows, hidden]``.
         rope: cosines and sines of the rows' positions, ``[rows, 1, head_dim]`` or ``[texts, rows, 1, head_dim]``.
-        mask: added to the scores, ``[texts, 1, rows, rows]``; None lets each row see those up to itself.
+        pattern: who sees whom, in the compute type.
         linear: as in :func:`final_hidden`.
 
     Returns:
@@ -82,15 +84,7 @@ def run_layers(
             apply(layer + f"self_attn.{n}_proj", a).view(texts, rows, -1, shape.head_dim) for n in "qkv"
         )
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        mixed = F.scaled_dot_product_attention(
-            q.transpose(1, 2),
-            k.transpose(1, 2),
-            v.transpose(1, 2),
-            attn_mask=mask,
-            is_causal=mask is None,
-            enable_gqa=True,
-        )
-        x = x + apply(layer + "self_attn.o_proj", mixed.transpose(1, 2).reshape(texts, rows, -1))
+        x = x + apply(layer + "self_attn.o_proj", pattern.attend(q, k, v))
         m = norm(layer + "post_attention_layernorm", x)
         gate, up = (apply(layer + f"mlp.{n}_proj", m) for n in ("gate", "up"))
         x = x + apply(layer + "mlp.down_proj", F.silu(gate) * up)

@@ -27,7 +27,7 @@ from paceline.training.data import Batch
 from paceline.training.eagle3 import Eagle3Shape, TargetFacts
 from paceline.training.errors import TrainingDataError
 from paceline.training.losses import head_argmax, linear_soft_cross_entropy, softmax_head
-from paceline.training.p_eagle_rows import FlatRows, MaskTable, all_rows, sample_rows, segments
+from paceline.training.p_eagle_rows import FlatRows, all_rows, sample_rows, segments
 from paceline.training.rotary import rope_tables, rotate
 from paceline.training.tap_objective import TapObjective
 
@@ -110,7 +110,6 @@ class PEagleObjective(TapObjective):
         self.keep_ratio = keep_ratio
         self.keep_floor = keep_floor
         self.num_segments = num_segments
-        self._masks = MaskTable(max(shape.num_depths, _EVAL_CHAIN))
         super().__init__(shape.parameter_shapes(), parameters, target_head, draft_ids, tap_scale, dtype)
 
     def set_progress(self, fraction: float) -> None:
@@ -118,7 +117,7 @@ class PEagleObjective(TapObjective):
 
     def loss(self, batch: Batch) -> tuple[Tensor, dict[str, float]]:
         """Mean cross entropy over kept rows of all depths against the target, restricted to the draft vocabulary."""
-        parts = segments(self.sample(batch), batch.lengths.tolist(), self.num_segments, self._masks)
+        parts = segments(self.sample(batch), batch.lengths.tolist(), self.num_segments)
         weights = self.compute_weights()
         metrics: dict[str, float] = {}
         if self.num_segments == 1:
@@ -196,7 +195,7 @@ class PEagleObjective(TapObjective):
             part = batch.part(slice(first, first + _EVAL_TEXTS))
             lists = [all_rows(length, chain) for length in part.lengths.tolist()]
             own = [torch.ones(rows.shape[1], dtype=torch.bool) for rows in lists]
-            rows = FlatRows.pad(lists, own, self._masks)
+            rows = FlatRows.pad(lists, own)
             out = self.forward(weights, part, rows)
             for i, length in enumerate(part.lengths.tolist()):
                 count = lists[i].shape[1]
@@ -246,8 +245,7 @@ class PEagleObjective(TapObjective):
         embedded = F.embedding(ids, w["embed_tokens.weight"]).to(dtype)
         cos, sin = rope_tables(s.rope_theta, s.head_dim, 0, int(rows.positions.max()) + 1, dtype)
         cos, sin = cos[rows.positions], sin[rows.positions]  # [texts, n, 1, head_dim]
-        hidden = torch.zeros(rows.visible.shape, dtype=dtype).masked_fill_(~rows.visible, -torch.inf)
-        hidden = hidden[:, None]
+        pattern = rows.pattern(dtype)
         for index in range(s.num_layers):
             p = f"layers.{index}." if index else _FUSED
             if index:
@@ -261,10 +259,7 @@ class PEagleObjective(TapObjective):
                 for x in "qkv"
             )
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-            mixed = F.scaled_dot_product_attention(
-                q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), attn_mask=hidden, enable_gqa=True
-            )
-            state = state + F.linear(mixed.transpose(1, 2).flatten(2), w[p + "self_attn.o_proj.weight"])
+            state = state + F.linear(pattern.attend(q, k, v), w[p + "self_attn.o_proj.weight"])
             m = F.rms_norm(state, (s.hidden,), w[p + "post_attention_layernorm.weight"], s.rms_eps)
             gate, up = (F.linear(m, w[p + f"mlp.{x}_proj.weight"]) for x in ("gate", "up"))
             state = state + F.linear(F.silu(gate) * up, w[p + "mlp.down_proj.weight"])

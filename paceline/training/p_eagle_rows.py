@@ -1,7 +1,8 @@
 """The rows that P-EAGLE learns from: which there are, who sees whom, and how they fall into segments (2602.01469).
 
 Responsible for conditional drop-token sampling, the attention pattern over the flat list of rows and sequence
-partitioning. Pure functions and a table; knows no weights. Called by :mod:`paceline.training.p_eagle`.
+partitioning. Pure functions; knows no weights. Called by :mod:`paceline.training.p_eagle` and
+:mod:`paceline.training.pard1`.
 
 A row is an *anchor*, the last true position it knows, and a *depth*: how many positions behind the anchor it stands.
 Its position is their sum. Rows of depth 0 are made of true features; all others are mask rows.
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-MAX_TABLE_POSITIONS = 1024  # [8192, 8192] bool are 64 MiB; longer texts evaluate the pattern pair by pair
+from paceline.training.attention import Chain, Pattern
 
 
 def sample_rows(in_loss: Tensor, num_depths: int, keep_ratio: float, keep_floor: float) -> Tensor:
@@ -57,51 +58,6 @@ def all_rows(length: int, num_depths: int) -> Tensor:
     return torch.stack([anchor[fits], depth[fits]])
 
 
-def may_see(query: Tensor, key: Tensor) -> Tensor:
-    """Who sees whom, bool ``[queries, keys]``: true rows up to one's anchor, and one's own chain up to oneself.
-
-    Args:
-        query: anchors and depths ``[2, queries]``.
-        key: anchors and depths ``[2, keys]``.
-    """
-    anchor, depth = query.unsqueeze(-1)
-    key_anchor, key_depth = key.unsqueeze(1)
-    seen: Tensor = ((key_depth == 0) & (key_anchor <= anchor)) | (
-        (key_anchor == anchor) & (key_depth <= depth)
-    )
-    return seen
-
-
-class MaskTable:
-    """The attention pattern of every row of a text, built once; what a batch needs is gathered from it.
-
-    Rows lie by anchor, then by depth, so that the pattern of a shorter text is the table's top left block.
-
-    Args:
-        num_depths: depths, the true rows included.
-    """
-
-    def __init__(self, num_depths: int) -> None:
-        self._num_depths = num_depths
-        self._num_positions = 0
-        self._table = torch.zeros(0, 0, dtype=torch.bool)
-
-    def gather(self, rows: Tensor) -> Tensor:
-        """Who sees whom among ``rows`` ``[2, n]``: bool ``[n, n]``."""
-        longest = int(rows[0].max()) + 1
-        if longest > MAX_TABLE_POSITIONS:
-            return may_see(rows, rows)
-        if longest > self._num_positions:
-            self._num_positions = min(MAX_TABLE_POSITIONS, max(longest, 2 * self._num_positions))
-            anchor = torch.arange(self._num_positions).repeat_interleave(self._num_depths)
-            depth = torch.arange(self._num_depths).repeat(self._num_positions)
-            every = torch.stack([anchor, depth])
-            self._table = may_see(every, every)
-        place = rows[0] * self._num_depths + rows[1]
-        seen: Tensor = self._table[place][:, place]
-        return seen
-
-
 def owners(rows: Tensor, length: int, num_segments: int) -> Tensor:
     """Segment of each row, int64 ``[n]``: true rows by position, a mask row by the position of its chain's first."""
     anchor, depth = rows
@@ -111,19 +67,17 @@ def owners(rows: Tensor, length: int, num_segments: int) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class FlatRows:
-    """Rows of several texts, padded behind.
+    """Rows of several texts, padded behind with rows like the first.
 
     Attributes:
         anchors: int64 ``[texts, n]``.
         depths: int64 ``[texts, n]``.
         is_own: bool ``[texts, n]``: rows with a loss, neither padding nor context of another segment.
-        visible: bool ``[texts, n, n]``: who sees whom; nobody sees padding.
     """
 
     anchors: Tensor
     depths: Tensor
     is_own: Tensor
-    visible: Tensor
 
     @property
     def positions(self) -> Tensor:
@@ -131,30 +85,44 @@ class FlatRows:
         return self.anchors + self.depths
 
     @classmethod
-    def pad(cls, rows: Sequence[Tensor], is_own: Sequence[Tensor], table: MaskTable) -> FlatRows:
+    def pad(cls, rows: Sequence[Tensor], is_own: Sequence[Tensor]) -> FlatRows:
         """Put texts side by side.
 
         Args:
-            rows: anchors and depths ``[2, n]`` of each text, the first position's true row first.
+            rows: anchors and depths ``[2, n]`` of each text: first the true rows from position 0 on, then mask rows by
+                depth, each with its whole chain.
             is_own: bool ``[n]`` of each text.
-            table: of at least as many depths.
         """
         room = max(part.shape[1] for part in rows)
         padded = torch.zeros(2, len(rows), room, dtype=torch.int64)
         own = torch.zeros(len(rows), room, dtype=torch.bool)
-        visible = torch.zeros(len(rows), room, room, dtype=torch.bool)
         for index, (part, part_own) in enumerate(zip(rows, is_own, strict=True)):
-            count = part.shape[1]
-            padded[:, index, :count] = part
-            own[index, :count] = part_own
-            visible[index, :count, :count] = table.gather(part)
-            visible[index, count:, 0] = True  # padding sees something, so that its softmax is defined
-        return cls(padded[0], padded[1], own, visible)
+            padded[:, index, : part.shape[1]] = part
+            own[index, : part.shape[1]] = part_own
+        return cls(padded[0], padded[1], own)
+
+    def pattern(self, dtype: torch.dtype) -> Pattern:
+        """Who sees whom: true rows up to one's anchor, and one's own chain up to oneself; nobody sees padding."""
+        texts, count = self.anchors.shape
+        place = torch.arange(count)
+        is_true = (self.depths == 0) & (self.anchors == place)
+        behind = place[: int(is_true.sum(1).max())] > self.anchors[..., None]
+        bias = torch.zeros(behind.shape, dtype=dtype).masked_fill_(behind, -torch.inf)
+        # Which row has an anchor and a depth. Padding overwrites the first row's entry, which no chain asks for.
+        deepest, text = int(self.depths.max()), torch.arange(texts)[:, None]
+        row_of = torch.zeros(texts, int(self.anchors.max()) + 1, deepest + 1, dtype=torch.int64)
+        row_of[text, self.anchors, self.depths] = place.expand(texts, -1)
+        chains = []
+        for depth in range(1, deepest + 1):
+            has = self.depths >= depth
+            first = int(has.any(0).nonzero()[0])
+            rows = row_of[text, self.anchors[:, first:], depth]
+            hidden = torch.zeros(rows.shape, dtype=dtype).masked_fill_(~has[:, first:], -torch.inf)
+            chains.append(Chain(first, rows, hidden))
+        return Pattern(bias, tuple(chains))
 
 
-def segments(
-    rows: Sequence[Tensor], lengths: Sequence[int], num_segments: int, table: MaskTable
-) -> list[FlatRows]:
+def segments(rows: Sequence[Tensor], lengths: Sequence[int], num_segments: int) -> list[FlatRows]:
     """Partition texts (Algorithm 1): each segment's own rows, and all true rows before them as context.
 
     A mask row sees only its own chain and true rows up to its anchor, and both lie in its segment or are its context.
@@ -168,5 +136,5 @@ def segments(
             kept = (owner == index) | ((text[1] == 0) & (owner < index))
             parts.append(text[:, kept])
             own.append(owner[kept] == index)
-        out.append(FlatRows.pad(parts, own, table))
+        out.append(FlatRows.pad(parts, own))
     return out

@@ -30,7 +30,7 @@ from paceline.training.data import Batch
 from paceline.training.eagle3 import TargetFacts
 from paceline.training.errors import TrainingDataError
 from paceline.training.losses import head_argmax, linear_cross_entropy
-from paceline.training.p_eagle_rows import FlatRows, MaskTable, all_rows, sample_rows
+from paceline.training.p_eagle_rows import FlatRows, all_rows, sample_rows
 from paceline.training.rotary import rope_tables
 from paceline.training.teacher import TeacherShape
 
@@ -91,7 +91,6 @@ class Pard1Objective:
         self._whole_head = weights.get(_HEAD, embedding)
         # A typical row: what the model meets where it can know nothing.
         self._parameters[MASK] = nn.Parameter(embedding.float().mean(0))
-        self._masks = MaskTable(max(num_depths, _EVAL_CHAIN))
         self._is_reduced = draft_ids is not None
         every = torch.arange(self.shape.vocab) if draft_ids is None else draft_ids
         self.set_constants({"draft_ids": every[every != mask_token]})
@@ -136,7 +135,7 @@ class Pard1Objective:
             sample_rows(predicts[i, :length], self.num_depths, self.keep_ratio, self.keep_floor)
             for i, length in enumerate(batch.lengths.tolist())
         ]
-        return FlatRows.pad(parts, [torch.ones(p.shape[1], dtype=torch.bool) for p in parts], self._masks)
+        return FlatRows.pad(parts, [torch.ones(p.shape[1], dtype=torch.bool) for p in parts])
 
     def labelled(self, batch: Batch, rows: FlatRows) -> tuple[Tensor, Tensor, Tensor]:
         """Rows whose label can be drafted: text, row and draft id of the label, int64 each."""
@@ -163,8 +162,8 @@ class Pard1Objective:
         x = self.fuse(w, batch, rows, x)
         s = self.shape
         cos, sin = rope_tables(s.rope_theta, s.head_dim, 0, int(rows.positions.max()) + 1, self.dtype)
-        hidden = torch.zeros(rows.visible.shape, dtype=self.dtype).masked_fill_(~rows.visible, -torch.inf)
-        return run_layers(w, s, x, (cos[rows.positions], sin[rows.positions]), hidden[:, None])
+        rope = cos[rows.positions], sin[rows.positions]
+        return run_layers(w, s, x, rope, rows.pattern(self.dtype))
 
     def fuse(self, w: dict[str, Tensor], batch: Batch, rows: FlatRows, x: Tensor) -> Tensor:
         """What the layers read; here the embeddings ``x`` ``[texts, n, hidden]`` alone."""
@@ -185,7 +184,7 @@ class Pard1Objective:
             part = batch.part(slice(first, first + _EVAL_TEXTS))
             lists = [all_rows(length, chain) for length in part.lengths.tolist()]
             own = [torch.ones(rows.shape[1], dtype=torch.bool) for rows in lists]
-            out = self.forward(w, part, FlatRows.pad(lists, own, self._masks))
+            out = self.forward(w, part, FlatRows.pad(lists, own))
             for i, length in enumerate(part.lengths.tolist()):
                 best = self.draft_ids[head_argmax(out[i, : lists[i].shape[1]], self._head)]
                 proposed = torch.full((length, chain), -1, dtype=torch.int64)

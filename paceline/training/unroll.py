@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from paceline.training.attention import OwnKeys, Pattern, attend
 from paceline.training.rotary import rope_tables, rotate
 
 Enter = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -73,9 +74,9 @@ class UnrolledBlock:
         self._norm = weights[f"{prefix}post_attention_layernorm.weight"]
         self._down = weights[f"{prefix}mlp.down_proj.weight"]
         self._groups = sizes.num_heads // sizes.num_kv_heads
-        self._causal = torch.full((length, length), -torch.inf, dtype=dtype).triu(1).repeat(self._groups, 1)
+        self._causal = Pattern.causal(length, dtype).bias
         self._first: tuple[Tensor, Tensor] | None = None
-        self._later: list[tuple[Tensor, Tensor]] = []
+        self._later: list[OwnKeys] = []
 
     def step(self, read: Tensor, residual: Tensor, offset: int) -> Tensor:
         """The block's output ``[rows, length, hidden]``.
@@ -94,15 +95,15 @@ class UnrolledBlock:
         q, k, v = heads.split((sizes.num_heads, kv_heads, kv_heads), dim=2)
         cos, sin = rope_tables(sizes.rope_theta, head_dim, offset, length, self._dtype)
         q, k = rotate(q, cos, sin) * head_dim**-0.5, rotate(k, cos, sin)
-        # [rows * kv_heads, groups * length, head_dim]; keys and values [rows * kv_heads, length, head_dim]
-        q = q.unflatten(2, (kv_heads, groups)).permute(0, 2, 3, 1, 4).reshape(-1, groups * length, head_dim)
+        # [rows * kv_heads, groups, length, head_dim]; keys and values [rows * kv_heads, length, head_dim]
+        q = q.unflatten(2, (kv_heads, groups)).permute(0, 2, 3, 1, 4).flatten(0, 1)
         k = k.transpose(1, 2).reshape(-1, length, head_dim)
         v = v.transpose(1, 2).reshape(-1, length, head_dim)
         if self._first is None:
             self._first = k, v
         else:
-            self._later = [*self._later, (k.repeat(1, groups, 1), v.repeat(1, groups, 1))]
-        out = _attend(q, *self._first, self._causal, self._later)
+            self._later = [*self._later, OwnKeys(0, k, v)]
+        out = attend(q, *self._first, self._causal, self._later)
         out = out.view(rows, kv_heads, groups, length, head_dim).permute(0, 3, 1, 2, 4)
         state = residual + F.linear(out.reshape(rows, length, -1), self._out)
         m = F.rms_norm(state, (sizes.hidden,), self._norm, sizes.rms_eps)
@@ -136,20 +137,3 @@ def unroll(
         ids = F.pad(ids[:, 1:], (0, 1))
         state = block.step(*enter(ids, state), j)
         yield state
-
-
-def _attend(q: Tensor, k: Tensor, v: Tensor, causal: Tensor, later: list[tuple[Tensor, Tensor]]) -> Tensor:
-    """Attention to true rows up to one's own (causal) and to one's own row of every later step (diagonal)."""
-    scores = torch.bmm(q, k.transpose(1, 2)) + causal
-    if not later:
-        return torch.bmm(scores.softmax(-1), v)
-    own = torch.stack([(q * key).sum(-1) for key, _ in later], dim=-1)  # [heads, groups * length, steps]
-    # Two softmaxes joined by hand: cheaper than copying the large score matrix to append a few columns.
-    peak = torch.maximum(scores.detach().amax(-1, keepdim=True), own.detach().amax(-1, keepdim=True))
-    weights = (scores - peak).exp()
-    own_weights = (own - peak).exp()
-    total = weights.sum(-1, keepdim=True) + own_weights.sum(-1, keepdim=True)
-    out = torch.bmm(weights, v)
-    for i, (_, value) in enumerate(later):
-        out = out + own_weights[..., i : i + 1] * value
-    return out / total

@@ -27,7 +27,7 @@ from paceline.sampling import SamplingParams, VerifyMode
 from paceline.training.data import Batch
 from paceline.training.eagle3 import TargetFacts
 from paceline.training.p_eagle import PEagleObjective, PEagleShape
-from paceline.training.p_eagle_rows import FlatRows, MaskTable, all_rows
+from paceline.training.p_eagle_rows import FlatRows, all_rows
 from paceline.trie import DraftEntry, DrawRule
 from tests.drafters.conftest import DRAFT_IDS, TAP_LAYERS, VOCAB, Target, text
 from tests.drafters.conftest import P_EAGLE_SHAPE as SHAPE
@@ -123,7 +123,7 @@ def test_serving_equals_the_training_mask_of_the_last_anchor(
         dtype=torch.float32,
     )
     rows = all_rows(whole.shape[1], SHAPE.num_depths)
-    flat = FlatRows.pad([rows], [torch.ones(rows.shape[1], dtype=torch.bool)], MaskTable(SHAPE.num_depths))
+    flat = FlatRows.pad([rows], [torch.ones(rows.shape[1], dtype=torch.bool)])
     with torch.no_grad():
         out = objective.forward(objective.compute_weights(), batch, flat)[0]
     trained = out[rows[0] == len(tokens) - 2] @ tensors["lm_head.weight"].T

@@ -10,12 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.drafters import DraftRequest, load_drafter
-from paceline.training import p_eagle_rows
+from paceline.training.attention import Pattern
 from paceline.training.data import Batch, Corpus, DataPosition
 from paceline.training.eagle3 import TargetFacts
 from paceline.training.methods import build_objective
 from paceline.training.p_eagle import PEagleObjective, PEagleShape
-from paceline.training.p_eagle_rows import MaskTable, owners, sample_rows, segments
+from paceline.training.p_eagle_rows import FlatRows, owners, sample_rows, segments
 from paceline.training.p_eagle_start import rarest_token
 from paceline.training.trainer import TrainOptions
 
@@ -36,14 +36,25 @@ def _visible(rows: Tensor) -> list[list[bool]]:
     return out
 
 
-@pytest.mark.parametrize("limit", [1024, 8])  # from the table, and pair by pair
-def test_attention_is_the_published_rule(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(p_eagle_rows, "MAX_TABLE_POSITIONS", limit)
+def _seen(pattern: Pattern, text: int, row: int) -> list[int]:
+    """Rows that a pattern lets a row see."""
+    shared = (pattern.bias[text, row] == 0).nonzero().flatten().tolist()
+    chain = [
+        int(one.rows[text, row - one.first])
+        for one in pattern.chains
+        if row >= one.first and one.bias[text, row - one.first] == 0
+    ]
+    return shared + chain
+
+
+def test_attention_is_the_published_rule() -> None:
     torch.manual_seed(2)
-    table = MaskTable(5)
     for length in (6, 13, 30):
         rows = sample_rows(torch.rand(length) < 0.8, 5, 0.7, 0.0)
-        assert table.gather(rows).tolist() == _visible(rows)
+        is_own = torch.ones(rows.shape[1], dtype=torch.bool)
+        pattern = FlatRows.pad([rows], [is_own]).pattern(torch.float32)
+        for row, line in enumerate(_visible(rows)):
+            assert sorted(_seen(pattern, 0, row)) == [i for i, is_seen in enumerate(line) if is_seen]
 
 
 def test_a_kept_row_has_its_whole_chain_and_a_target() -> None:
@@ -83,7 +94,7 @@ def test_text_without_targets_keeps_true_rows_only() -> None:
 def test_segments_own_every_row_once_and_see_what_they_need() -> None:
     torch.manual_seed(5)
     rows = [sample_rows(torch.rand(n) < 0.9, 5, 0.7, 0.0) for n in (23, 40)]
-    parts = segments(rows, [23, 40], 3, MaskTable(5))
+    parts = segments(rows, [23, 40], 3)
     for text, length in enumerate((23, 40)):
         assert owners(rows[text], length, 3).tolist() == [
             min(2, (a + (d > 0)) * 3 // length) for a, d in rows[text].T.tolist()
@@ -105,9 +116,10 @@ def test_segments_own_every_row_once_and_see_what_they_need() -> None:
                 tuple(rows[text].T[j].tolist()) for j, is_seen in enumerate(seen) if is_seen
             }
         for part in parts:
+            pattern = part.pattern(torch.float32)
             pairs = list(zip(part.anchors[text].tolist(), part.depths[text].tolist(), strict=True))
             for i in part.is_own[text].nonzero().flatten().tolist():
-                seen = part.visible[text, i].nonzero().flatten().tolist()
+                seen = _seen(pattern, text, i)
                 assert {pairs[j] for j in seen} == whole[pairs[i]]
                 assert len(seen) == len(whole[pairs[i]])
 
@@ -151,10 +163,9 @@ def test_gradients_of_segments_add_up_to_the_wholes(num_segments: int) -> None:
     objective, batch = _random_objective(torch.float64), _random_batch()
     torch.manual_seed(8)
     rows = objective.sample(batch)
-    table = MaskTable(SHAPE.num_depths)
     gradients, losses = [], []
     for count in (1, num_segments):
-        parts = segments(rows, batch.lengths.tolist(), count, table)
+        parts = segments(rows, batch.lengths.tolist(), count)
         leaves = {k: p.detach().double().requires_grad_() for k, p in objective.named_parameters().items()}
         total = objective.count(batch, parts)
         assert total > 60
@@ -194,7 +205,7 @@ def test_loss_is_the_mean_cross_entropy_of_rows_with_a_target() -> None:
     objective, batch = _random_objective(torch.float64), _random_batch()
     torch.manual_seed(9)
     rows = objective.sample(batch)
-    (part,) = segments(rows, batch.lengths.tolist(), 1, MaskTable(SHAPE.num_depths))
+    (part,) = segments(rows, batch.lengths.tolist(), 1)
     leaves = {k: p.detach().double() for k, p in objective.named_parameters().items()}
     out = objective.forward(leaves, batch, part)
     assert batch.hidden is not None
