@@ -30,6 +30,7 @@ from paceline.training.errors import TrainingDataError
 from paceline.training.losses import head_distillation, linear_cross_entropy
 from paceline.training.objective import checked_parameters
 from paceline.training.shared_head import SharedHead
+from paceline.training.token_rows import depth_loss, depth_weights
 from paceline.training.unroll import UnrolledBlock
 
 _EVAL_CHAIN = 5
@@ -59,12 +60,6 @@ class MtpShape:
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
         """Trained tensors by checkpoint name."""
         return parameter_shapes(DrafterConfig("deepseek_mtp", "", shape=asdict(self)))
-
-
-def depth_weights(steps: int, decay: float) -> list[float]:
-    """Weights of depths that fall by ``decay`` and sum to one (2509.18362; a decay of 1 weighs them as 2412.19437)."""
-    weights = [decay**j for j in range(steps)]
-    return [weight / sum(weights) for weight in weights]
 
 
 def run_depths(
@@ -166,26 +161,18 @@ class DeepseekMtpObjective:
         """No curriculum."""
 
     def loss(self, batch: Batch) -> tuple[Tensor, dict[str, float]]:
-        """Weighted sum over depths of the mean over rows whose proposal is part of an answer.
-
-        The choice of rows comes from torch's global generator, which a checkpoint keeps.
-        """
+        """Weighted sum over depths of the mean over rows whose proposal is part of an answer."""
         features = self._features(batch)
-        total, shown = sum((p.sum() * 0.0 for p in self._parameters.values()), torch.zeros(())), {}
-        for j, out in enumerate(self.run(batch, features, len(self._depth_weights))):
-            row, position = batch.is_answer[:, 2 + j :].nonzero(as_tuple=True)
-            if self._token_rows and self._token_rows < row.numel():
-                some = torch.randperm(row.numel())[: self._token_rows]
-                row, position = row[some], position[some]
-            if not row.numel():
-                continue
-            predicted = out[row, position]
+
+        def row_loss(states: Tensor, row: Tensor, place: Tensor) -> Tensor:
             if self._loss == "kl":
-                loss = head_distillation(predicted, features[row, position + 1 + j], self._head.weight)
-            else:
-                loss = linear_cross_entropy(predicted, self._head.weight, batch.tokens[row, position + 2 + j])
-            total = total + self._depth_weights[j] * loss
-            shown[f"depth_{j + 1}"] = float(loss.detach())
+                return head_distillation(states, features[row, place], self._head.weight)
+            return linear_cross_entropy(states, self._head.weight, batch.tokens[row, place + 1])
+
+        outputs = self.run(batch, features, len(self._depth_weights))
+        total, shown = depth_loss(batch, outputs, self._depth_weights, self._token_rows, row_loss)
+        if not shown:  # a batch without a single row
+            total = sum((p.sum() * 0.0 for p in self._parameters.values()), total)
         return total, shown
 
     @torch.no_grad()

@@ -27,12 +27,13 @@ from paceline.drafters.gemma4_mtp_model import SLIDING, Gemma4MtpModel, Gemma4Mt
 from paceline.target import CachedLayer
 from paceline.training.acceptance import AcceptanceCounts
 from paceline.training.data import Batch
-from paceline.training.deepseek_mtp import chain_starts, depth_weights
+from paceline.training.deepseek_mtp import chain_starts
 from paceline.training.eagle3 import TargetFacts
 from paceline.training.losses import head_best, linear_cross_entropy, linear_divergence
 from paceline.training.objective import checked_parameters
 from paceline.training.target_rows import TargetRows
 from paceline.training.token_clusters import cluster_tokens
+from paceline.training.token_rows import depth_loss, depth_weights
 
 TABLE = "model.embed_tokens.weight"
 _EVAL_CHAIN = 5
@@ -113,28 +114,20 @@ class Gemma4MtpObjective:
         """No curriculum."""
 
     def loss(self, batch: Batch) -> tuple[Tensor, dict[str, float]]:
-        """Weighted sum over steps of the mean over rows whose proposal is part of an answer.
-
-        The choice of rows comes from torch's global generator, which a checkpoint keeps.
-        """
+        """Weighted sum over steps of the mean over rows whose proposal is part of an answer."""
         features = self._rows.read(batch).to(self.dtype)
         table = self._parameters[TABLE].to(self.dtype)
-        total, shown = sum((p.sum() * 0.0 for p in self._parameters.values()), torch.zeros(())), {}
-        for j, out in enumerate(self.run(batch, features, len(self._weights))):
-            row, position = batch.is_answer[:, 2 + j :].nonzero(as_tuple=True)
-            if self._token_rows and self._token_rows < row.numel():
-                some = torch.randperm(row.numel())[: self._token_rows]
-                row, position = row[some], position[some]
-            if not row.numel():
-                continue
-            predicted = out[row, position]
+
+        def row_loss(states: Tensor, row: Tensor, place: Tensor) -> Tensor:
             if self._loss == "kl":
-                wanted = features[row, position + 1 + j, : self.shape.backbone]
-                loss = linear_divergence(predicted, table, wanted, self._head)
-            else:
-                loss = linear_cross_entropy(predicted, table, batch.tokens[row, position + 2 + j])
-            total = total + self._weights[j] * loss
-            shown[f"step_{j + 1}"] = float(loss.detach())
+                wanted = features[row, place, : self.shape.backbone]
+                return linear_divergence(states, table, wanted, self._head)
+            return linear_cross_entropy(states, table, batch.tokens[row, place + 1])
+
+        outputs = self.run(batch, features, len(self._weights))
+        total, shown = depth_loss(batch, outputs, self._weights, self._token_rows, row_loss)
+        if not shown:  # a batch without a single row
+            total = sum((p.sum() * 0.0 for p in self._parameters.values()), total)
         return total, shown
 
     @torch.no_grad()

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from paceline.drafters import DrafterConfig, DraftRequest, load_drafter
 from paceline.training import deepseek_mtp_start
 from paceline.training.data import Batch
-from paceline.training.deepseek_mtp import DeepseekMtpObjective, MtpShape, depth_weights
+from paceline.training.deepseek_mtp import DeepseekMtpObjective, MtpShape
 from paceline.training.eagle3 import TargetFacts
 from paceline.training.errors import TrainingDataError
+from paceline.training.token_rows import depth_weights
 from paceline.training.trainer import run
 from tests.drafters.mtp_reference import ReferenceMtp
 from tests.training.test_trainer import _acceptance, _newest, _options

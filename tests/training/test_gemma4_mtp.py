@@ -120,7 +120,7 @@ def test_loss_is_that_of_the_formulas(gemma_dir: Path, loss: str) -> None:
                         wanted = (head @ states[row, r + 1 + j]).log_softmax(-1)
                         losses.append((wanted.exp() * (wanted - own)).sum())
             expected.append(torch.stack(losses).mean())
-    assert [shown["step_1"], shown["step_2"]] == pytest.approx([float(x) for x in expected], rel=1e-4)
+    assert [shown["depth_1"], shown["depth_2"]] == pytest.approx([float(x) for x in expected], rel=1e-4)
     assert float(found.detach()) == pytest.approx(float((expected[0] + 0.5 * expected[1]) / 1.5), rel=1e-4)
 
 

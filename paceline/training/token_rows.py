@@ -1,0 +1,55 @@
+"""Rows of a batch whose loss over the vocabulary is computed: a few drawn ones stand for all where logits are dear.
+
+And the loss of a drafter that goes on from its own output, which is a mean over such rows at each depth. Pure but for
+torch's random state, which a checkpoint of a run keeps. Called by the objectives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from paceline.training.data import Batch
+
+RowLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""``(states [n, hidden], row [n], place [n])`` to a mean: what the head reads, and where the target chose the token."""
+
+
+def drawn(where: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Rows and positions of ``where`` ``[rows, length]``, int64 ``[n]`` each: ``count`` at random; 0 takes all."""
+    row, position = where.nonzero(as_tuple=True)
+    if count and count < row.numel():
+        some = torch.randperm(row.numel())[:count]
+        return row[some], position[some]
+    return row, position
+
+
+def depth_weights(steps: int, decay: float) -> list[float]:
+    """Weights of depths that fall by ``decay`` and sum to one (2509.18362; a decay of 1 weighs them as 2412.19437)."""
+    weights = [decay**j for j in range(steps)]
+    return [weight / sum(weights) for weight in weights]
+
+
+def depth_loss(
+    batch: Batch, outputs: Iterable[Tensor], weights: Sequence[float], count: int, row_loss: RowLoss
+) -> tuple[Tensor, dict[str, float]]:
+    """Weighted sum over depths of the mean over rows whose proposal is part of an answer, and each depth's mean.
+
+    Args:
+        batch: texts.
+        outputs: what the head reads at each depth, ``[rows, length, hidden]``. Row ``r`` at depth ``j`` proposes token
+            ``r + 2 + j``, which the target chose at place ``r + 1 + j``.
+        weights: of the depths.
+        count: rows of each depth, drawn at random; 0 takes all.
+        row_loss: of some rows.
+    """
+    total, shown = torch.zeros(()), {}
+    for j, (out, weight) in enumerate(zip(outputs, weights, strict=True)):
+        row, position = drawn(batch.is_answer[:, 2 + j :], count)
+        if row.numel():
+            loss = row_loss(out[row, position], row, position + 1 + j)
+            total = total + weight * loss
+            shown[f"depth_{j + 1}"] = float(loss.detach())
+    return total, shown
