@@ -25,6 +25,7 @@ from paceline.training.eagle3 import TargetFacts
 from paceline.training.errors import ExportRefusedError, TrainingDataError
 from paceline.training.losses import head_argmax, label_losses, linear_cross_entropy, linear_divergence
 from paceline.training.medusa_heads import HeadStack, RankCounts, chain_starts, right_ranks
+from paceline.training.token_rows import drawn
 from paceline.training.tuned_backbone import TunedBackbone
 
 TARGET_DIR = "target"
@@ -43,6 +44,7 @@ class JointSettings:
         schedule: of that weight over the joint stage: ``constant``, ``linear``, or ``sine`` (a quarter of a wave).
         heads_first: share of the run in which heads alone are trained, on the stored hidden states.
         base_loss: ``kl`` keeps the target near the original's distribution, ``ce`` near the text.
+        base_rows: rows of a batch whose base loss is computed, chosen at random; 0 takes all.
         max_loss_increase: nats a token by which the tuned target's held-out loss may exceed the original's.
     """
 
@@ -51,6 +53,7 @@ class JointSettings:
     schedule: str = "constant"
     heads_first: float = 0.3
     base_loss: str = "kl"
+    base_rows: int = 0
     max_loss_increase: float = 0.05
 
     def weight(self, fraction: float) -> float:
@@ -143,13 +146,14 @@ class Medusa2Objective:
         return loss, metrics
 
     def _base_loss(self, hidden: Tensor, original: Tensor, batch: Batch) -> Tensor:
-        keep = _leads_to_answer(batch)
-        if not keep.any():
+        # The whole vocabulary's logits are dear, and twice over with a teacher.
+        row, position = drawn(_leads_to_answer(batch), self.settings.base_rows)
+        if not row.numel():
             return hidden.sum() * 0.0
         head = self.backbone.head
         if self.settings.base_loss == "kl":
-            return linear_divergence(hidden[keep], head, original[keep], head)
-        return linear_cross_entropy(hidden[keep], head, batch.tokens[:, 1:][keep[:, :-1]])
+            return linear_divergence(hidden[row, position], head, original[row, position], head)
+        return linear_cross_entropy(hidden[row, position], head, batch.tokens[row, position + 1])
 
     @torch.no_grad()
     def evaluate(self, batch: Batch) -> AcceptanceCounts:

@@ -366,6 +366,7 @@ def _build_medusa2(options: TrainOptions, corpus: Corpus, fingerprint: str) -> O
         schedule=options.heads_schedule,
         heads_first=options.heads_first,
         base_loss=options.base_loss,
+        base_rows=options.token_rows,
         max_loss_increase=options.max_loss_increase,
     )
     return Medusa2Objective(heads, backbone, facts, joint)

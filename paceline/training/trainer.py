@@ -77,7 +77,8 @@ class TrainOptions:
         step_decay: loss ratio of one such step to the one before.
         feature_weight: of the loss on predicted features, where the method predicts them.
         token_weight: of the cross entropy beside it, or beside the divergence from the target (``pard2``).
-        token_rows: rows of a batch whose cross entropy such a method computes, chosen at random; 0 = all.
+        token_rows: rows of a batch whose cross entropy such a method computes, and Medusa-2 its target's loss, chosen
+            at random; 0 = all.
         feature_drop: share of texts learned without the target's features, where the method can do without.
         feature_noise: largest entry of the noise on features that such a method reads while it learns.
         num_layers: layers cut from the target, where the method does that (half from either end), or of the drafter

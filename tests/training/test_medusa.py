@@ -16,10 +16,12 @@ from paceline.drafters.medusa_heads import MedusaShape, OutputHead
 from paceline.models import model_fingerprint
 from paceline.target import SequenceRows, TargetEngine
 from paceline.training.data import Batch, Corpus, DataPosition
+from paceline.training.losses import label_losses
 from paceline.training.medusa1 import Medusa1Objective
 from paceline.training.medusa2 import JointSettings, Medusa2Objective
 from paceline.training.medusa_heads import HeadStack, RankCounts, chain_starts, starting_parameters
 from paceline.training.methods import build_objective
+from paceline.training.token_rows import drawn
 from paceline.training.trainer import TrainOptions, make_optimizers, run
 
 HIDDEN, VOCAB, LENGTH = 8, 20, 12
@@ -218,6 +220,27 @@ def test_the_joint_loss_is_the_base_and_the_heads(
             assert metrics["base"] == pytest.approx(0.0, abs=1e-3)
         else:
             assert metrics["base"] > 0.5
+
+
+def test_the_base_loss_of_some_rows_is_their_mean(
+    target_dir: Path, text_dir: Path, heldout_dir: Path, tmp_path: Path
+) -> None:
+    corpus = Corpus(text_dir, 288, 1)
+    batch = next(corpus.batches(DataPosition()))
+    options = _options(
+        target_dir, text_dir, heldout_dir, tmp_path, base_loss="ce", lora_dropout=0.0, token_rows=5
+    )
+    objective = build_objective(options, corpus)
+    assert isinstance(objective, Medusa2Objective)
+    objective.set_progress(0.9)
+    torch.manual_seed(3)
+    _, metrics = objective.loss(batch)
+    torch.manual_seed(3)
+    row, position = drawn(batch.is_answer[:, 1:], 5)
+    assert len(set(zip(row.tolist(), position.tolist(), strict=True))) == 5
+    hidden = objective.backbone.hidden(batch.tokens, is_training=False)[row, position].detach()
+    losses = label_losses(hidden, objective.backbone.head, batch.tokens[row, position + 1])
+    assert metrics["base"] == pytest.approx(float(losses.mean()), rel=1e-4)
 
 
 def test_the_target_is_tuned_in_the_second_stage_alone_and_at_a_quarter_of_the_rate(
