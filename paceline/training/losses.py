@@ -102,7 +102,10 @@ def head_distillation(x: Tensor, teacher: Tensor, weight: Tensor) -> Tensor:
 
 
 class _LinearHeadLoss(torch.autograd.Function):
-    """Cross entropy of hard labels, or divergence from a teacher's softmax, a few rows of logits at a time."""
+    """``label_weight`` times cross entropy of labels, plus divergence from a teacher's softmax; either may be absent.
+
+    A few rows of logits at a time. Gives the sum, and both parts, which get no gradient.
+    """
 
     @staticmethod
     def forward(
@@ -110,34 +113,40 @@ class _LinearHeadLoss(torch.autograd.Function):
         x: Tensor,
         weight: Tensor,
         labels: Tensor | None,
+        label_weight: float,
         teacher_x: Tensor | None,
         teacher_weight: Tensor | None,
         row_weights: Tensor | None = None,
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         rows = x.shape[0]
         share = x.new_ones(rows, dtype=torch.float32) if row_weights is None else row_weights.float()
         step = max(_MIN_CHUNK_ROWS, _CHUNK_LOGITS // weight.shape[0])
         grad_x = torch.empty_like(x)
         # Summed in float32: of many parts in bfloat16 the small ones would be lost.
         grad_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
-        total = torch.zeros((), dtype=torch.float64)
+        of_labels, of_teacher = (x.new_zeros((), dtype=torch.float64) for _ in range(2))
+        both = (label_weight if labels is not None else 0.0) + (teacher_x is not None)
         for start in range(0, rows, step):
             part = slice(start, start + step)
             log_probs = (x[part] @ weight.T).float()
             log_probs -= log_probs.logsumexp(dim=-1, keepdim=True)
             if labels is not None:
                 own = labels[part].unsqueeze(1)
-                total -= (log_probs.gather(1, own) * share[part, None]).sum().double()
-                grad = log_probs.exp_()
-                grad.scatter_add_(1, own, grad.new_full(own.shape, -1.0))
-            else:
-                assert teacher_x is not None
+                of_labels -= (log_probs.gather(1, own) * share[part, None]).sum().double()
+            probs = None
+            if teacher_x is not None:
                 assert teacher_weight is not None
                 wanted = (teacher_x[part] @ teacher_weight.T).float().log_softmax(-1)
                 probs = wanted.exp()
-                total += ((probs * (wanted - log_probs)).sum(-1) * share[part]).sum().double()
-                grad = log_probs.exp_().sub_(probs)
-            grad = (grad if row_weights is None else grad * share[part, None]).to(x.dtype)
+                of_teacher += ((probs * wanted.sub_(log_probs)).sum(-1) * share[part]).sum().double()
+            grad = log_probs.exp_()
+            if both != 1.0:
+                grad.mul_(both)
+            if labels is not None:
+                grad.scatter_add_(1, own, grad.new_full(own.shape, -label_weight))
+            if probs is not None:
+                grad.sub_(probs)
+            grad = (grad if row_weights is None else grad.mul_(share[part, None])).to(x.dtype)
             grad_x[part] = grad @ weight
             if grad_weight is not None:
                 grad_weight += grad.T @ x[part]
@@ -145,14 +154,16 @@ class _LinearHeadLoss(torch.autograd.Function):
         ctx.save_for_backward(
             grad_x.mul_(scale), None if grad_weight is None else grad_weight.mul_(scale).to(weight.dtype)
         )
-        return (total * scale).to(torch.float32)
+        of_labels, of_teacher = ((value * scale).to(torch.float32) for value in (of_labels, of_teacher))
+        ctx.mark_non_differentiable(of_labels, of_teacher)
+        return label_weight * of_labels + of_teacher, of_labels, of_teacher
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         grad_x, grad_weight = ctx.saved_tensors
-        (grad,) = grads
+        grad = grads[0]
         of_weight = None if grad_weight is None else grad_weight * grad.to(grad_weight.dtype)
-        return grad_x * grad.to(grad_x.dtype), of_weight, None, None, None, None
+        return grad_x * grad.to(grad_x.dtype), of_weight, None, None, None, None, None
 
 
 def linear_cross_entropy(
@@ -169,7 +180,7 @@ def linear_cross_entropy(
     Returns:
         The weighted mean over rows in nats, a float32 scalar.
     """
-    return _LinearHeadLoss.apply(x, weight, labels, None, None, row_weights)  # type: ignore[no-any-return]
+    return _LinearHeadLoss.apply(x, weight, labels, 1.0, None, None, row_weights)[0]  # type: ignore[no-any-return]
 
 
 def linear_divergence(
@@ -187,7 +198,36 @@ def linear_divergence(
     Returns:
         The weighted mean over rows in nats, a float32 scalar.
     """
-    return _LinearHeadLoss.apply(x, weight, None, teacher_x, teacher_weight, row_weights)  # type: ignore[no-any-return]
+    value, _, _ = linear_distillation(x, weight, None, 0.0, teacher_x, teacher_weight, row_weights)
+    return value
+
+
+def linear_distillation(
+    x: Tensor,
+    weight: Tensor,
+    labels: Tensor | None,
+    label_weight: float,
+    teacher_x: Tensor,
+    teacher_weight: Tensor,
+    row_weights: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """``label_weight`` times :func:`linear_cross_entropy` plus :func:`linear_divergence`, with logits computed once.
+
+    Args:
+        x: ``[rows, width]``.
+        weight: ``[vocab, width]``, same type as ``x``.
+        labels: int64 ``[rows]``; None for the divergence alone.
+        label_weight: of the cross entropy.
+        teacher_x: ``[rows, teacher_width]``; gets no gradient.
+        teacher_weight: ``[vocab, teacher_width]``; gets no gradient.
+        row_weights: as in :func:`linear_cross_entropy`.
+
+    Returns:
+        The sum, the cross entropy and the divergence: float32 scalars, of which only the sum has a gradient.
+    """
+    return _LinearHeadLoss.apply(  # type: ignore[no-any-return]
+        x, weight, labels, label_weight, teacher_x, teacher_weight, row_weights
+    )
 
 
 @torch.no_grad()

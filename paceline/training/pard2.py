@@ -18,7 +18,7 @@ from paceline.drafters.pard_checkpoint import PROJECTION
 from paceline.training.data import Batch
 from paceline.training.eagle3 import TargetFacts
 from paceline.training.errors import TrainingDataError
-from paceline.training.losses import label_losses, linear_cross_entropy, linear_divergence
+from paceline.training.losses import label_losses, linear_distillation
 from paceline.training.p_eagle_rows import FlatRows
 from paceline.training.pard1 import Pard1Objective
 
@@ -109,9 +109,9 @@ class Pard2Objective(Pard1Objective):
         x = out[text, row]
         weights = self.confidence_weights(batch, rows)[text, row]
         teacher = batch.hidden[text, rows.positions[text, row]].to(self.dtype)
-        ce = linear_cross_entropy(x, self._head, labels, weights)
-        kd = linear_divergence(x, self._head, teacher, self._teacher_head, weights)
-        value = self.settings.label_weight * ce + kd
+        value, ce, kd = linear_distillation(
+            x, self._head, labels, self.settings.label_weight, teacher, self._teacher_head, weights
+        )
         shown = {"loss": value, "ce": ce, "kd": kd, "weight": weights.mean()}
         return value, {name: float(number.detach()) for name, number in shown.items()}
 
@@ -130,11 +130,16 @@ class Pard2Objective(Pard1Objective):
         them included: about the chance that verification gets as far. 1 at depth 0.
         """
         assert batch.hidden is not None
-        texts, length = batch.tokens.shape
-        before = batch.hidden[:, :-1].reshape(texts * (length - 1), -1).to(self.dtype)
-        losses = label_losses(before, self._teacher_whole.to(self.dtype), batch.tokens[:, 1:].flatten())
-        # [texts, length]: of each token and all before it; the first has probability 1.
-        log_prob = F.pad(-losses.view(texts, length - 1).double(), (1, 0)).cumsum(1)
+        # Whole chains are kept, so that all tokens in question stand where mask rows do.
+        needed = torch.zeros_like(batch.is_answer)
+        text, row = (rows.depths > 0).nonzero(as_tuple=True)
+        needed[text, rows.positions[text, row]] = True
+        text, place = needed.nonzero(as_tuple=True)
+        before = batch.hidden[text, place - 1].to(self.dtype)
+        losses = label_losses(before, self._teacher_whole.to(self.dtype), batch.tokens[text, place])
+        log_prob = torch.zeros(batch.tokens.shape, dtype=torch.float64)
+        log_prob[text, place] = -losses.double()
+        log_prob = log_prob.cumsum(1)  # [texts, length]: of a position's token and all needed before it
         weights: Tensor = (log_prob.gather(1, rows.positions) - log_prob.gather(1, rows.anchors)).exp()
         return weights.float()
 

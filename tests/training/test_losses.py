@@ -59,6 +59,21 @@ def test_divergence(operands: tuple[Tensor, Tensor]) -> None:
     assert float(same) == pytest.approx(0.0, abs=1e-6)
 
 
+@pytest.mark.parametrize("is_weighted", [False, True])
+def test_both_at_once(is_weighted: bool, operands: tuple[Tensor, Tensor]) -> None:
+    x, weight = operands
+    random = torch.Generator().manual_seed(4)
+    teacher_x, teacher = (torch.randn(n, 3, generator=random) for n in (ROWS, VOCAB))
+    labels = torch.arange(ROWS) % VOCAB
+    rows = torch.rand(ROWS, generator=random) if is_weighted else None
+    ce = losses.linear_cross_entropy(x, weight, labels, rows)
+    kd = losses.linear_divergence(x, weight, teacher_x, teacher, rows)
+    value, shown_ce, shown_kd = losses.linear_distillation(x, weight, labels, 0.3, teacher_x, teacher, rows)
+    _assert_same(value, 0.3 * ce + kd, operands)
+    assert not shown_ce.requires_grad
+    assert [float(shown_ce), float(shown_kd)] == pytest.approx([float(ce.detach()), float(kd.detach())])
+
+
 def test_no_logits_are_kept_for_the_backward_pass(operands: tuple[Tensor, Tensor]) -> None:
     x, weight = operands
     loss = losses.linear_cross_entropy(x, weight, torch.zeros(ROWS, dtype=torch.int64))
