@@ -1,16 +1,15 @@
 """``paceline pretrain``: a small Llama and its multi-token prediction modules, trained together from nothing.
 
 What DeepSeek-V3 did at its size (2412.19437, sections 2.2 and 4.2), so that modules can be measured beside a model that
-they helped to train. Responsible for the run: data, optimiser, checkpoints, and the pair that it writes: the model as
-transformers saves it, and the modules as a drafter for it. The loss is in `deepseek_mtp_joint.py`. Text comes from any
-shards whose tokenizer is at hand; their features are not read.
+they helped to train. Responsible for the run's options, its held-out losses, and the pair that it writes: the model as
+transformers saves it, and the modules as a drafter for it. The loss is in `deepseek_mtp_joint.py`, the loop in
+`loop.py`. Text comes from any shards whose tokenizer is at hand; their features are not read.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,24 +21,16 @@ from torch import Tensor, nn
 
 from paceline.drafters.checkpoint import DrafterConfig, save_drafter
 from paceline.models import copy_tokenizer, model_fingerprint
-from paceline.training.checkpoints import (
-    RunState,
-    flatten_optimizer,
-    load_newest_run,
-    restore_optimizer,
-    save_run,
-)
-from paceline.training.data import Corpus, DataPosition
+from paceline.training.data import Batch, Corpus
 from paceline.training.deepseek_mtp_joint import JointPretraining
-from paceline.training.errors import TrainingDataError, TrainingError
-from paceline.training.schedule import learning_rate_factor
+from paceline.training.errors import TrainingDataError
+from paceline.training.loop import Loop, LoopSettings
 from paceline.training.shards import shard_indices
 from paceline.training.teacher import TeacherShape
 from paceline.weights_file import write_weights
 
 log = structlog.get_logger()
 
-METHOD = "deepseek_mtp, from scratch"
 _GENERATION = "generation_config.json"  # which tokens end a text
 _ROPE_THETA, _RMS_EPS, _MAX_POSITIONS = 10_000.0, 1e-5, 2048
 
@@ -147,6 +138,31 @@ def run(options: PretrainOptions, stop_after: int | None = None) -> PretrainResu
     return _Run(options).train(stop_after)
 
 
+class _Trainee:
+    """The model and its modules as a loop trains them."""
+
+    method = "deepseek_mtp, from scratch"
+
+    def __init__(self, joint: JointPretraining) -> None:
+        self._joint = joint
+        self._fraction = 0.0
+
+    def named_parameters(self) -> dict[str, nn.Parameter]:
+        return self._joint.named_parameters()
+
+    def constants(self) -> dict[str, Tensor]:
+        return {}
+
+    def set_constants(self, constants: dict[str, Tensor]) -> None:
+        pass
+
+    def set_progress(self, fraction: float) -> None:
+        self._fraction = fraction
+
+    def loss(self, batch: Batch) -> tuple[Tensor, dict[str, float]]:
+        return self._joint.loss(batch.tokens, batch.lengths, self._fraction)
+
+
 class _Run:
     def __init__(self, options: PretrainOptions) -> None:
         self._options = options
@@ -165,63 +181,31 @@ class _Run:
             max_positions=_MAX_POSITIONS,
         )
         self._joint = JointPretraining(shape, options.num_modules, options.seed)
-        self._parameters = self._joint.named_parameters()
-        self._optimizer = torch.optim.AdamW(
-            list(self._parameters.values()), lr=options.learning_rate, betas=(0.9, 0.95), weight_decay=0.0
-        )
-        corpora = [
+        rate = options.learning_rate
+        group = {"params": list(self._joint.named_parameters().values()), "lr": rate, "peak_lr": rate}
+        optimizer = torch.optim.AdamW([group], betas=(0.9, 0.95), weight_decay=0.0)
+        corpus, self._heldout = (
             Corpus(folder, options.batch_tokens, options.seed, with_features=False)
             for folder in (options.data_dir, options.heldout_dir)
-        ]
-        self._corpus, self._heldout = corpora
-        self._position = DataPosition()
-        self._step = self._tokens = 0
-        state = load_newest_run(options.run_dir)
-        if state is not None:
-            self._restore(state)
+        )
+        settings = LoopSettings(
+            run_dir=options.run_dir,
+            num_steps=options.num_steps,
+            warmup_steps=options.warmup_steps,
+            floor=options.floor,
+            clip_norm=options.clip_norm,
+            seed=options.seed,
+            eval_every=options.eval_every,
+            checkpoint_every=options.checkpoint_every,
+        )
+        self._loop = Loop(settings, _Trainee(self._joint), [optimizer], corpus)
+        self._result: PretrainResult | None = None
 
     def train(self, stop_after: int | None) -> PretrainResult:
-        options = self._options
-        last = options.num_steps if stop_after is None else min(options.num_steps, self._step + stop_after)
-        started, tokens_before = time.monotonic(), self._tokens
-        batches = self._corpus.batches(self._position)
-        result = PretrainResult(self._step, 0.0, 0.0, ())
-        while self._step < last:
-            batch = next(batches)
-            shown = self._update(batch.tokens, batch.lengths)
-            self._step += 1
-            self._tokens += batch.num_tokens
-            if self._step % 10 == 0:
-                rate = (self._tokens - tokens_before) / (time.monotonic() - started)
-                log.info(
-                    "step",
-                    step=self._step,
-                    tokens=self._tokens,
-                    rate=round(rate),
-                    **{name: round(value, 3) for name, value in shown.items()},
-                )
-            if self._step % options.eval_every == 0 or self._step == options.num_steps:
-                result = self._evaluate()
-                self._export(result)
-            if self._step % options.checkpoint_every == 0 or self._step == last:
-                self._save()
-        return result if result.accepted else self._evaluate()
-
-    def _update(self, tokens: Tensor, lengths: Tensor) -> dict[str, float]:
-        options = self._options
-        factor = learning_rate_factor(self._step, options.num_steps, options.warmup_steps, options.floor)
-        for group in self._optimizer.param_groups:
-            group["lr"] = options.learning_rate * factor
-        self._optimizer.zero_grad(set_to_none=True)
-        loss, shown = self._joint.loss(tokens, lengths, self._step / options.num_steps)
-        if not torch.isfinite(loss):
-            raise TrainingError(
-                f"loss is {float(loss.detach())} at step {self._step}; the last checkpoint is intact"
-            )
-        loss.backward()
-        nn.utils.clip_grad_norm_(list(self._parameters.values()), options.clip_norm)
-        self._optimizer.step()
-        return shown
+        self._loop.run(self._export, stop_after)
+        if self._result is None or self._result.step != self._loop.step:
+            return self._evaluate()
+        return self._result
 
     @torch.no_grad()
     def _evaluate(self) -> PretrainResult:
@@ -239,18 +223,19 @@ class _Run:
                 count[j] += of
         accepted = tuple(round(float(x), 4) for x in right / count.clamp_min(1))
         n = max(num_batches, 1)
-        result = PretrainResult(self._step, own / n, modules / n, accepted)
+        result = PretrainResult(self._loop.step, own / n, modules / n, accepted)
         log.info(
             "heldout",
-            step=self._step,
+            step=result.step,
             own=round(result.own, 4),
             modules=round(result.modules, 4),
             accepted=accepted,
         )
         return result
 
-    def _export(self, result: PretrainResult) -> None:
-        """The pair: a model that transformers loads, and a drafter bound to it."""
+    def _export(self) -> None:
+        """Held-out losses, and the pair: a model that transformers loads, and a drafter bound to it."""
+        result = self._result = self._evaluate()
         model, target = self._options.export_dir / "model", self._joint.target
         write_weights(model / "model.safetensors", self._joint.model_tensors())
         ends = {
@@ -283,7 +268,7 @@ class _Run:
         facts = {
             "from_scratch": True,
             "steps": result.step,
-            "tokens": self._tokens,
+            "tokens": self._loop.tokens,
             "heldout_own": round(result.own, 4),
             "heldout_modules": round(result.modules, 4),
             "heldout_accepted": list(result.accepted),
@@ -291,21 +276,3 @@ class _Run:
         }
         config = DrafterConfig("deepseek_mtp", model_fingerprint(model), "model", shape, facts)
         save_drafter(self._options.export_dir / "drafter", config, self._joint.module_tensors())
-
-    def _save(self) -> None:
-        meta = {"method": METHOD, "tokens": self._tokens, "position": self._position.to_json()}
-        weights = {name: p.detach().clone() for name, p in self._parameters.items()}
-        optimizer = flatten_optimizer([self._optimizer], self._parameters)
-        save_run(self._options.run_dir, self._step, RunState(weights, {}, optimizer, meta))
-
-    def _restore(self, state: RunState) -> None:
-        found = {name: tensor.shape for name, tensor in state.weights.items()}
-        if state.meta.get("method") != METHOD or found != {k: p.shape for k, p in self._parameters.items()}:
-            raise TrainingDataError(f"{self._options.run_dir} holds another kind of run")
-        with torch.no_grad():
-            for name, parameter in self._parameters.items():
-                parameter.copy_(state.weights[name])
-        restore_optimizer([self._optimizer], self._parameters, state.optimizer)
-        self._step, self._tokens = int(state.meta["step"]), int(state.meta["tokens"])
-        self._position = DataPosition.from_json(state.meta["position"])
-        log.info("resumed", step=self._step, tokens=self._tokens)

@@ -1,35 +1,25 @@
-"""One trainer for every drafter: AdamW, warm-up and cosine, exact resume, held-out acceptance.
+"""One trainer for every drafter: its options, its optimisers, held-out acceptance and what is exported.
 
-Knows the objective seam and nothing of any method. Called by ``paceline train METHOD``.
+Knows the objective seam and nothing of any method; the loop is in `loop.py`. Called by ``paceline train METHOD``.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import structlog
 import torch
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import nn
 
 from paceline.training.acceptance import AcceptanceCounts
-from paceline.training.checkpoints import (
-    RunState,
-    flatten_optimizer,
-    load_newest_run,
-    restore_optimizer,
-    save_run,
-)
-from paceline.training.data import Corpus, DataPosition
-from paceline.training.errors import ExportRefusedError, TrainingDataError, TrainingError
+from paceline.training.data import Corpus
+from paceline.training.errors import ExportRefusedError, TrainingDataError
+from paceline.training.loop import Loop, LoopSettings
 from paceline.training.methods import GRADIENT_LIMITS, build_objective
 from paceline.training.objective import Objective
-from paceline.training.schedule import learning_rate_factor
 from paceline.training.shards import read_manifest, shard_indices
 from paceline.training.tuned_backbone import PREFIX as BACKBONE_PREFIX
 
@@ -269,80 +259,41 @@ def run(options: TrainOptions, stop_after: int | None = None) -> TrainResult:
 
 class _Run:
     def __init__(self, options: TrainOptions, objective: Objective, corpus: Corpus, heldout: Corpus) -> None:
-        self._options = options
-        self._objective = objective
-        self._corpus = corpus
-        self._heldout = heldout
-        self._parameters = objective.named_parameters()
-        self._optimizers = make_optimizers(options, self._parameters)
-        self._step = 0
-        self._tokens = 0
-        self._seconds = 0.0  # of earlier processes of this run
-        self._started_s = time.monotonic()
-        self._position = DataPosition()
-        self._best_step = 0
-        self._best = AcceptanceCounts()
-        torch.manual_seed(options.seed)  # of noise and dropout; a run that goes on has its own state back
-        state = load_newest_run(options.run_dir)
-        if state is not None:
-            self._restore(state)
+        self._options, self._objective = options, objective
+        self._corpus, self._heldout = corpus, heldout
+        limit = options.clip_value
+        settings = LoopSettings(
+            run_dir=options.run_dir,
+            num_steps=options.num_steps,
+            warmup_steps=options.warmup_steps,
+            floor=options.floor,
+            clip_norm=options.clip_norm,
+            seed=options.seed,
+            eval_every=options.eval_every,
+            checkpoint_every=options.checkpoint_every,
+            clip_value=GRADIENT_LIMITS.get(options.method, 0.0) if limit is None else limit,
+        )
+        optimizers = make_optimizers(options, objective.named_parameters())
+        self._loop = Loop(settings, objective, optimizers, corpus)
+        notes = self._loop.notes
+        self._best_step, self._best = int(notes.get("best_step", 0)), AcceptanceCounts()
+        if "best" in notes:
+            self._best = AcceptanceCounts(tuple(notes["best"]["reached"]), tuple(notes["best"]["accepted"]))
 
     def train(self, stop_after: int | None) -> TrainResult:
-        options = self._options
-        last = options.num_steps if stop_after is None else min(options.num_steps, self._step + stop_after)
-        self._started_s = started = time.monotonic()
-        tokens_before = self._tokens
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        with ExitStack() as stack:
-            progress = stack.enter_context(Progress(*columns))
-            task = progress.add_task(options.method, total=options.num_steps, completed=self._step)
-            batches = self._corpus.batches(self._position)
-            while self._step < last:
-                batch = next(batches)
-                metrics = self._update(batch)
-                self._step += 1
-                self._tokens += batch.num_tokens
-                progress.advance(task)
-                if self._step % 10 == 0:
-                    rate = (self._tokens - tokens_before) / (time.monotonic() - started)
-                    shown = {k: round(v, 3) for k, v in metrics.items()}
-                    log.info("step", step=self._step, tokens=self._tokens, rate=round(rate), **shown)
-                if self._step % options.eval_every == 0 or self._step == options.num_steps:
-                    self._evaluate()
-                if self._step % options.checkpoint_every == 0 or self._step == last:
-                    self._save()
-        return TrainResult(self._step, self._best_step, self._best.mean_accepted, tuple(self._best.per_depth))
-
-    def _update(self, batch: Any) -> dict[str, float]:
-        options = self._options
-        self._objective.set_progress(self._step / options.num_steps)
-        factor = learning_rate_factor(self._step, options.num_steps, options.warmup_steps, options.floor)
-        for optimizer in self._optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = group["peak_lr"] * factor
-            optimizer.zero_grad(set_to_none=True)
-        loss, metrics = self._objective.loss(batch)
-        if not torch.isfinite(loss):
-            raise TrainingError(
-                f"loss is {float(loss.detach())} at step {self._step}; the last checkpoint is intact"
-            )
-        loss.backward()
-        limit = GRADIENT_LIMITS.get(options.method, 0.0) if options.clip_value is None else options.clip_value
-        if limit:
-            nn.utils.clip_grad_value_(list(self._parameters.values()), limit)
-        norm = nn.utils.clip_grad_norm_(list(self._parameters.values()), options.clip_norm)
-        for optimizer in self._optimizers:
-            optimizer.step()
-        return {**metrics, "grad_norm": float(norm), "lr": options.learning_rate * factor * 1e3}
+        self._loop.run(self._evaluate, stop_after)
+        per_depth = tuple(self._best.per_depth)
+        return TrainResult(self._loop.step, self._best_step, self._best.mean_accepted, per_depth)
 
     def _evaluate(self) -> None:
         counts = AcceptanceCounts()
         for batch in self._heldout.epoch(0, shard_indices(self._options.heldout_dir)):
             counts = counts + self._objective.evaluate(batch)
         per_depth = [round(x, 4) for x in counts.per_depth]
+        step = self._loop.step
         log.info(
             "heldout",
-            step=self._step,
+            step=step,
             per_depth=per_depth,
             mean_accepted=round(counts.mean_accepted, 4),
             committed_per_round=round(1 + counts.mean_accepted, 4),
@@ -350,62 +301,27 @@ class _Run:
         )
         if counts.mean_accepted > self._best.mean_accepted or self._best_step == 0:
             before = self._best, self._best_step
-            self._best, self._best_step = counts, self._step
+            self._best, self._best_step = counts, step
             try:
                 self._objective.export(self._options.export_dir, self._facts())
             except ExportRefusedError as refusal:
                 self._best, self._best_step = before
-                log.warning("not exported", step=self._step, reason=str(refusal))
+                log.warning("not exported", step=step, reason=str(refusal))
+        best = {"reached": self._best.reached, "accepted": self._best.accepted}
+        self._loop.notes = {"best_step": self._best_step, "best": best}
 
     def _facts(self) -> dict[str, Any]:
         manifest = read_manifest(self._corpus.folder)  # anew: a growing folder has grown
         return {
-            "steps": self._step,
-            "tokens": self._tokens,
-            "seconds": round(self._elapsed_s()),
-            "epochs": self._position.epoch,
+            "steps": self._loop.step,
+            "tokens": self._loop.tokens,
+            "seconds": round(self._loop.elapsed_s),
+            "epochs": self._loop.position.epoch,
             "data": {k: manifest.get(k) for k in ("command", "counts", "model_fingerprint")},
             "heldout_greedy_acceptance_per_depth": [round(x, 4) for x in self._best.per_depth],
             f"heldout_mean_accepted_of_{len(self._best.reached)}": round(self._best.mean_accepted, 4),
             "seed": self._options.seed,
         }
-
-    def _elapsed_s(self) -> float:
-        """Seconds of training, evaluation included, in all processes of this run."""
-        return self._seconds + time.monotonic() - self._started_s
-
-    def _save(self) -> None:
-        meta = {
-            "method": self._options.method,
-            "tokens": self._tokens,
-            "seconds": self._elapsed_s(),
-            "position": self._position.to_json(),
-            "best_step": self._best_step,
-            "best": {"reached": self._best.reached, "accepted": self._best.accepted},
-        }
-        weights = {k: p.detach().clone() for k, p in self._parameters.items()}
-        constants = self._objective.constants()
-        state = RunState(weights, constants, flatten_optimizer(self._optimizers, self._parameters), meta)
-        save_run(self._options.run_dir, self._step, state)
-
-    def _restore(self, state: RunState) -> None:
-        meta = state.meta
-        if meta.get("method") != self._options.method or set(state.weights) != set(self._parameters):
-            raise TrainingDataError(f"{self._options.run_dir} holds another kind of run")
-        with torch.no_grad():
-            for name, parameter in self._parameters.items():
-                if parameter.shape != state.weights[name].shape:
-                    raise TrainingDataError(f"{self._options.run_dir}: {name} has another shape")
-                parameter.copy_(state.weights[name])
-        self._objective.set_constants(state.constants)
-        restore_optimizer(self._optimizers, self._parameters, state.optimizer)
-        self._step = int(meta["step"])
-        self._tokens = int(meta["tokens"])
-        self._seconds = float(meta.get("seconds", 0.0))  # runs that began before it was kept
-        self._position = DataPosition.from_json(meta["position"])
-        self._best_step = int(meta["best_step"])
-        self._best = AcceptanceCounts(tuple(meta["best"]["reached"]), tuple(meta["best"]["accepted"]))
-        log.info("resumed", step=self._step, tokens=self._tokens)
 
 
 def make_optimizers(
