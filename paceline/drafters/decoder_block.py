@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import LlamaConfig
 
 from paceline.drafters.checkpoint import CheckpointError, DrafterConfig
 from paceline.drafters.draft_layer import Rows, join_rows
@@ -72,12 +72,19 @@ def rope_parameters(config: DrafterConfig) -> dict[str, Any]:
 def rope_table(config: DrafterConfig, dtype: torch.dtype, device: torch.device) -> RopeTable:
     """The rotary table of a checkpoint."""
     heads, head_dim = config.size("num_heads"), config.size("head_dim")
+    parameters = rope_parameters(config)
+    if (
+        parameters["rope_type"] == "default"
+    ):  # needs no more of a configuration, and transformers' take seconds to import
+        return RopeTable(SimpleNamespace(rope_parameters=parameters), None, head_dim, dtype, device)
+    from transformers import LlamaConfig
+
     like = LlamaConfig(
         hidden_size=heads * head_dim,
         num_attention_heads=heads,
         head_dim=head_dim,
         max_position_embeddings=config.size("max_positions"),
-        rope_parameters=rope_parameters(config),
+        rope_parameters=parameters,
     )
     return RopeTable(like, None, head_dim, dtype, device)
 

@@ -20,10 +20,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.target.architecture import Architecture
+from paceline.target.configuration import read_configuration, transformers_configuration
 from paceline.target.device import Device, configure_threads
 from paceline.target.errors import SlotError, StepError, UnsupportedModelError
 from paceline.target.executor import FINAL_NORM, Executor, ExecutorOutput, ModelShape
-from paceline.target.generic import GenericExecutor
 from paceline.target.huge_pages import advise_huge_pages
 from paceline.target.kv_cache import MIN_CAPACITY_TOKENS, KVCache, KVLayout
 from paceline.target.llama import LeanExecutor
@@ -129,8 +129,6 @@ class TargetEngine:
         Raises:
             UnsupportedModelError: no executor runs the checkpoint exactly.
         """
-        from transformers import AutoConfig
-
         if num_threads is not None or cores is not None:
             configure_threads(num_threads, cores)
         path = Path(model_dir)
@@ -138,7 +136,7 @@ class TargetEngine:
             raise UnsupportedModelError(f"{path.name!r} has no config.json")
         where = Device.parse(device)
         dtype = dtype or where.default_dtype()
-        config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        config = transformers_configuration(path) if executor == "generic" else read_configuration(path)
         runner = _choose_executor(executor, config, path, where, dtype, packed)
         if huge_pages and where.kind == "cpu" and runner.num_bytes >= MIN_HUGE_PAGE_MODEL_BYTES:
             advise_huge_pages()
@@ -339,6 +337,8 @@ def _choose_executor(
             if choice != "auto":
                 raise
     if arch is None:
+        from paceline.target.generic import GenericExecutor  # imports transformers' models, for seconds
+
         return GenericExecutor(config, path, device, device.compute_dtype(dtype))
     if choice != "lean" and packed and runs_natively(arch, device, dtype):
         return NativeExecutor(config, path)

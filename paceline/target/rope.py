@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 FIRST_TABLE_POSITIONS = 2048
 
@@ -30,6 +29,8 @@ class RopeTable:
             exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
             self._inv_freq = 1.0 / (entry["rope_theta"] ** exponents)
         else:
+            from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
             init = ROPE_INIT_FUNCTIONS[entry["rope_type"]]
             self._inv_freq, self._attention_factor = init(config, torch.device("cpu"), layer_type=key)
         self._dtype = dtype
