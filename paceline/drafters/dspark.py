@@ -29,7 +29,7 @@ from paceline.drafters.choice import rank_children
 from paceline.drafters.dflash_layer import BlockLayer, BlockPlan, DFlashWeights, dflash_shapes
 from paceline.drafters.draft_layer import join_rows
 from paceline.drafters.eagle3_layer import read_draft_ids
-from paceline.drafters.medusa_native import KernelLinear, runs_natively
+from paceline.drafters.kernel_linear import KernelLinear, runs_natively
 from paceline.drafters.parallel_round import RoundRequest, choose_rows
 from paceline.drafters.sequential_heads import MARKOV_IN, MARKOV_OUT, HeadPlan
 from paceline.drafters.tree import ROOT, GrowingTree

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.drafters.checkpoint import CheckpointError, DrafterConfig
-from paceline.drafters.medusa_native import KernelLinear, runs_natively
+from paceline.drafters.kernel_linear import KernelLinear, runs_natively
 from paceline.drafters.target_vocabulary import check_token_map
 from paceline.target import Device
 

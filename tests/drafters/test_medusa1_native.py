@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from paceline.drafters import medusa_heads
+from paceline.drafters.kernel_linear import KernelLinear
 from paceline.drafters.medusa_heads import MedusaHeads, MedusaShape, OutputHead
-from paceline.drafters.medusa_native import KernelLinear
 from paceline.target import Device, kernels
 from tests.drafters.conftest import MEDUSA, medusa_tensors
 
