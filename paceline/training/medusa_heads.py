@@ -16,6 +16,7 @@ from torch import Tensor
 from paceline.drafters.medusa_heads import MAX_RANKS, MedusaShape, OutputHead
 from paceline.training import shards
 from paceline.training.data import Batch, Corpus
+from paceline.training.draft_vocabulary import draft_ids_of
 from paceline.training.errors import TrainingDataError
 from paceline.training.losses import linear_cross_entropy
 from paceline.training.objective import checked_parameters
@@ -55,8 +56,7 @@ class HeadStack:
         self._frozen = (
             self._target_head[draft_ids].to(self.dtype) if self.shape.output is OutputHead.TARGET else None
         )
-        self._draft_of = torch.full((self.shape.target_vocab,), -1, dtype=torch.int64)
-        self._draft_of[draft_ids] = torch.arange(self.shape.draft_vocab)
+        self._draft_of = draft_ids_of(draft_ids, self.shape.target_vocab)
 
     def states(self, hidden: Tensor, head: int) -> Tensor:
         """What the output head of one head reads: ``[n, hidden] -> [n, hidden]``."""

@@ -27,6 +27,7 @@ from paceline.drafters.pard_checkpoint import MODEL_CONFIG, save_pard
 from paceline.training.acceptance import AcceptanceCounts
 from paceline.training.backbone import run_layers
 from paceline.training.data import Batch
+from paceline.training.draft_vocabulary import draft_ids_of, id_offsets
 from paceline.training.eagle3 import TargetFacts
 from paceline.training.errors import TrainingDataError
 from paceline.training.losses import head_argmax, linear_cross_entropy
@@ -108,8 +109,7 @@ class Pard1Objective:
         self.draft_ids = constants["draft_ids"]
         self.mask_token = int(constants.get("mask_token", self.mask_token))
         self._head = self._whole_head.to(self.dtype)[self.draft_ids]  # [draft_vocab, hidden]
-        self._draft_of = torch.full((self.shape.vocab,), -1, dtype=torch.int64)
-        self._draft_of[self.draft_ids] = torch.arange(len(self.draft_ids))
+        self._draft_of = draft_ids_of(self.draft_ids, self.shape.vocab)
 
     def set_progress(self, fraction: float) -> None:
         """No curriculum: all depths from the first step."""
@@ -214,7 +214,7 @@ class Pard1Objective:
         tensors = {**self.model_tensors(), **self.export_tensors()}
         if self._is_reduced:
             shape["draft_vocab"] = len(self.draft_ids)
-            tensors["d2t"] = self.draft_ids - torch.arange(len(self.draft_ids))
+            tensors["d2t"] = id_offsets(self.draft_ids)
         config = DrafterConfig(self.method, self.fingerprint(), self.target.name, shape, facts)
         save_pard(folder, config, tensors, self._tokenizer_dir)
 

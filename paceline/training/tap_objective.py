@@ -12,6 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from paceline.training.draft_vocabulary import draft_ids_of, id_offsets
 from paceline.training.objective import checked_parameters
 
 
@@ -59,8 +60,7 @@ class TapObjective:
         self._tap_scale = constants["tap_scale"].float()
         self._taps_gain = (1.0 / self._tap_scale).to(self.dtype)
         self._target_head = self._whole_head[self.draft_ids].to(self.dtype)  # [draft_vocab, target_hidden]
-        self._draft_of = torch.full((len(self._whole_head),), -1, dtype=torch.int64)
-        self._draft_of[self.draft_ids] = torch.arange(len(self.draft_ids))
+        self._draft_of = draft_ids_of(self.draft_ids, len(self._whole_head))
 
     def tensors(self) -> dict[str, Tensor]:
         """The servable checkpoint: bfloat16 by public name, tap scale folded in, and the id maps."""
@@ -69,6 +69,6 @@ class TapObjective:
         for name in self.in_tap_units:
             out[name] *= self._tap_scale
         out = {k: v.bfloat16() for k, v in out.items()}
-        out["d2t"] = self.draft_ids - torch.arange(len(self.draft_ids))  # offsets, as in the public format
+        out["d2t"] = id_offsets(self.draft_ids)
         out["t2d"] = self._draft_of >= 0
         return out
