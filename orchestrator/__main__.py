@@ -8,7 +8,6 @@ conductors finish what runs, within drain_s -> Ray stops, its files go -> exit 0
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import sys
@@ -21,6 +20,7 @@ import uvloop
 from orchestrator.counters import StatusCollector
 from orchestrator.ray_environment import prepare_environment
 from orchestrator.settings import OrchestratorSettings
+from paceline.whole_file import write_json
 from services.runtime.logs import configure_logs
 from services.runtime.metrics import REGISTRY, serve_metrics
 from services.runtime.settings import load
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from orchestrator.supervisor import Supervisor
 
 POLL_S = 0.5
+STARTING_POLL_S = 0.05  # somebody waits
 
 log = structlog.get_logger()
 
@@ -91,18 +92,14 @@ async def _watch(supervisor: Supervisor, settings: OrchestratorSettings, metrics
             was_ready = True
             log.info("ready", port=status.port, conductors=[c.endpoint for c in status.conductors])
             _write_ready_file(settings, status.port, metrics_port)
-        await asyncio.sleep(POLL_S)
+        await asyncio.sleep(POLL_S if was_ready else STARTING_POLL_S)
 
 
 def _write_ready_file(settings: OrchestratorSettings, port: int, metrics_port: int | None) -> None:
     path = settings.ready_file
     if path is None:
         return
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    part.write_text(
-        json.dumps({"pid": os.getpid(), "port": port, "metrics_port": metrics_port}), encoding="utf-8"
-    )
-    part.replace(path)
+    write_json(path, {"pid": os.getpid(), "port": port, "metrics_port": metrics_port}, indent=None)
 
 
 def _handle_signals(stopping: asyncio.Event) -> None:

@@ -1,7 +1,6 @@
-"""A file of weights on disk, whole or not there at all.
+"""A file of weights on disk, whole or not there at all, and readable to others than its writer.
 
-Responsible for the one way that safetensors of models and drafters are written: beside their place and then moved, so
-that who reads meanwhile finds the old file or the new one, and readable to others than their writer.
+Responsible for the one way that safetensors of models and drafters are written.
 """
 
 from __future__ import annotations
@@ -12,14 +11,14 @@ from pathlib import Path
 from safetensors.torch import save_file
 from torch import Tensor
 
+from paceline.whole_file import replacing
+
 
 def write_weights(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write tensors as safetensors, in place of what is there; the directory is made.
 
     Tensors may lie anywhere, and share memory.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.part")
     own: dict[str, Tensor] = {}
     places: set[int] = set()
     for name, tensor in tensors.items():
@@ -27,6 +26,6 @@ def write_weights(path: Path, tensors: Mapping[str, Tensor]) -> None:
         place = plain.untyped_storage().data_ptr()
         own[name] = plain.clone() if place in places else plain  # what shares memory cannot be saved
         places.add(place)
-    save_file(own, part, metadata={"format": "pt"})
-    part.chmod(0o644)  # it was written as a private temporary file; images run as another user
-    part.replace(path)
+    with replacing(path) as part:
+        save_file(own, part, metadata={"format": "pt"})
+        part.chmod(0o644)  # it was written as a private temporary file; images run as another user

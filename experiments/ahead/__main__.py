@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+
+from paceline.whole_file import write_json
 
 
 def ahead(
@@ -78,7 +79,7 @@ def ahead(
         "method": drafting.method,
         "results": rows,
     }
-    json_path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    write_json(json_path, report)
     typer.echo(markdown(report))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
@@ -13,6 +12,7 @@ import typer
 from rich.console import Console
 
 from experiments.planner.command import bench_planner
+from paceline.whole_file import write_json
 
 bench = typer.Typer(add_completion=False, rich_markup_mode=None)
 bench.command("planner")(bench_planner)
@@ -77,8 +77,7 @@ def compare(
         identical = same_text(plan, 2 if quick else 6, 32, progress)
     command = " ".join(["paceline", *sys.argv[1:]])
     report = make_report(plan, measured, identical, command, time.monotonic() - started_s)
-    json_path.parent.mkdir(parents=True, exist_ok=True)
-    json_path.write_text(json.dumps(report, indent=2) + "\n")
+    write_json(json_path, report)
     drawn = picture or json_path.with_suffix(".png")
     draw(report, drawn)
     console.print(table(report))

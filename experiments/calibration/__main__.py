@@ -14,6 +14,7 @@ from rich.table import Table
 
 from experiments.calibration.outcomes import Recording, held_out_errors
 from experiments.decoding.arm import Arm
+from paceline.whole_file import write_json
 
 
 def calibration(
@@ -50,7 +51,7 @@ def calibration(
         values = {
             name: [recording.to_list() for recording in by_prompt] for name, by_prompt in recorded.items()
         }
-        outcomes.write_text(json.dumps(values, separators=(",", ":")) + "\n")
+        write_json(outcomes, values, indent=None, separators=(",", ":"))
     report: dict[str, Any] = {"command": " ".join(["python -m experiments.calibration", *sys.argv[1:]])}
     table = Table("mode", "trials", "token before", "token after", "floor", "path before", "path after")
     for name, by_prompt in recorded.items():
@@ -58,7 +59,7 @@ def calibration(
         report[name] = dataclasses.asdict(errors)
         shares = (errors.own, errors.token, errors.floor, errors.own_path, errors.path)
         table.add_row(name, str(errors.num_trials), *(f"{share:.1%}" for share in shares))
-    json_path.write_text(json.dumps(report, indent=2) + "\n")
+    write_json(json_path, report)
     Console().print(table)
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from paceline.whole_file import write_json
 
 
 def clusters(
@@ -55,7 +56,7 @@ def clusters(
             for one in figures
         ],
     }
-    json_path.write_text(json.dumps(report, indent=2) + "\n")
+    write_json(json_path, report)
     typer.echo(markdown(report))
 
 

@@ -135,13 +135,6 @@ class DialFile:
         return self._dials
 
 
-def write_whole(path: Path, values: Mapping[str, Any]) -> None:
-    """Replaces a file of plain values at once, so that no reader sees half of it."""
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(dict(values)), encoding="utf-8")
-    part.replace(path)
-
-
 def _check(name: str, value: object, most: float) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
         raise InvalidRequestError(name, f"must be a number from 0 to {most:g}, got {value!r}")

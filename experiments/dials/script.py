@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.errors import InvalidRequestError
+from paceline.whole_file import write_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ class Script:
     def write(self, path: Path) -> None:
         """Writes the file that `read` reads."""
         texts = [{"prompt": text.prompt, "continuation": text.continuation} for text in self.texts]
-        path.write_text(json.dumps({"vocab_size": self.vocab_size, "texts": texts}), encoding="utf-8")
+        write_json(path, {"vocab_size": self.vocab_size, "texts": texts}, indent=None)
 
     @classmethod
     def read(cls, path: Path) -> Script:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 import sys
 from pathlib import Path
@@ -17,6 +16,7 @@ from experiments.equality.comparison import Plan, measure
 from experiments.equality.configurations import configurations
 from paceline.drafters import default_drafter
 from paceline.models import resolve
+from paceline.whole_file import write_json
 
 
 def main() -> None:
@@ -52,9 +52,7 @@ def main() -> None:
     for configuration in configurations():
         if given.only in configuration.name:
             report["configurations"].append(measure(plan, configuration, console.print))
-            given.json.write_text(
-                json.dumps(report, indent=2) + "\n"
-            )  # what there is, should the rest not end
+            write_json(given.json, report)  # what there is, should the rest not end
     Console().print(markdown(report), markup=False, highlight=False, soft_wrap=True)
 
 

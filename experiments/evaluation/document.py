@@ -7,7 +7,6 @@ be one, and for a file that is whole at any time. Deliberately does not know: ho
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from paceline import __version__
 from paceline.drafters import METHODS
 from paceline.errors import InvalidRequestError
 from paceline.models import model_fingerprint
+from paceline.whole_file import write_json
 
 ORIGINS = ("commands", "versions", "commits", "machines")
 """Where figures come from; a document of several runs names all of them."""
@@ -174,7 +174,4 @@ def read(path: Path) -> dict[str, Any]:
 
 def write(path: Path, document: Mapping[str, Any]) -> None:
     """Write a document in one go: a run that is stopped leaves the one before."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(path.name + ".new")
-    beside.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-    os.replace(beside, path)
+    write_json(path, dict(document))

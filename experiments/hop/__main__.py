@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import statistics
 import subprocess
 import sys
@@ -16,6 +15,7 @@ import typer
 import uvloop
 
 from experiments.hop.rounds import CommittingVerifier, directly, through_conductor
+from paceline.whole_file import write_json
 
 GRACE_S = 10.0
 
@@ -30,7 +30,7 @@ def hop(
     counts = [int(count) for count in sequences.split(",")]
     rows = uvloop.run(_measure(counts, rounds, turns))
     command = " ".join(["python -m experiments.hop", *sys.argv[1:]])
-    json_path.write_text(json.dumps({"command": command, "results": rows}, indent=2) + "\n", encoding="utf-8")
+    write_json(json_path, {"command": command, "results": rows})
     typer.echo("| sequences | through a conductor, us | directly, us | the hop, us |\n|---:|---:|---:|---:|")
     for row in rows:
         typer.echo(

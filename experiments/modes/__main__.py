@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from rich.console import Console
 
 from experiments.decoding.arm import Arm
 from experiments.modes.arm import ARMS, GREEDY_ARMS, SUPPORT_ARMS
+from paceline.whole_file import write_json, write_text
 
 
 def modes(
@@ -122,8 +122,8 @@ def modes(
                 f"{temperature:g}  {row.name}: {tally.tokens_per_pass:.3f} +- {tally.standard_error:.3f}",
                 highlight=False,
             )
-            json_path.write_text(json.dumps(report, indent=2) + "\n")  # after each arm: a run takes a while
-            json_path.with_suffix(".md").write_text(markdown(report))
+            write_json(json_path, report)  # after each arm: a run takes a while
+            write_text(json_path.with_suffix(".md"), markdown(report))
     console.print(f"wrote {json_path} and {json_path.with_suffix('.md')}")
 
 

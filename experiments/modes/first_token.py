@@ -7,7 +7,6 @@ sizes of the support that a drafter draws from.
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,6 +20,7 @@ from experiments.modes.arm import ARMS
 from paceline.drafters import DraftRequest
 from paceline.sampling import DraftDistribution, RowParams, SamplingParams, VerifyMode, target_probs
 from paceline.target import SequenceRows
+from paceline.whole_file import write_json
 
 SIZES = (4, 8, 16, 32, 64, 256)
 
@@ -143,8 +143,7 @@ def first_token(
                 drafter.close(which)
             engine.close(slot)
     rates = {name: {t: round(s / num_positions, 4) for t, s in by.items()} for name, by in sums.items()}
-    json_path.parent.mkdir(parents=True, exist_ok=True)
-    json_path.write_text(json.dumps({"num_positions": num_positions, "acceptance": rates}, indent=2) + "\n")
+    write_json(json_path, {"num_positions": num_positions, "acceptance": rates})
     console = Console(highlight=False)
     console.print(f"| {num_positions} positions | " + " | ".join(f"T = {t:g}" for t in wanted) + " |")
     console.print("|---|" + "---:|" * len(wanted))

@@ -12,6 +12,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from paceline.whole_file import write_json
+
 MAX_SEQUENCES = 64
 
 
@@ -129,8 +131,7 @@ def pipeline(
             "elapsed_s": round(time.monotonic() - started_s, 1),
         },
     )
-    json_path.parent.mkdir(parents=True, exist_ok=True)
-    json_path.write_text(json.dumps(report, indent=2) + "\n")
+    write_json(json_path, report)
     drawn = picture or json_path.with_suffix(".png")
     draw(report, drawn)
     console.print(table(report))

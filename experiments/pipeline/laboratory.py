@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from experiments.dials.dials import Dials, write_whole
+from experiments.dials.dials import Dials
 from experiments.dials.policy import FixedPolicy
 from experiments.dials.script import Script, make_script, random_prompts
 from experiments.dials.target import VOCAB_SIZE, write_target
@@ -26,6 +26,7 @@ from experiments.pipeline.priority import raise_priority
 from experiments.pipeline.sample import Sample
 from paceline.client import Chunk, Finished, PacelineClient
 from paceline.embedded import Deployment, DeploymentOptions, Ports
+from paceline.whole_file import write_json
 
 NUM_PROMPT_TOKENS = 8
 SETTLE_S = 0.3
@@ -66,13 +67,13 @@ class Laboratory:
             shape: of the cycle.
             seed: of the drafter's luck.
         """
-        write_whole(
+        write_json(
             _dials_path(self.directory), Dials.from_dict({**cell.dials.as_dict(), "seed": seed}).as_dict()
         )
         self._link.set_round_trip(LINK, cell.round_trip_ms)
         if shape != self._shape:
             self._version += 1
-            write_whole(_policy_path(self.directory), shape.policy(self._version).as_dict())
+            write_json(_policy_path(self.directory), shape.policy(self._version).as_dict())
             self._shape = shape
             time.sleep(SETTLE_S)
 
@@ -144,8 +145,8 @@ def laboratory(
         # Longer than any text, so that the drafter can always draft past its end.
         script = make_script(model, prompts, max_tokens + 2 * MAX_NODES)
         script.write(directory / "script.json")
-        write_whole(_dials_path(directory), Dials().as_dict())
-        write_whole(_policy_path(directory), FixedPolicy().as_dict())
+        write_json(_dials_path(directory), Dials().as_dict())
+        write_json(_policy_path(directory), FixedPolicy().as_dict())
         ports = Ports.free()
         link = stack.enter_context(LinkProcess({LINK: f"127.0.0.1:{ports.grpc['drafter']}"}))
         options = DeploymentOptions(

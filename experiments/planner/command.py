@@ -12,6 +12,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from paceline.whole_file import write_text
+
 _GOAL_US = 100.0
 
 
@@ -65,8 +67,7 @@ def bench_planner(
     verdict = "under" if report["median_us"] < _GOAL_US else "NOT under"
     console.print(f"slower of the two: {report['median_us']:.0f} us, {verdict} the goal of {_GOAL_US:.0f} us")
     if json_path is not None:
-        json_path.parent.mkdir(parents=True, exist_ok=True)
-        json_path.write_text(text + "\n")
+        write_text(json_path, text + "\n")
         console.print(f"wrote {json_path}")
 
 

@@ -21,6 +21,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from paceline.whole_file import write_text
+
 MAX_RIGHT = 15
 NO_SIBLING = 9
 _VERSION = 1
@@ -124,7 +126,7 @@ class Trace:
             digits = ("".join(f"{n:x}" for n in r.right), "".join(f"{n:x}" for n in r.siblings))
             scales = (round(r.step_scale, 3), round(r.draft_scale, 3), round(r.rtt_s * 1e6))
             lines.append(json.dumps([round(r.t_s * 1e3, 1), *digits, *scales], separators=(",", ":")))
-        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        write_text(path, "\n".join(lines) + "\n")
 
     @classmethod
     def read(cls, path: Path) -> Trace:

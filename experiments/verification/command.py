@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from pathlib import Path
@@ -11,6 +10,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
+
+from paceline.whole_file import write_json
 
 _GOAL = 0.05
 
@@ -94,8 +95,7 @@ def bench_verification(
                 }
             )
             del engine
-    json_path.parent.mkdir(parents=True, exist_ok=True)
-    json_path.write_text(json.dumps(report, indent=2) + "\n")
+    write_json(json_path, report)
     for model_report in report["models"]:
         console.print(_table(model_report))
     worst = max(

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from paceline.drafters.checkpoint import CheckpointError
 from paceline.weights_file import write_weights
+from paceline.whole_file import write_json
 
 PICKLED = (".pt", ".bin", ".pth")
 
@@ -86,7 +87,7 @@ def write_tensors(
 ) -> None:
     """Write weights, then `config.json`, so that a directory with a configuration is whole."""
     write_weights(directory / file_name, tensors)
-    (directory / "config.json").write_text(json.dumps(dict(config), indent=2) + "\n")
+    write_json(directory / "config.json", dict(config))
 
 
 def check_finite(tensors: Mapping[str, Tensor]) -> None:

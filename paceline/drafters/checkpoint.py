@@ -17,6 +17,7 @@ from torch import Tensor
 
 from paceline.errors import IncompatiblePeerError
 from paceline.weights_file import write_weights
+from paceline.whole_file import write_json
 
 FORMAT_VERSION = 1
 
@@ -120,8 +121,7 @@ class DrafterConfig:
 def save_drafter(directory: Path, config: DrafterConfig, tensors: Mapping[str, Tensor]) -> None:
     """Write a checkpoint; the weights first, so that a directory with a configuration is whole."""
     write_weights(directory / "model.safetensors", tensors)
-    text = json.dumps(asdict(config), indent=2) + "\n"
-    (directory / "config.json").write_text(text)
+    write_json(directory / "config.json", asdict(config))
 
 
 def load_tensors(directory: Path, expected: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:

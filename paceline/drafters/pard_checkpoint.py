@@ -24,6 +24,7 @@ from paceline.drafters.own_text import SameText
 from paceline.drafters.vocabulary import DraftVocabulary
 from paceline.models import copy_tokenizer
 from paceline.weights_file import write_weights
+from paceline.whole_file import write_json
 
 PROJECTION = "target_proj.weight"
 PROJECTION_BIAS = "target_proj.bias"
@@ -86,7 +87,7 @@ def save_pard(
     model_config = shape.pop(MODEL_CONFIG)
     model = folder / MODEL_DIR
     write_weights(model / "model.safetensors", {k: v for k, v in tensors.items() if k not in BESIDE})
-    (model / "config.json").write_text(json.dumps(model_config, indent=2) + "\n")
+    write_json(model / "config.json", model_config)
     if tokenizer_dir is not None:
         copy_tokenizer(tokenizer_dir, model)
     written = DrafterConfig(
@@ -96,7 +97,7 @@ def save_pard(
     if beside:
         save_drafter(folder, written, beside)
     else:
-        (folder / "config.json").write_text(json.dumps(asdict(written), indent=2) + "\n")
+        write_json(folder / "config.json", asdict(written))
 
 
 def read_model_config(model_dir: Path) -> dict[str, Any]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
+
+from paceline.whole_file import copy_file
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -18,4 +19,4 @@ def copy_tokenizer(source: Path, output: Path) -> None:
     """Copy a directory's tokenizer, as far as it has one; `output` exists."""
     for name in TOKENIZER_FILES:
         if (source / name).is_file():
-            shutil.copyfile(source / name, output / name)
+            copy_file(source / name, output / name)

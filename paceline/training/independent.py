@@ -21,11 +21,13 @@ from paceline.drafters.draft_model import MODEL_DIR
 from paceline.training.acceptance import AcceptanceCounts
 from paceline.training.backbone import final_hidden
 from paceline.training.data import Batch
+from paceline.training.draft_vocabulary import id_offsets
 from paceline.training.eagle3 import TargetFacts
 from paceline.training.errors import TrainingDataError
 from paceline.training.losses import head_argmax, linear_soft_cross_entropy, softmax_head
 from paceline.training.teacher import TeacherShape, read_weights
 from paceline.weights_file import write_weights
+from paceline.whole_file import write_json
 
 _EVAL_CHAIN = 5
 
@@ -167,15 +169,15 @@ class IndependentObjective:
         model = folder / MODEL_DIR
         tensors = {**self._frozen, **self._parameters}
         write_weights(model / "model.safetensors", {k: v.detach().bfloat16() for k, v in tensors.items()})
-        (model / "config.json").write_text(json.dumps({**self.config, "dtype": "bfloat16"}, indent=2) + "\n")
+        write_json(model / "config.json", {**self.config, "dtype": "bfloat16"})
         shape = {"target_vocab": self.shape.vocab, "num_layers": self.shape.num_layers}
         if self.draft_ids is not None:
             shape["draft_vocab"] = len(self.draft_ids)
         config = DrafterConfig(self.method, self.target.fingerprint, self.target.name, shape, facts)
         if self.draft_ids is not None:
-            save_drafter(folder, config, {"d2t": self.draft_ids - torch.arange(len(self.draft_ids))})
+            save_drafter(folder, config, {"d2t": id_offsets(self.draft_ids)})
             return
-        (folder / "config.json").write_text(json.dumps(asdict(config), indent=2) + "\n")
+        write_json(folder / "config.json", asdict(config))
 
     def _forward(self, tokens: Tensor) -> Tensor:
         """Final-norm hidden ``[rows, length, hidden]``."""

@@ -9,7 +9,6 @@ transformers saves it, and the modules as a drafter for it. The loss is in `deep
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,6 +27,7 @@ from paceline.training.loop import Loop, LoopSettings
 from paceline.training.shards import shard_indices
 from paceline.training.teacher import TeacherShape
 from paceline.weights_file import write_weights
+from paceline.whole_file import copy_file, write_json
 
 log = structlog.get_logger()
 
@@ -262,8 +262,8 @@ class _Run:
         }
         copy_tokenizer(self._options.tokenizer_dir, model)
         if (self._options.tokenizer_dir / _GENERATION).is_file():
-            shutil.copyfile(self._options.tokenizer_dir / _GENERATION, model / _GENERATION)
-        (model / "config.json").write_text(json.dumps(content, indent=2) + "\n")
+            copy_file(self._options.tokenizer_dir / _GENERATION, model / _GENERATION)
+        write_json(model / "config.json", content)
         shape = {**asdict(self._joint.shape), "max_positions": target.max_positions}
         facts = {
             "from_scratch": True,

@@ -13,7 +13,6 @@ only when captured; the last position of a conversation has zeros); ``offsets`` 
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from paceline.training.errors import TrainingDataError
+from paceline.whole_file import replacing, write_json
 
 SEGMENT_TEMPLATE = 0
 SEGMENT_USER = 1
@@ -72,9 +72,8 @@ def write_shard(path: Path, shard: Shard) -> None:
     if shard.taps is not None and shard.hidden is not None:
         arrays["taps"] = shard.taps
         arrays["hidden"] = shard.hidden
-    partial = path.with_suffix(".partial")
-    save_file({k: v.contiguous() for k, v in arrays.items()}, partial)
-    os.replace(partial, path)
+    with replacing(path) as part:
+        save_file({k: v.contiguous() for k, v in arrays.items()}, part)
 
 
 def read_shard(path: Path, with_features: bool = True) -> Shard:
@@ -108,9 +107,7 @@ def read_shard(path: Path, with_features: bool = True) -> Shard:
 
 def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
     """Replaces the folder's manifest."""
-    partial = folder / (MANIFEST + ".partial")
-    partial.write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n")
-    os.replace(partial, folder / MANIFEST)
+    write_json(folder / MANIFEST, manifest, sort_keys=True)
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from paceline.training.errors import TrainingDataError
 from paceline.training.stems import STEMS
 from paceline.training.teacher import Teacher
 from paceline.training.template import TurnTemplate
+from paceline.whole_file import write_json
 
 log = structlog.get_logger()
 
@@ -160,7 +161,7 @@ def write_counts(path: Path, shard: shards.Shard) -> None:
         "answer_tokens": int((shard.segments == shards.SEGMENT_ANSWER).sum()),
         "greedy": int(shard.is_greedy.sum()),
     }
-    path.with_suffix(".json").write_text(json.dumps(counts) + "\n")
+    write_json(path.with_suffix(".json"), counts, indent=None)
 
 
 def _update_manifest(options: SynthOptions, fingerprint: str, index: int, shard: shards.Shard) -> None:

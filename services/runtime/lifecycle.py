@@ -13,13 +13,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import structlog
@@ -29,6 +27,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from paceline.errors import DrainingError, PacelineError, UnavailableError
+from paceline.whole_file import write_json
 from services.runtime.channel import Tls, server_credentials, server_options
 from services.runtime.errors import ErrorInterceptor
 from services.runtime.logs import configure_logs
@@ -176,7 +175,7 @@ class Process:
         path = self.settings.ready_file
         if path is not None:
             ports = {"pid": os.getpid(), "port": self.port, "metrics_port": self.metrics_port}
-            _write_whole(path, json.dumps(ports))
+            write_json(path, ports, indent=None)
 
     async def _set_health(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
         for name in ("", *self._service_names):
@@ -282,10 +281,3 @@ def _on_signal(process: Process, stopping: asyncio.Event, number: int) -> None:
         os._exit(128 + number)
     process.log.info("signal", signal=signal.Signals(number).name)
     stopping.set()
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """Write a file so that a reader sees all of it or none."""
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    part.write_text(text, encoding="utf-8")
-    part.replace(path)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.dials.dials import Confidence, DialFile, Dials, fixed, write_whole
+from experiments.dials.dials import Confidence, DialFile, Dials, fixed
 from experiments.dials.drafter import DialledDrafter
 from experiments.dials.luck import Luck
 from experiments.dials.policy import FixedPolicy
@@ -20,6 +20,7 @@ from experiments.dials.script import Script, ScriptText
 from paceline.drafters import Drafter, DrafterError, DraftRequest, OutcomeRequest, UnknownDraftSequenceError
 from paceline.errors import InvalidRequestError
 from paceline.trie import DraftEntry, DraftTrie
+from paceline.whole_file import write_json
 
 VOCAB = 300
 NUM_DRAWS = 4000
@@ -358,13 +359,13 @@ def test_bad_dials_name_the_dial(values: dict[str, object], field: str) -> None:
 
 def test_a_dial_file_is_read_again_and_a_sequence_keeps_its_dials(tmp_path: Path) -> None:
     path = tmp_path / "dials.json"
-    write_whole(path, Dials(acceptance=1.0).as_dict())
+    write_json(path, Dials(acceptance=1.0).as_dict())
     of = script()
     with pytest.raises(InvalidRequestError):
         DialFile(_written(tmp_path / "bad.json", "[]"))
     made = DialledDrafter(of, DialFile(path), *_no_time())
     made.open(1, of.texts[0].prompt)
-    write_whole(path, Dials(acceptance=0.0).as_dict())
+    write_json(path, Dials(acceptance=0.0).as_dict())
     made.open(2, of.texts[0].prompt)
     first, second = made.draft([DraftRequest(1, 4), DraftRequest(2, 4)])
     assert first is not None
@@ -405,7 +406,7 @@ def test_scripts_are_written_and_read(tmp_path: Path) -> None:
 def test_policies_are_written_and_read(tmp_path: Path) -> None:
     path = tmp_path / "policy.json"
     policy = FixedPolicy(version=3, draft_length=9, outcomes=4, draft_ahead=2)
-    write_whole(path, policy.as_dict())
+    write_json(path, policy.as_dict())
     assert FixedPolicy.read(path) == policy
     assert policy.to_proto().outcomes == 4
     path.write_text(json.dumps({"draft": 3}))

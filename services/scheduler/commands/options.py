@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from paceline.errors import UnavailableError
+from paceline.whole_file import write_text
 from services.scheduler.commands.sources import DEFAULT_REDIS, Known, TlsFiles, read
 
 Redis = Annotated[str | None, typer.Option(help=f"Read this Redis; {DEFAULT_REDIS} by default.")]
@@ -51,4 +52,4 @@ def write_json(values: Sequence[dict[str, Any]], path: str) -> None:
     if path == "-":
         sys.stdout.write(text)
     else:
-        Path(path).write_text(text, encoding="utf-8")
+        write_text(Path(path), text)
