@@ -89,16 +89,18 @@ class ReferenceMtp:
                     torch.cat([hidden, state[-1:]]),
                     [*positions, last + j - k],
                 )
-            state, normed = self._run(self.modules[k], *ran[k])
+            state, normed = self.run(k, *ran[k])
             all_logits.append(normed[-1:] @ self.head.T)
         return torch.cat(all_logits)
 
-    def _run(
-        self, module: Module, embedded: Tensor, hidden: Tensor, positions: list[int]
+    def run(
+        self, index: int, embedded: Tensor, hidden: Tensor, positions: list[int] | None = None
     ) -> tuple[Tensor, Tensor]:
-        """What is handed on, and what the head reads."""
-        n = len(positions)
+        """One module over rows `[n, width]`, at 0, 1, ... unless told: what is handed on, and what the head reads."""
+        n, module = len(hidden), self.modules[index]
         mask = torch.ones(n, n, dtype=torch.bool).tril()
-        raw = module(embedded, hidden, torch.tensor(positions), mask)
+        raw = module(
+            embedded, hidden, torch.arange(n) if positions is None else torch.tensor(positions), mask
+        )
         normed = module.shared_head["norm"](raw)
         return (normed if self.shape.carries_norm else raw), normed
