@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import shutil
 from collections.abc import Callable
@@ -19,9 +18,7 @@ from paceline.drafters import (
     CheckpointError,
     Drafter,
     DrafterConfig,
-    DrafterError,
     DraftRequest,
-    OutcomeRequest,
     drafter_tap,
     load_drafter,
 )
@@ -30,12 +27,11 @@ from paceline.drafters.pard1 import Pard1Drafter
 from paceline.drafters.pard2 import Pard2Drafter
 from paceline.drafters.pard_checkpoint import PROJECTION, PROJECTION_BIAS
 from paceline.models import model_fingerprint
-from paceline.sampling import SamplingParams, VerifyMode
 from paceline.target import Device, SequenceRows, StepError, TargetEngine
 from paceline.target.architecture import Architecture
 from paceline.target.native import NativeExecutor, runs_natively
-from paceline.trie import DraftEntry
 from tests.drafters.conftest import VOCAB, Target, _save_llama, text
+from tests.drafters.drafting import draft, entry_of, start
 from tests.drafters.pard_checkpoint import MASK_TOKEN, reference_logits, save
 
 Load = Callable[[Path], Drafter]
@@ -50,21 +46,6 @@ def checkpoint(request: pytest.FixtureRequest, drafter_dirs: dict[str, Path]) ->
 @pytest.fixture
 def drafter(load: Load, checkpoint: Path) -> Drafter:
     return load(checkpoint)
-
-
-def _start(drafter: Drafter, target: Target, sequence_id: int, tokens: list[int]) -> None:
-    drafter.open(sequence_id, tokens)
-    drafter.feed(sequence_id, 0, target.features(drafter, tokens)[:-1])
-
-
-def _entry(drafter: Drafter, sequence_id: int, num_tokens: int, **wish: object) -> DraftEntry:
-    (entry,) = drafter.draft([DraftRequest(sequence_id, num_tokens, **wish)])  # type: ignore[arg-type]
-    assert entry is not None
-    return entry
-
-
-def _draft(drafter: Drafter, sequence_id: int, num_tokens: int, **wish: object) -> tuple[int, ...]:
-    return _entry(drafter, sequence_id, num_tokens, **wish).tokens
 
 
 def _count_rows(drafter: Drafter) -> list[int]:
@@ -91,8 +72,8 @@ def test_chain_equals_reference(
     reads_features: bool,
 ) -> None:
     tokens = text(length, seed=length)
-    _start(drafter, target, 7, tokens)
-    entry = _entry(drafter, 7, 12, reads_features=reads_features)
+    start(drafter, target, 7, tokens)
+    entry = entry_of(drafter, 7, 12, reads_features=reads_features)
     features, bias = None, None
     if drafter.tap is not None and reads_features:
         features = target.features(drafter, tokens)[:-1]
@@ -130,18 +111,18 @@ def test_drafts_depend_on_the_features_only_where_they_are_read(
 ) -> None:
     drafter, other = load(drafter_dirs["pard2"]), load(drafter_dirs["pard2"])
     tokens = text(14, seed=5)
-    _start(drafter, target, 1, tokens)
+    start(drafter, target, 1, tokens)
     other.open(1, tokens)
     assert other.draft([DraftRequest(1, 8)]) == [None]  # its features are still on the way
-    without = _draft(other, 1, 8, reads_features=False)
+    without = draft(other, 1, 8, reads_features=False)
     plain = load(drafter_dirs["pard1"])
     plain.open(1, tokens)
-    assert without == _draft(plain, 1, 8)
-    with_features = _draft(drafter, 1, 8)
+    assert without == draft(plain, 1, 8)
+    with_features = draft(drafter, 1, 8)
     assert with_features != without
     # From one to the other and back: the text is run anew.
-    assert _draft(drafter, 1, 8, reads_features=False) == without
-    assert _draft(drafter, 1, 8) == with_features
+    assert draft(drafter, 1, 8, reads_features=False) == without
+    assert draft(drafter, 1, 8) == with_features
     # In one batch, each as it asks.
     other.feed(1, 0, target.features(other, tokens)[:-1])
     other.open(2, tokens)
@@ -149,181 +130,39 @@ def test_drafts_depend_on_the_features_only_where_they_are_read(
     assert [entry.tokens for entry in mixed if entry is not None] == [with_features, without]
 
 
-def test_batched_equals_single(load: Load, checkpoint: Path, target: Target) -> None:
-    texts = {1: text(5, 1), 2: text(17, 2), 3: text(30, 3)}
+def test_a_pass_runs_new_rows_alone(drafter: Drafter, target: Target) -> None:
     lengths = {1: 6, 2: 2, 3: 4}
-    single = {}
+    texts = {1: text(5, 1), 2: text(17, 2), 3: text(30, 3)}
     for key, tokens in texts.items():
-        alone = load(checkpoint)
-        _start(alone, target, key, tokens)
-        single[key] = _draft(alone, key, lengths[key])
-    together = load(checkpoint)
-    for key, tokens in texts.items():
-        _start(together, target, key, tokens)
-    rows = _count_rows(together)
-    entries = together.draft([DraftRequest(key, lengths[key]) for key in texts])
-    assert [entry.tokens for entry in entries if entry is not None] == list(single.values())
-    assert [entry.start for entry in entries if entry is not None] == [5, 17, 30]
-    assert rows == [
-        5 + 5 + 17 + 1 + 30 + 3
-    ]  # one pass: the text, and a mask row for each token but the first
-
-
-@pytest.mark.parametrize("num_accepted", [0, 1, 3, 5])
-@pytest.mark.parametrize("max_nodes", [0, 11])
-def test_after_a_verification_equals_a_fresh_drafter(
-    load: Load, checkpoint: Path, target: Target, num_accepted: int, max_nodes: int
-) -> None:
-    tokens = text(11, seed=8)
-    drafter = load(checkpoint)
-    _start(drafter, target, 1, tokens)
-    drafted = list(_entry(drafter, 1, 5, max_nodes=max_nodes).tokens)
-    final = next(t for t in range(6, VOCAB) if t not in drafted)
-    committed = [*drafted[:num_accepted], final]
-    drafter.extend(1, len(tokens), committed)
-    whole = [*tokens, *committed]
-    features = target.features(drafter, whole)
-    drafter.feed(1, len(tokens) - 1, features[len(tokens) - 1 : len(whole) - 1])
-    fresh = load(checkpoint)
-    _start(fresh, target, 1, whole)
+        start(drafter, target, key, tokens)
     rows = _count_rows(drafter)
-    ours, theirs = (_entry(d, 1, 5, max_nodes=max_nodes) for d in (drafter, fresh))
-    assert ours.tokens == theirs.tokens
-    assert ours.parents == theirs.parents
-    assert rows == [num_accepted + 1 + 4]  # the mask rows fell away, the text's rows stayed
+    drafter.draft([DraftRequest(key, lengths[key]) for key in texts])
+    drafted = draft(drafter, 2, 10)  # new mask rows, for the tokens that were not wished for
+    # The text, and a mask row for each token but the first.
+    assert rows == [5 + 5 + 17 + 1 + 30 + 3, 8]
+    whole = [*texts[2], *drafted[:3], 7]
+    drafter.extend(2, 17, whole[17:])
+    drafter.feed(2, 16, target.features(drafter, whole)[16:-1])
+    draft(drafter, 2, 5)
+    assert rows[2:] == [4 + 4]  # the mask rows fell away, the text's rows stayed
 
 
-@pytest.mark.parametrize("order", list(itertools.permutations(["feed", "extend", "draft"])))
-def test_feed_and_extend_in_any_order(
-    load: Load, checkpoint: Path, target: Target, order: tuple[str, ...]
+def test_features_are_forgotten_with_their_sequence(
+    load: Load, drafter_dirs: dict[str, Path], target: Target
 ) -> None:
-    tokens = text(24, seed=12)
-    drafter, fresh = load(checkpoint), load(checkpoint)
-    features = target.features(drafter, tokens)
-    drafter.open(1, tokens[:8])
-    fed = 0
-    for end in (12, 13, 19, 24):
-        for step in order:
-            if step == "feed":
-                until = end - 1 + (end < 24)  # one more than the tokens allow
-                drafter.feed(1, fed, features[fed:until])
-                fed = until
-            elif step == "extend":
-                drafter.extend(1, min(8, end), tokens[8:end])
-            else:
-                drafter.draft([DraftRequest(1, 4, 9)])
-    _start(fresh, target, 1, tokens)
-    assert _draft(drafter, 1, 6) == _draft(fresh, 1, 6)
-
-
-def test_a_longer_wish_runs_only_new_mask_rows(load: Load, checkpoint: Path, target: Target) -> None:
-    tokens = text(9, seed=4)
-    drafter, fresh = load(checkpoint), load(checkpoint)
-    _start(drafter, target, 1, tokens)
-    _start(fresh, target, 1, tokens)
-    rows = _count_rows(drafter)
-    first = _draft(drafter, 1, 3)
-    longer = _draft(drafter, 1, 11)
-    assert longer == _draft(fresh, 1, 11)
-    assert longer[:3] == first
-    assert _draft(drafter, 1, 2) == first[:2]
-    assert rows == [9 + 2, 8]
+    drafter = load(drafter_dirs["pard2"])
+    assert isinstance(drafter, Pard2Drafter)
+    start(drafter, target, 1, text(12, seed=6))
+    assert drafter._features
+    drafter.close(1)
+    assert not drafter._features
 
 
 def test_out_of_positions_drafts_nothing(drafter: Drafter, target: Target) -> None:
     assert drafter.max_positions == 512
-    _start(drafter, target, 1, text(510, seed=6))
+    start(drafter, target, 1, text(510, seed=6))
     assert drafter.draft([DraftRequest(1, 3)]) == [None]
-    assert len(_draft(drafter, 1, 2)) == 2
-
-
-def test_a_pass_that_fails_takes_nothing_away(load: Load, checkpoint: Path, target: Target) -> None:
-    drafter, fresh = load(checkpoint), load(checkpoint)
-    assert isinstance(drafter, Pard1Drafter)
-    for sequence_id in (1, 2):
-        _start(drafter, target, sequence_id, text(9, seed=sequence_id))
-        _start(fresh, target, sequence_id, text(9, seed=sequence_id))
-    _draft(drafter, 1, 2)
-    step = drafter._model.step
-
-    def failing(batch: list[SequenceRows]) -> list[Tensor]:
-        step(batch)
-        raise RuntimeError("another sequence's fault")
-
-    drafter._model.step = failing  # type: ignore[assignment, method-assign]
-    with pytest.raises(RuntimeError):
-        drafter.draft([DraftRequest(1, 5), DraftRequest(2, 5)])
-    drafter._model.step = step  # type: ignore[method-assign]
-    for sequence_id in (1, 2):
-        assert _draft(drafter, sequence_id, 5) == _draft(fresh, sequence_id, 5)
-
-
-def test_what_is_missing_is_named(load: Load, drafter_dirs: dict[str, Path], target: Target) -> None:
-    drafter, tokens = load(drafter_dirs["pard2"]), text(12, seed=6)
-    features = target.features(drafter, tokens)
-    drafter.open(1, tokens)
-    drafter.feed(1, 0, features[:6])
-    with pytest.raises(DrafterError, match="features from 6 to 8 are missing"):
-        drafter.feed(1, 9, features[9:])
-    with pytest.raises(DrafterError, match=r"\[n, 64\]"):
-        drafter.feed(1, 6, features[6:, :-1])
-    with pytest.raises(DrafterError, match="tokens 12 to 12 are missing"):
-        drafter.extend(1, 13, [6])
-    with pytest.raises(DrafterError, match="not open"):
-        drafter.draft([DraftRequest(2, 3)])
-    drafter.close(1)
-    assert isinstance(drafter, Pard2Drafter)
-    assert not drafter._features
-
-
-def test_outcomes_are_not_drafted_past(drafter: Drafter, target: Target) -> None:
-    _start(drafter, target, 1, text(9, seed=4))
-    _entry(drafter, 1, 3, max_nodes=9)
-    assert drafter.draft_outcomes([OutcomeRequest(1, 3, 4, 30)]) == [None]
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_trees_of_marginals(drafter: Drafter, target: Target, temperature: float) -> None:
-    sampling = SamplingParams(temperature=temperature, seed=3)
-    _start(drafter, target, 1, text(16, seed=9))
-    entry = _entry(drafter, 1, 4, max_nodes=16, sampling=sampling)
-    entry.check(max_tokens=16, vocab_size=VOCAB)
-    assert len(entry.tokens) == 16
-    assert len(set(zip(entry.parents, entry.tokens, strict=True))) == 16
-    assert _entry(drafter, 1, 4, sampling=sampling).tokens[0] == entry.tokens[0]
-    assert MASK_TOKEN not in entry.tokens
-
-
-def test_coupled_chain_runs_the_race_at_every_depth(drafter: Drafter, target: Target) -> None:
-    from paceline.drafters.choice import choose_chain_tokens
-
-    tokens, sampling = text(14, seed=2), SamplingParams(temperature=1.0, seed=11)
-    _start(drafter, target, 1, tokens)
-    entry = _entry(drafter, 1, 6, sampling=sampling)
-    assert isinstance(drafter, Pard1Drafter)
-    logits = drafter._sequences[1].round.logits(0, 6)
-    for depth in range(6):
-        chosen, _ = choose_chain_tokens(logits[depth : depth + 1], None, [14 + depth], [sampling])
-        assert entry.tokens[depth] == int(chosen)
-    assert entry.tokens != tuple(logits.argmax(-1).tolist())
-
-
-@pytest.mark.parametrize("mode", [VerifyMode.REJECTION, VerifyMode.BLOCK])
-def test_draws_name_what_they_were_drawn_from(drafter: Drafter, target: Target, mode: VerifyMode) -> None:
-    _start(drafter, target, 1, text(14, seed=2))
-    sampling = SamplingParams(temperature=1.0, seed=4, mode=mode)
-    entry = _entry(drafter, 1, 3, max_nodes=6, sampling=sampling, support_size=VOCAB)
-    assert isinstance(drafter, Pard1Drafter)
-    probs = drafter._sequences[1].round.logits(0, 3).softmax(-1)
-    depths: list[int] = []
-    for parent in entry.parents:
-        depths.append(0 if parent < 0 else depths[parent] + 1)
-    assert entry.draft_dists is not None
-    for token, depth, draws in zip(entry.tokens, depths, entry.draft_dists, strict=True):
-        assert draws is not None
-        assert token in draws.tokens
-        assert token != MASK_TOKEN
-        assert draws.distribution.prob(token) == pytest.approx(float(probs[depth, token]), rel=1e-3)  # type: ignore[union-attr]
+    assert len(draft(drafter, 1, 2)) == 2
 
 
 def test_a_part_of_the_head_is_drafted(
@@ -337,7 +176,7 @@ def test_a_part_of_the_head_is_drafted(
     drafter, tokens = load(path), text(12, seed=1)
     drafter.open(1, tokens)
     logits = reference_logits(pard_model_dir, tokens, 6)[:, ids]
-    assert list(_draft(drafter, 1, 6)) == ids[logits.argmax(-1)].tolist()
+    assert list(draft(drafter, 1, 6)) == ids[logits.argmax(-1)].tolist()
 
 
 def test_a_public_directory_serves_any_target(
@@ -355,7 +194,7 @@ def test_a_public_directory_serves_any_target(
         drafter = load_drafter(public, directory, dtype=torch.float32)
         assert drafter.method == "pard1"
         drafter.open(1, tokens)
-        drafted.append(_draft(drafter, 1, 5))
+        drafted.append(draft(drafter, 1, 5))
     assert drafted[0] == drafted[1] == tuple(reference_logits(pard_model_dir, tokens, 5).argmax(-1).tolist())
     (public / "config.json").write_text(json.dumps({**content, "pard_token": VOCAB}))
     with pytest.raises(CheckpointError, match=f"mask_token must be a token from 0 to {VOCAB - 1}"):
@@ -438,7 +277,7 @@ def test_the_cpu_kernels_run_all_mask_rows_of_all_sequences_in_one_step(
     assert isinstance(drafter._engine.executor, NativeExecutor)
     texts = {1: text(5, 1), 2: text(17, 2), 3: text(30, 3)}
     for key, tokens in texts.items():
-        _start(drafter, target, key, tokens)
+        start(drafter, target, key, tokens)
     rows = _count_rows(drafter)
     entries = drafter.draft([DraftRequest(key, 6) for key in texts])
     assert rows == [5 + 17 + 30 + 3 * 5]
