@@ -139,7 +139,7 @@ def _round(
         wants_features=drafter is not None and arm.reads_features,
     )
     output = engine.step([rows])
-    (verdict,) = judge([sequence], [tree], [output.logits[0]])
+    (verdict,) = judge([sequence], [tree], output.rows, [0])
     assert isinstance(verdict, Verdict), "no request here has rules"
     kept = [*range(len(settled)), *(root + row for row in verdict.accepted_rows)]
     engine.keep(sequence.slot, kept)

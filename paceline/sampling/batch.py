@@ -9,6 +9,7 @@ Called by: the verifier's step loop.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 from paceline.drafts import DraftTree
 from paceline.sampling import rows as kernel_rows
 from paceline.sampling.block import verify_block
-from paceline.sampling.choices import coupled_choices, largest
+from paceline.sampling.choices import coupled_choices, greedy_choices
 from paceline.sampling.params import SamplingParams, VerifyMode
 from paceline.sampling.processors import ProbRows, RowParams, measure_rows, target_probs
 from paceline.sampling.tree_rejection import keyed_walk
@@ -31,18 +32,20 @@ def verify_step(
     committed_lengths: Sequence[int],
     params: Sequence[SamplingParams],
     maxima: Tensor | None = None,
+    firsts: Sequence[int] | None = None,
 ) -> list[Verdict]:
     """Verify every sequence of a step.
 
     Args:
-        logits: [rows, vocab] float32; sequence after sequence, each with its root row and then its tree's
-            nodes.
+        logits: [rows, vocab] float32; of each sequence its root row and then its tree's nodes.
         trees: what was drafted; empty trees mean plain decoding. In rejection mode as `DraftTrie.select_first` gives
             them, in block mode as `DraftTrie.select_chain` does.
         committed_lengths: committed length of each sequence before the step.
         params: sampling parameters of each sequence.
         maxima: [rows, ceil(vocab / 32)] float32, the largest of every 32 logits; None where they are not known. They
             save a reading of the logits and change nothing else.
+        firsts: the row of each sequence's root, in any order and with other rows in between; None where the sequences'
+            rows follow one another and nothing is between them.
 
     Returns:
         One verdict per sequence. In greedy and coupled mode the committed tokens do not depend on the trees, in
@@ -52,16 +55,18 @@ def verify_step(
         raise ValueError(
             f"{len(trees)} trees, {len(committed_lengths)} lengths, {len(params)} parameter sets"
         )
-    firsts, num_rows = [], 0
-    for tree in trees:
-        firsts.append(num_rows)
-        num_rows += len(tree) + 1
-    if logits.shape[0] != num_rows:
-        raise ValueError(f"{num_rows} rows in the step but {logits.shape[0]} rows of logits")
+    if firsts is None:
+        *firsts, num_rows = itertools.accumulate((len(tree) + 1 for tree in trees), initial=0)
+        if logits.shape[0] != num_rows:
+            raise ValueError(f"{num_rows} rows in the step but {logits.shape[0]} rows of logits")
+    elif len(firsts) != len(trees) or any(
+        not 0 <= first < logits.shape[0] - len(tree) for first, tree in zip(firsts, trees, strict=True)
+    ):
+        raise ValueError(f"the rows of {len(trees)} trees do not lie within {logits.shape[0]} rows of logits")
     modes = [param.resolved_mode for param in params]
     verdicts: dict[int, Verdict] = {}
     if VerifyMode.GREEDY in modes:
-        choices = largest(logits, maxima).tolist()  # one reduction and one copy for the whole step
+        choices = greedy_choices(logits, maxima)  # one reduction for the whole step
         for index, tree in enumerate(trees):
             if modes[index] is VerifyMode.GREEDY:
                 verdicts[index] = walk(tree, choices[firsts[index] : firsts[index] + len(tree) + 1])

@@ -50,6 +50,26 @@ def maxima_of(logits: Tensor) -> Tensor:
     return padded.view(logits.shape[0], -1, SET).amax(dim=-1)
 
 
+def largest(logits: Tensor, maxima: Tensor, only_scalar: bool = False) -> list[int]:
+    """Where each row is largest, the first of equals and a NaN above all, by its maxima.
+
+    Args:
+        logits: `[rows, vocab]` that `can_run`.
+        maxima: of all rows, as `maxima_of` gives them.
+        only_scalar: as in `choose`.
+    """
+    library = kernels.load()
+    assert library is not None, "checked by can_run"
+    num_rows, width = logits.shape
+    _check_maxima(logits, maxima)
+    found = (ctypes.c_int64 * num_rows)()
+    library.pl_largest(
+        *(logits.data_ptr(), logits.stride(0), maxima.data_ptr(), maxima.stride(0), num_rows, width),
+        *(torch.get_num_threads(), only_scalar, ctypes.addressof(found)),
+    )
+    return list(found)
+
+
 def choose(
     logits: Tensor,
     at: Sequence[int],
@@ -261,12 +281,16 @@ def _places(logits: Tensor, maxima: Tensor | None, at: Sequence[int]) -> list[tu
     pointers = _pointers(logits, at)
     if maxima is None:
         return [(pointer, None) for pointer in pointers]
+    _check_maxima(logits, maxima)
+    return list(zip(pointers, _pointers(maxima, at), strict=True))
+
+
+def _check_maxima(logits: Tensor, maxima: Tensor) -> None:
     wanted = (logits.shape[0], -(-logits.shape[1] // SET))
-    if maxima.shape != wanted or maxima.dtype != torch.float32 or maxima.stride(1) != 1:
+    if maxima.shape != wanted or maxima.dtype != torch.float32 or maxima.stride(1) != 1 or maxima.is_cuda:
         raise ValueError(
             f"maxima are {maxima.dtype} {list(maxima.shape)} where rows of float32 {list(wanted)} belong"
         )
-    return list(zip(pointers, _pointers(maxima, at), strict=True))
 
 
 def _pointers(rows: Tensor, at: Sequence[int]) -> list[int]:

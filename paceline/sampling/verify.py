@@ -112,6 +112,8 @@ def walk(tree: DraftTree, choices: Sequence[int]) -> Verdict:
     """
     if len(choices) != len(tree) + 1:
         raise ValueError(f"{len(tree) + 1} rows but {len(choices)} choices")
+    if not tree.tokens:
+        return Verdict((), (), choices[0], FinalKind.PLAIN)
     walker = TreeWalk(tree)
     while True:
         verdict = walker.take(choices[walker.row])

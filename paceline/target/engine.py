@@ -40,23 +40,42 @@ ExecutorChoice = Literal["auto", "native", "lean", "generic"]
 
 @dataclass(slots=True)
 class StepOutput:
-    """What a step returns, per sequence in the order given.
+    """What a step returns: the rows of all sequences, and where each one's are, in the order given.
+
+    Whoever looks at all of them takes `rows` and `firsts`: a view for each of many sequences takes longer than to look.
 
     Attributes:
-        logits: `[k_i, vocab]` float32 each.
+        rows: `[k, vocab]` float32 logits.
+        firsts: where each sequence's logits begin in `rows`.
+        counts: how many it has there.
+        row_maxima: `[k, ceil(vocab / 32)]` float32, the largest of every 32 logits; None where not known.
         tap_features: per tap, per sequence `[n_i, width]` in the compute dtype; `[0, width]` where not
             wanted.
-        maxima: `[k_i, ceil(vocab / 32)]` float32 each, the largest of every 32 logits; None where not known.
     """
 
-    logits: list[Tensor]
+    rows: Tensor
+    firsts: list[int]
+    counts: list[int]
+    row_maxima: Tensor | None = None
     tap_features: list[list[Tensor]] = field(default_factory=list)
-    maxima: list[Tensor] | None = None
+
+    @property
+    def logits(self) -> list[Tensor]:
+        """Each sequence's logits, views `[k_i, vocab]` float32."""
+        return self._views(self.rows)
+
+    @property
+    def maxima(self) -> list[Tensor] | None:
+        """Each sequence's maxima, views `[k_i, ceil(vocab / 32)]` float32; None where not known."""
+        return None if self.row_maxima is None else self._views(self.row_maxima)
 
     @property
     def features(self) -> list[Tensor]:
         """Features of the first tap."""
         return self.tap_features[0] if self.tap_features else []
+
+    def _views(self, rows: Tensor) -> list[Tensor]:
+        return [rows[first : first + count] for first, count in zip(self.firsts, self.counts, strict=True)]
 
 
 class TargetEngine:
@@ -84,6 +103,7 @@ class TargetEngine:
             dtype,
             device.torch_device,
             shape.layer_heads,
+            executor.joins_neighbours,
         )
         self.cache = KVCache(layout, kv_limit_bytes)
         self._row_buckets = tuple(sorted(row_buckets))
@@ -257,7 +277,8 @@ class TargetEngine:
             KVCacheFullError: no room; nothing was changed.
         """
         if not batch:
-            return StepOutput([], [[] for _ in self._taps])
+            nothing = torch.empty((0, self.shape.vocab_size), device=self.device.torch_device)
+            return StepOutput(nothing, [], [], tap_features=[[] for _ in self._taps])
         if len({rows.slot for rows in batch}) != len(batch):
             raise StepError("a slot may appear once in a step")
         for rows in batch:
@@ -275,9 +296,9 @@ class TargetEngine:
                 joins_neighbours=self.executor.joins_neighbours,
             )
             result = self.executor.forward(step.plan)
-            output = StepOutput(step.in_batch_order(result.logits.split(step.logit_counts)))
-            if result.maxima is not None:
-                output.maxima = step.in_batch_order(result.maxima.split(step.logit_counts))
+            output = StepOutput(
+                result.logits, step.logit_firsts(), step.in_batch_order(step.logit_counts), result.maxima
+            )
             for tap in self._taps:
                 output.tap_features.append(self._split_features(tap, batch, step, result, projects_features))
         for index, segment in step.segments:

@@ -6,8 +6,10 @@ Responsible for row order, positions, padding to row buckets and who is attended
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -16,6 +18,8 @@ from paceline.target.attention import Segment, StepPlan
 from paceline.target.cohort import form_units
 from paceline.target.kv_cache import Slot
 from paceline.target.rows import SequenceRows
+
+PartT = TypeVar("PartT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +36,11 @@ class PlannedStep:
     segments: list[tuple[int, Segment]]
     logit_counts: list[int]
 
-    def in_batch_order(self, parts: Sequence[Tensor]) -> list[Tensor]:
+    def logit_firsts(self) -> list[int]:
+        """Where the logits of each sequence begin, as the caller gave the sequences."""
+        return self.in_batch_order([*itertools.accumulate(self.logit_counts[:-1], initial=0)])
+
+    def in_batch_order(self, parts: Sequence[PartT]) -> list[PartT]:
         """One part per segment, reordered as the caller gave the sequences."""
         ordered = list(parts)
         for part, (index, _) in zip(parts, self.segments, strict=True):
@@ -64,7 +72,7 @@ def plan_step(
     segments: list[tuple[int, Segment]] = []
     logit_rows: list[int] = []
     logit_counts: list[int] = []
-    for index in _row_order(slots):
+    for index in _row_order(slots) if joins_neighbours else range(len(slots)):
         rows, slot = batch[index], slots[index]
         depths = rows.depths()
         first, count, past = len(tokens), len(rows.tokens), slot.length

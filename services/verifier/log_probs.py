@@ -53,10 +53,11 @@ def prompt_share(sequence: TargetSequence, start: int, logits: Tensor) -> Share:
     return Share(sequence, logits, tokens, sequence.spec.num_prompt_top, start + 1)
 
 
-def raw_rows(sequence: TargetSequence, logits: Tensor) -> Tensor | None:
+def raw_rows(sequence: TargetSequence, logits: Tensor, first: int, end: int) -> Tensor | None:
     """The rows of a decision as the target gave them, to be kept before rules change them; None if nobody asks."""
     if sequence.spec.num_top is None:
         return None
+    logits = logits[first:end]
     return logits.clone() if sequence.rules else logits
 
 

@@ -276,26 +276,20 @@ class StepLoop:
     def _commit(self, turns: list[Turn], output: StepOutput) -> tuple[list[SequenceCommit], list[Share]]:
         """Verify, keep the accepted rows, and move every sequence on; also whose log-probabilities are wanted."""
         deciding = [which for which, turn in enumerate(turns) if turn.reaches_root]
-        logits = {which: output.logits[which][turns[which].num_prompt_logits :] for which in deciding}
-        maxima = output.maxima and [
-            rows[turn.num_prompt_logits :] for turn, rows in zip(turns, output.maxima, strict=True)
-        ]
-        raw = {which: raw_rows(turns[which].sequence, rows) for which, rows in logits.items()}
+        firsts = [output.firsts[which] + turns[which].num_prompt_logits for which in deciding]
+        raw = {
+            which: raw_rows(turns[which].sequence, output.rows, first, first + 1 + len(turns[which].tree))
+            for which, first in zip(deciding, firsts, strict=True)
+        }
         shares: list[Share] = []
-        verdicts: dict[int, Verdict | RuleError] = {}
-        if deciding:
-            verdicts = dict(
-                zip(
-                    deciding,
-                    judge(
-                        [turns[which].sequence for which in deciding],
-                        [turns[which].tree for which in deciding],
-                        [logits[which] for which in deciding],
-                        maxima and [maxima[which] for which in deciding],
-                    ),
-                    strict=True,
-                )
-            )
+        judged = judge(
+            [turns[which].sequence for which in deciding],
+            [turns[which].tree for which in deciding],
+            output.rows,
+            firsts,
+            output.row_maxima,
+        )
+        verdicts = dict(zip(deciding, judged, strict=True))
         self._watch.lap(Stage.VERIFY)
         commits, settled = [], []
         failed: list[tuple[TargetSequence, RuleError]] = []
@@ -310,7 +304,8 @@ class StepLoop:
             start = turn.sequence.num_cached
             turn.sequence.num_cached += len(kept)
             if turn.num_prompt_logits:
-                prompt_logits = output.logits[which][: turn.num_prompt_logits]
+                first = output.firsts[which]
+                prompt_logits = output.rows[first : first + turn.num_prompt_logits]
                 shares.append(prompt_share(turn.sequence, start, prompt_logits))
             going_on: Sequence[int] = ()  # tokens that a drafter may go on from
             if verdict is not None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from paceline.sampling import RuleError, Verdict, maxima_of, verify_step
@@ -18,56 +17,47 @@ from services.verifier.sequence import TargetSequence
 def judge(
     sequences: Sequence[TargetSequence],
     trees: Sequence[DraftTree],
-    logits: Sequence[Tensor],
-    maxima: Sequence[Tensor] | None = None,
+    logits: Tensor,
+    firsts: Sequence[int],
+    maxima: Tensor | None = None,
 ) -> list[Verdict | RuleError]:
     """Decide what each sequence accepts.
 
     Args:
         sequences: sequences with logits in this step.
         trees: the draft nodes each of them ran.
-        logits: for each sequence `[1 + nodes, vocab]` float32: the root's row, then the nodes' rows.
-        maxima: of their logits, where the engine gives them (see `StepOutput`).
+        logits: `[rows, vocab]` float32 of the whole step; rules change them in place.
+        firsts: for each sequence the row of its root, behind which the nodes' rows lie.
+        maxima: of the logits, where the engine gives them (see `StepOutput`).
 
     Returns:
         One verdict for each sequence, in order; the error where a rule of its cannot go on.
     """
-    outcomes: dict[int, Verdict | RuleError] = {}
+    failed: dict[int, RuleError] = {}
     for which, sequence in enumerate(sequences):
+        if not sequence.rules:
+            continue
+        rows = slice(firsts[which], firsts[which] + 1 + len(trees[which]))
         try:
             for rule in sequence.rules:
-                rule.apply(logits[which], trees[which])
-            if sequence.rules and maxima is not None:
-                maxima[which].copy_(maxima_of(logits[which]))
+                rule.apply(logits[rows], trees[which])
         except RuleError as error:
-            outcomes[which] = error
-    going_on = [which for which in range(len(sequences)) if which not in outcomes]
-    if going_on:
-        verdicts = verify_step(
-            joined([logits[which] for which in going_on]),
-            [trees[which] for which in going_on],
-            [sequences[which].committed_length for which in going_on],
-            [sequences[which].spec.sampling for which in going_on],
-            None if maxima is None else joined([maxima[which] for which in going_on]),
-        )
-        outcomes.update(zip(going_on, verdicts, strict=True))
+            failed[which] = error
+            continue
+        if maxima is not None:
+            maxima[rows] = maxima_of(logits[rows])
+    going_on = [which for which in range(len(sequences)) if which not in failed]
+    if not going_on:
+        return list(failed.values())
+    verdicts = verify_step(
+        logits,
+        [trees[which] for which in going_on],
+        [sequences[which].committed_length for which in going_on],
+        [sequences[which].spec.sampling for which in going_on],
+        maxima,
+        [firsts[which] for which in going_on],
+    )
+    if not failed:
+        return list(verdicts)
+    outcomes: dict[int, Verdict | RuleError] = {**failed, **dict(zip(going_on, verdicts, strict=True))}
     return [outcomes[which] for which in range(len(sequences))]
-
-
-def joined(parts: Sequence[Tensor]) -> Tensor:
-    """`[n_i, width]` each to `[sum of n_i, width]`: no copy where they lie one after the other, as a step gives them.
-
-    64 sequences of 5 rows over 49,152 tokens are 63 MB, and copying them takes longer than judging them.
-    """
-    first = parts[0]
-    width, end = first.shape[1], first.data_ptr()
-    for part in parts:
-        if not part.is_contiguous() or part.data_ptr() != end or not _share_memory(part, first):
-            return torch.cat(list(parts))
-        end += part.numel() * part.element_size()
-    num_rows = sum(part.shape[0] for part in parts)
-    return first.as_strided((num_rows, width), (width, 1), first.storage_offset())
-
-
-def _share_memory(one: Tensor, other: Tensor) -> bool:
-    return one.dtype == other.dtype and one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()

@@ -176,7 +176,10 @@ def test_the_largest_is_found_by_the_maxima(kind: str, width: int) -> None:
     logits = torch.stack([some_logits(kind, width, seed) for seed in range(7)])
     if kind == "broken":
         logits[1, width // 2], logits[2, -1], logits[3] = math.nan, math.inf, -math.inf
-    assert torch.equal(largest(logits, maxima_of(logits)), largest(logits))
+    expected = largest(logits).tolist()
+    assert largest(logits, maxima_of(logits)).tolist() == expected
+    for only_scalar in (False, True):
+        assert rows.largest(logits, maxima_of(logits), only_scalar) == expected
 
 
 def test_maxima_of_other_rows_are_refused() -> None:

@@ -19,7 +19,7 @@ import torch  # noqa: F401  its OpenMP runtime must be in the process before the
 from paceline.native_library import check_build, open_library
 
 LIBRARY_STEM = "_choose"
-KERNELS_VERSION = 5  # of `choose.c`
+KERNELS_VERSION, KERNELS_REVISION = 5, 1  # of `choose.c`
 
 
 class NoiseKey(ctypes.Structure):
@@ -57,8 +57,15 @@ def load() -> ctypes.CDLL | None:
     if library is None:
         return None
     library.pl_noise_built_as.argtypes, library.pl_noise_built_as.restype = (c_int32,), c_int64
+    facts = [KERNELS_VERSION, ctypes.sizeof(Row), ctypes.sizeof(Measured), KERNELS_REVISION]
+    check_build(library, "sampling_kernels", library.pl_noise_built_as, facts)
     library.pl_choose.argtypes = (POINTER(Row), c_int64, c_int32, c_int32, c_void_p)
     library.pl_choose.restype = None
+    library.pl_largest.argtypes = (
+        *(c_void_p, c_int64, c_void_p, c_int64, c_int64, c_int64),
+        *(c_int32, c_int32, c_void_p),
+    )
+    library.pl_largest.restype = None
     library.pl_process.argtypes = (POINTER(Row), c_int64, c_int32, c_int32, c_void_p, c_void_p)
     library.pl_process.restype = None
     library.pl_share.argtypes = library.pl_process.argtypes
@@ -73,6 +80,4 @@ def load() -> ctypes.CDLL | None:
     library.pl_uniform.restype = c_double
     library.pl_gumbel.argtypes = (c_uint64, c_uint64, c_uint32, c_void_p, c_int64, c_void_p)
     library.pl_gumbel.restype = None
-    facts = [KERNELS_VERSION, ctypes.sizeof(Row), ctypes.sizeof(Measured)]
-    check_build(library, "sampling_kernels", library.pl_noise_built_as, facts)
     return library

@@ -5,7 +5,7 @@
 
 #include "passes.h"
 
-enum { KERNELS_VERSION = 5, NOT_CHOSEN = -1, PADDING = 16, STRIDE = 512 };
+enum { KERNELS_VERSION = 5, KERNELS_REVISION = 1, NOT_CHOSEN = -1, PADDING = 16, STRIDE = 512 };
 
 /* One row, as Python describes it; `kernels/__init__.py` has the same structure. */
 struct row {
@@ -237,9 +237,10 @@ static const struct passes *form(int32_t only_scalar) {
     return &scalar_passes;
 }
 
-/* What this library was built as, for Python to check its own against. */
+/* What this library was built as, for Python to check its own against: the version rises with what changes, the revision with
+ * what is added. */
 int64_t pl_noise_built_as(int32_t which) {
-    int64_t facts[] = {KERNELS_VERSION, sizeof(struct row), sizeof(struct measured)};
+    int64_t facts[] = {KERNELS_VERSION, sizeof(struct row), sizeof(struct measured), KERNELS_REVISION};
     return 0 <= which && which < (int32_t)(sizeof facts / sizeof *facts) ? facts[which] : -1;
 }
 
@@ -248,6 +249,31 @@ void pl_choose(const struct row *rows, int64_t num_rows, int32_t num_threads, in
     const struct passes *passes = form(only_scalar);
 #pragma omp parallel for schedule(dynamic) num_threads(num_threads) if (num_rows > 1)
     for (int64_t i = 0; i < num_rows; ++i) out[i] = choose(passes, rows + i);
+}
+
+/* The first of `n` entries that is `value`, or NaN where that is what it is. */
+static int64_t first_of(const float *x, int64_t n, float value) {
+    int64_t i = 0;
+    if (isnan(value))
+        while (i < n - 1 && !isnan(x[i])) ++i;
+    else
+        while (i < n - 1 && x[i] != value) ++i;
+    return i;
+}
+
+/* `out` gets the place of each row's largest entry, the first of equals, a NaN above all: of every row its maxima are read,
+ * and one set. Rows lie `stride` entries apart, their maxima `maxima_stride`. */
+void pl_largest(const float *logits, int64_t stride, const float *maxima, int64_t maxima_stride, int64_t num_rows,
+                int64_t width, int32_t num_threads, int32_t only_scalar, int64_t *out) {
+    const struct passes *passes = form(only_scalar);
+    int64_t sets = count_of_sets(width);
+#pragma omp parallel for num_threads(num_threads) if (num_rows > 64)
+    for (int64_t i = 0; i < num_rows; ++i) {
+        float top = passes->row_max(maxima + i * maxima_stride, sets, 0);
+        int64_t first = first_of(maxima + i * maxima_stride, sets, top) * SET;
+        int64_t there = width - first < SET ? width - first : SET;
+        out[i] = first + first_of(logits + i * stride + first, there, top);
+    }
 }
 
 /* `out`, rows as wide as the widths say one after the other, gets scaled logits, -inf where a filter took them; `counts` -1
