@@ -182,7 +182,7 @@ class DraftTrie:
         """Append committed tokens and walk the root down; everything not under the new root is dropped."""
         root: _Node | None = self._root
         matched = 0
-        for token in tokens:
+        for token in tokens if self._num_nodes else ():
             root = root.children.get(token) if root is not None else None
             if root is None:
                 break
