@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import structlog
 import torch
@@ -45,7 +46,9 @@ class Host:
         drafter: ColocatedDrafter | None,
         profile: list[TimedStep],
     ):
+        self.engine = engine
         self._profile = profile
+        self._event_loop: asyncio.AbstractEventLoop | None = None
         parts = engine.taps[0].parts(engine.shape.hidden_size) if engine.taps else ()
         self._features = FeatureHub(engine.project, parts)
         self._inbox = Inbox()
@@ -59,7 +62,7 @@ class Host:
         )
         self.info = peer_info(engine, model_dir, model_dir.name, settings.device, drafter)
         self._constraints = ConstraintDesk(model_dir, self.info.vocab_size, tuple(self.info.eos_token_ids))
-        self._observer = StepObserver(self.info.model_name, engine, self._table.calibrators)
+        self._observer = StepObserver(self.info.model_name, self._table.calibrators)
         self._loop = StepLoop(
             engine,
             self._inbox,
@@ -67,7 +70,7 @@ class Host:
             self._features,
             drafter,
             NodeBudget(),
-            self._observer.observe,
+            self._observe,
             StepClock(None if settings.step_curve is None else StepCurve.parse(settings.step_curve)),
         )
 
@@ -109,6 +112,7 @@ class Host:
         )
         target_pb2_grpc.add_TargetServiceServicer_to_server(servicer, process.server)
         process.add_service_name(target_pb2.DESCRIPTOR.services_by_name["TargetService"].full_name)
+        self._event_loop = asyncio.get_running_loop()
         self._loop.start(on_start)
         watch = asyncio.create_task(self._watch())
 
@@ -129,6 +133,11 @@ class Host:
         log.info(
             "target loaded", model=self.info.model_name, device=self.info.device.name, dtype=self.info.dtype
         )
+
+    def _observe(self, *step: Any) -> None:
+        """Count a step on the event loop's thread, while the next pass runs: between two the target stands still."""
+        assert self._event_loop is not None, "the loop is started on it"
+        self._event_loop.call_soon_threadsafe(self._observer.observe, *step)
 
     async def _watch(self) -> None:
         """Without its loop a verifier can do nothing: end at once, so that its peers see it gone."""

@@ -225,7 +225,11 @@ class StepLoop:
             overhead_s=self._watch.so_far(Stage.HOLD, Stage.DRAFT),
         )
         trees = iter(self._choice.trees)
-        return [replace(turn, tree=next(trees)) if turn.reaches_root else turn for turn in turns]
+        chosen = [next(trees) if turn.reaches_root else turn.tree for turn in turns]
+        return [
+            turn if tree is turn.tree else replace(turn, tree=tree)
+            for turn, tree in zip(turns, chosen, strict=True)
+        ]
 
     def _run_what_fits(self, turns: list[Turn]) -> tuple[list[Turn], StepOutput]:
         """Run the step, and where the cache is full, less of it: none of this changes any text.
@@ -374,7 +378,7 @@ class StepLoop:
     ) -> None:
         self._step_index += 1
         laps = self._watch.take()
-        waiting = self._table.waiting
+        waiting, cache = self._table.waiting, self._engine.cache
         figures = StepFigures(
             step_index=self._step_index,
             num_rows=_num_rows(turns),
@@ -386,6 +390,7 @@ class StepLoop:
             num_waiting=len(waiting),
             room=self._table.room.take_figures(),
             choice=self._choice,
+            kv_usage=cache.used_bytes / cache.limit_bytes if cache.limit_bytes else None,
         )
         if not figures.num_prefill_rows:
             self._budget.observe_step(figures.num_rows, figures.step_s)

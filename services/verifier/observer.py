@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paceline.target import TargetEngine
 from paceline.v1 import target_pb2
 from services.runtime import metrics
 from services.verifier.budget import Basis
@@ -16,12 +15,11 @@ _CALIBRATION_PERIOD = 16  # steps between two looks at errors that move slowly
 
 
 class StepObserver:
-    """Counts what each step did. Called on the step loop's thread; prometheus-client is thread-safe."""
+    """Counts what each step did, on any thread: it reads nothing that a step changes."""
 
-    def __init__(self, model_name: str, engine: TargetEngine, calibrators: Calibrators) -> None:
+    def __init__(self, model_name: str, calibrators: Calibrators) -> None:
         self._name = model_name
         self._calibrators = calibrators
-        self._cache = engine.cache
         self._step_seconds = metrics.STEP_SECONDS.labels(model_name)
         self._forward_seconds = metrics.FORWARD_SECONDS.labels(model_name)
         self._held_seconds = metrics.HELD_SECONDS.labels(model_name)
@@ -70,8 +68,8 @@ class StepObserver:
         if (choice := figures.choice) is not None:
             self._nodes_offered[choice.basis].inc(choice.num_offered)
             self._nodes_chosen[choice.basis].inc(choice.num_chosen)
-        if self._cache.limit_bytes:
-            self._kv_usage.set(self._cache.used_bytes / self._cache.limit_bytes)
+        if figures.kv_usage is not None:
+            self._kv_usage.set(figures.kv_usage)
         self._prompt_tokens.inc(figures.num_prefill_rows)
         self._generation_tokens.inc(sum(len(commit.tokens) for commit in commits))
         for cause in ("stale", "old_epoch", "malformed", "ahead"):

@@ -15,6 +15,8 @@ from services.verifier.sequence import Finish, TargetSequence
 from services.verifier.session import Session
 from services.verifier.stopwatch import OVERHEAD, Stage
 
+_FINISH_REASONS = {finish: getattr(sampling_pb2, finish.value) for finish in Finish}
+
 
 @dataclass(frozen=True, slots=True)
 class SequenceCommit:
@@ -40,13 +42,14 @@ class SequenceCommit:
 
 @dataclass(slots=True)
 class StepFigures:
-    """Sizes and times of a step, as in paceline.v1.StepReport; the last three are for the metrics alone.
+    """Sizes and times of a step, as in paceline.v1.StepReport; the last four are for the metrics alone.
 
     Attributes:
         laps: seconds by stage since the last step's report was begun.
         num_waiting: sequences that wait for room.
         room: what happened to slots since the last step.
         choice: the draft nodes that were chosen for it.
+        kv_usage: share of the key-value cache's limit in use, 0 to 1; None without a limit.
     """
 
     step_index: int = 0
@@ -59,6 +62,7 @@ class StepFigures:
     num_waiting: int = 0
     room: RoomFigures = field(default_factory=RoomFigures)
     choice: NodeChoice | None = None
+    kv_usage: float | None = None
 
     @property
     def step_s(self) -> float:
@@ -112,7 +116,10 @@ class Reporter:
         dropped = self.drops.take()
         for session, own in by_session.items():
             report = _report(figures, own, dropped)
-            report.log_probs.extend(message for sequence, message in log_probs if sequence.owner is session)
+            if log_probs:
+                report.log_probs.extend(
+                    message for sequence, message in log_probs if sequence.owner is session
+                )
             session.push(target_pb2.VerifyResponse(step=report))
         return dropped
 
@@ -142,7 +149,7 @@ def _report(
         num_draft_tokens=[c.num_draft_tokens for c in commits],
         draft_depths=[c.draft_depth for c in commits],
         num_accepted_tokens=[c.num_accepted_tokens for c in commits],
-        finish_reasons=[getattr(sampling_pb2, c.finish.value) for c in commits],
+        finish_reasons=[_FINISH_REASONS[c.finish] for c in commits],
         draft_hits=[int(c.is_draft_hit) for c in commits],
         dropped=dropped,
         num_outcomes=[len(c.outcomes) for c in commits],

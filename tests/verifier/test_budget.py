@@ -151,7 +151,7 @@ def test_one_sequence_with_draws_decides_for_its_step(
     for sequence in verifier.table.running:
         entry = DraftEntry.chain(sequence.committed_length, (7, 8, 9), (), (0.9, 0.9, 0.9))
         verifier.put(Drafts(session, ((sequence.sequence_id, 0, entry),), 0))
-    observer = StepObserver(f"budget-{mode.value}", engine, verifier.table.calibrators)
+    observer = StepObserver(f"budget-{mode.value}", verifier.table.calibrators)
     verifier.turn()
     figures = verifier.figures[-1]
     assert figures.choice is not None
