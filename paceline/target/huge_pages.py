@@ -1,10 +1,10 @@
-"""Ask the kernel for huge pages under weights that are already in memory.
+"""Advise the kernel about memory; above all ask for huge pages under weights that are already there.
 
-Responsible for one thing: a decode step streams all weights, and with 4 KiB pages address translation takes a
+Why huge pages: a decode step streams all weights, and with 4 KiB pages address translation takes a
 share of that time. On Linux with transparent huge pages at `madvise` (a common default) nobody asks for them by
 itself, and packed weights are allocated inside oneDNN, out of reach. So after loading, the large anonymous mappings
 of the process are advised. Contents do not change; where the kernel refuses, nothing happens. Called by the engine
-once per load on CPU.
+once per load on CPU, and by `memory_pool` for memory that is to come.
 
 Starting the process with `GLIBC_TUNABLES=glibc.malloc.hugetlb=1` has the same effect on glibc from the first
 allocation on.
@@ -14,28 +14,49 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from enum import IntEnum
+from functools import cache
 
 import structlog
 
 log = structlog.get_logger()
 
 MIN_MAPPING_BYTES = 4 << 20
-MADV_HUGEPAGE = 14
-MADV_COLLAPSE = 25  # Linux 6.1: at once, instead of whenever the kernel's scanner comes by
+
+
+class Advice(IntEnum):
+    """Advice to Linux, by its numbers for madvise."""
+
+    HUGE_PAGES = 14
+    POPULATE = 23  # Linux 5.14: fault in for writing
+    COLLAPSE = 25  # Linux 6.1: huge pages at once, instead of whenever the kernel's scanner comes by
+
+
+@cache
+def _libc() -> ctypes.CDLL | None:
+    if not sys.platform.startswith("linux"):
+        return None
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    libc.madvise.restype = ctypes.c_int
+    return libc
+
+
+def advise(address: int, num_bytes: int, advice: Advice) -> bool:
+    """Advise about whole pages from an address on; False where the kernel refuses or does not know the advice."""
+    libc = _libc()
+    return libc is not None and libc.madvise(address, num_bytes, advice) == 0
 
 
 def advise_huge_pages() -> int:
     """Advise all large anonymous writable mappings of this process; returns the bytes advised."""
-    if not sys.platform.startswith("linux"):
+    if _libc() is None:
         return 0
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    libc.madvise.restype = ctypes.c_int
     advised = collapsed = 0
     for start, size in _large_mappings():
-        if libc.madvise(start, size, MADV_HUGEPAGE) == 0:
+        if advise(start, size, Advice.HUGE_PAGES):
             advised += size
-            if libc.madvise(start, size, MADV_COLLAPSE) == 0:
+            if advise(start, size, Advice.COLLAPSE):
                 collapsed += size
     log.debug("huge pages advised", advised_bytes=advised, collapsed_bytes=collapsed)
     return advised

@@ -5,7 +5,9 @@ without copying the prefix. It does not know attention, positions or tokens. Cal
 writes and reads through `Slot` and `Block`.
 
 Slots of equal capacity lie side by side in blocks, so that attention can take several sequences in one call. On
-CPU a block is zeroed lazily by the operating system: slots that were never opened cost no memory.
+CPU they are pieces of a pool (`memory_pool.py`) as long as it has room for them. Beyond it a block is zeroed lazily
+by the operating system: slots that were never opened cost no memory, and those that were are faulted in by the step
+that writes.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import torch
 from torch import Tensor
 
 from paceline.target.errors import KVCacheFullError, SlotError
+from paceline.target.memory_pool import FAULT_LIMIT_S, MemoryPool
 
 MIN_CAPACITY_TOKENS = 64
 CPU_SLOTS_PER_BLOCK = 8
@@ -33,6 +36,7 @@ class KVLayout:
         head_dim: their width, in the layer where they are widest.
         layer_heads: key heads and their width, layer by layer; empty where all are alike. A layer with less leaves a
             part of its room unused.
+        joins_neighbours: whether several sequences may be attended in one call, rows behind a sequence's end masked.
     """
 
     num_layers: int
@@ -41,6 +45,7 @@ class KVLayout:
     dtype: torch.dtype
     device: torch.device
     layer_heads: tuple[tuple[int, int], ...] = ()
+    joins_neighbours: bool = True
 
     @property
     def bytes_per_token(self) -> int:
@@ -56,26 +61,39 @@ class KVLayout:
         """Neighbours that share an allocation; on CUDA memory is committed at once, so none do."""
         return CPU_SLOTS_PER_BLOCK if self.device.type == "cpu" else 1
 
+    @property
+    def slots_per_pooled_block(self) -> int:
+        """The same for memory of a pool, all of which is committed: none without need."""
+        return self.slots_per_block if self.joins_neighbours else 1
+
 
 class Block:
-    """Slots of equal capacity in one allocation."""
+    """Slots of equal capacity in one allocation.
 
-    __slots__ = ("capacity", "free", "layers", "layout", "num_dirty_rows", "storage")
+    Args:
+        layout: of a token.
+        capacity: rows of each slot.
+        pooled: its memory `[bytes]` uint8 where that comes from a pool, whatever is in it.
+    """
 
-    def __init__(self, layout: KVLayout, capacity: int) -> None:
+    __slots__ = ("capacity", "free", "layers", "layout", "num_dirty_rows", "num_slots", "pooled", "storage")
+
+    def __init__(self, layout: KVLayout, capacity: int, pooled: Tensor | None = None) -> None:
         self.capacity = capacity
         self.layout = layout
-        self.free = list(range(layout.slots_per_block - 1, -1, -1))  # lowest index on top
+        self.pooled = pooled
+        self.num_slots = layout.slots_per_block if pooled is None else layout.slots_per_pooled_block
+        self.free = list(range(self.num_slots - 1, -1, -1))  # lowest index on top
         self.num_dirty_rows: list[int] = []  # of each slot that was ever opened
         # A slot's memory is in one piece: it begins in a few large pages of its own, not in some of every layer.
         shape = (
-            layout.slots_per_block,
+            self.num_slots,
             layout.num_layers,
             2 * layout.num_kv_heads,  # keys first
             capacity,
             layout.head_dim,
         )
-        self.storage = _zeros(shape, layout)
+        self.storage = _zeros(shape, layout) if pooled is None else pooled.view(layout.dtype).view(*shape)
         self.layers = self.storage.unbind(1)
 
     @property
@@ -125,9 +143,10 @@ class Slot:
         self.storage = block.storage[self.index]  # [num_layers, 2 * num_kv_heads, capacity, head_dim]
         self.rows = self.storage.unbind(0)
         if self.index == block.num_touched:
-            block.num_dirty_rows.append(0)
-        # Neighbours are attended together under a mask, and a mask does not stop an infinity left behind.
-        self.storage[:, :, : block.num_dirty_rows[self.index]].zero_()
+            block.num_dirty_rows.append(0 if block.pooled is None else block.capacity)
+        # Where neighbours are attended together it is under a mask, and a mask does not stop an infinity left behind.
+        if self.layout.joins_neighbours:
+            self.storage[:, :, : block.num_dirty_rows[self.index]].zero_()
         block.num_dirty_rows[self.index] = 0
 
     @property
@@ -183,15 +202,18 @@ class Slot:
         Only the moved rows are copied, over all layers at once; nothing is copied when they are already in place.
         """
         count = len(row_indices)
-        if any(row < 0 or row >= self.num_pending for row in row_indices):
-            raise SlotError(
-                f"slot {self.slot_id} has {self.num_pending} pending rows, not {list(row_indices)}"
-            )
-        if any(later <= row for row, later in pairwise(row_indices)):
-            raise SlotError(f"kept rows must ascend, not {list(row_indices)}")
         in_place = 0
         while in_place < count and row_indices[in_place] == in_place:
             in_place += 1
+        # What is in its place ascends, so that its end says all; the rest is looked at row by row.
+        if in_place > self.num_pending or any(
+            row < 0 or row >= self.num_pending for row in row_indices[in_place:]
+        ):
+            raise SlotError(
+                f"slot {self.slot_id} has {self.num_pending} pending rows, not {list(row_indices)}"
+            )
+        if any(later <= row for row, later in pairwise(row_indices[max(in_place - 1, 0) :])):
+            raise SlotError(f"kept rows must ascend, not {list(row_indices)}")
         if in_place < count:
             source = torch.tensor(
                 [self.length + row for row in row_indices[in_place:]], device=self.layout.device
@@ -221,11 +243,20 @@ def capacity_class(tokens: int) -> int:
 
 
 class KVCache:
-    """All slots of one engine, with a byte limit over the memory they commit."""
+    """All slots of one engine, with a byte limit over the memory they commit.
+
+    Args:
+        layout: of a token.
+        limit_bytes: most bytes of slots; None for no limit.
+
+    Attributes:
+        pool: memory that was committed before it was of use.
+    """
 
     def __init__(self, layout: KVLayout, limit_bytes: int | None = None) -> None:
         self.layout = layout
         self.limit_bytes = limit_bytes
+        self.pool = MemoryPool(0)
         self._slots: dict[int, Slot] = {}
         self._blocks: dict[int, list[Block]] = {}  # by capacity
         self._next_id = 0
@@ -243,6 +274,27 @@ class KVCache:
     def num_slots(self) -> int:
         """Open slots."""
         return len(self._slots)
+
+    def commit(self, num_bytes: int, limit_s: float = FAULT_LIMIT_S) -> int:
+        """Commit memory now, so that no step pays for it: slots are placed there as long as it has room.
+
+        It stays committed whether slots lie in it or not. A limit should be at least as large; what lies in holes that
+        are too small for any slot then comes on top of it. On other devices than CPUs nothing is to be done.
+
+        Args:
+            num_bytes: how much.
+            limit_s: most seconds to spend; the rest is committed by the steps that write it.
+
+        Returns:
+            The bytes that are committed now.
+
+        Raises:
+            SlotError: a slot is open.
+        """
+        if self._slots:
+            raise SlotError("memory is committed before any slot is open")
+        self.pool = MemoryPool(num_bytes if self.layout.device.type == "cpu" else 0, limit_s)
+        return self.pool.num_faulted_bytes
 
     def slot_bytes(self, slot_id: int) -> int:
         """Bytes of one open slot, its room to grow included."""
@@ -332,12 +384,15 @@ class KVCache:
         for block in blocks:
             if block.free:
                 return block
-        blocks.append(Block(self.layout, capacity))
+        num_bytes = self.layout.slots_per_pooled_block * capacity * self.layout.bytes_per_token
+        blocks.append(Block(self.layout, capacity, self.pool.take(num_bytes)))
         return blocks[-1]
 
     def _drop_if_empty(self, block: Block) -> None:
-        if len(block.free) == self.layout.slots_per_block:
+        if len(block.free) == block.num_slots:
             self._blocks[block.capacity].remove(block)
+            if block.pooled is not None:
+                self.pool.give_back(block.pooled)
 
     def _check_room(self, wanted: dict[int, int], leaving: dict[Block, int]) -> None:
         """Raise if `wanted` more slots by capacity pass the limit, once `leaving` slots have left their blocks."""
@@ -352,7 +407,7 @@ class KVCache:
             )
             extra += max(0, count - reusable) * capacity * per_token
         for block, count in leaving.items():
-            if len(block.free) + count == self.layout.slots_per_block and block.capacity not in wanted:
+            if len(block.free) + count == block.num_slots and block.capacity not in wanted:
                 extra -= block.num_touched * block.capacity * per_token
         if self.used_bytes + extra > self.limit_bytes:
             raise KVCacheFullError(extra, self.used_bytes, self.limit_bytes)

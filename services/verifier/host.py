@@ -102,6 +102,9 @@ class Host:
             drafter = ColocatedDrafter(loaded, engine)
             if loaded.tap is not None:
                 engine.add_tap(loaded.tap)
+        most = settings.max_sequences * engine.shape.max_positions * engine.cache.layout.bytes_per_token
+        committed_bytes = engine.cache.commit(min(settings.kv_pool_bytes, most))
+        log.info("memory committed", kv_cache_mib=committed_bytes >> 20)
         profile = profile_steps(engine, settings.profile_s)
         return cls(settings, model_dir, engine, drafter, profile)
 

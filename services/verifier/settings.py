@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from services.runtime.settings import Port, ServerSettings
 from services.verifier.step_clock import StepCurve
 
 PREFIX_MIB_WITHOUT_LIMIT = 256
+POOL_MIB_WITHOUT_LIMIT = 256
 
 
 class Settings(ServerSettings):
@@ -33,6 +34,12 @@ class Settings(ServerSettings):
     cores: str | None = Field(None, description="cores to compute on, such as 0-3,6")
     row_buckets: tuple[int, ...] = Field((), description="pad each step's rows to the next of these counts")
     kv_limit_mib: int | None = Field(None, ge=1, description="bound on the KV cache, MiB; absent: none")
+    kv_pool_mib: int | None = Field(
+        None,
+        ge=0,
+        description="memory of the KV cache to commit before serving, on CPU, MiB; 0: none, steps then wait for it; "
+        f"absent: the KV limit, or {POOL_MIB_WITHOUT_LIMIT} without one; never more than the sequences can fill",
+    )
     prefix_cache_mib: int | None = Field(
         None,
         ge=0,
@@ -53,12 +60,25 @@ class Settings(ServerSettings):
         description="for experiments alone: stretch each step to so many ms, or by its rows as in 1:30,16:30,64:48",
     )
 
+    @model_validator(mode="after")
+    def _check_pool(self) -> Settings:
+        if self.kv_pool_mib and self.kv_limit_mib is not None and self.kv_pool_mib > self.kv_limit_mib:
+            raise ValueError(f"kv_pool_mib must be at most kv_limit_mib, {self.kv_limit_mib}")
+        return self
+
     @field_validator("step_curve")
     @classmethod
     def _check_step_curve(cls, text: str | None) -> str | None:
         if text is not None:
             StepCurve.parse(text)
         return text
+
+    @property
+    def kv_pool_bytes(self) -> int:
+        """Most bytes of the KV cache to commit before serving."""
+        if self.kv_pool_mib is not None:
+            return self.kv_pool_mib << 20
+        return (POOL_MIB_WITHOUT_LIMIT if self.kv_limit_mib is None else self.kv_limit_mib) << 20
 
     @property
     def prefix_cache_bytes(self) -> int:
