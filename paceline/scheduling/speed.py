@@ -13,8 +13,11 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-MIN_PASSES = 32
-"""Fewer say nothing yet."""
+MIN_PASSES = 16
+"""Of fewer not even the error is known; a second of passes that wait for a long round trip has as many."""
+
+MODEL_ERROR = 0.1
+"""How far a model's speed-up may be off, as a standard deviation."""
 
 _DECAY = 0.998  # of a pass's weight with each later one: about the last five hundred count
 _LEARNING = 0.05  # share of a new plain pass in what one costs besides its step
@@ -74,10 +77,17 @@ class MeasuredSpeed:
     hit_rate: float
     num_passes: float
 
-    @property
-    def at_best(self) -> float:
-        """What it may be at most, in nineteen of twenty cases."""
-        return self.speedup + 1.64 * self.error
+    def believed(self, expected: float) -> float:
+        """The likeliest speed-up, given what a model expected of it before anything was measured.
+
+        The mean of both, weighted by how sure each is: few passes move a belief a little, many overrule it. So what
+        loses a little is found out as well as what loses a lot, only later.
+
+        Args:
+            expected: the model's, taken for right within `MODEL_ERROR`.
+        """
+        weight = MODEL_ERROR**2 / (MODEL_ERROR**2 + self.error**2)
+        return weight * self.speedup + (1 - weight) * expected
 
 
 class SpeedMeter:

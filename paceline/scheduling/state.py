@@ -9,15 +9,20 @@ Called by: the scheduler service and, when it is unreachable, nobody: the last p
 
     state    leaves for  when
     on       off         expected, or measured, speedup below 1 + margin
-    off      probing     probe_interval_s passed, or as much longer as the trial's expected loss asks for
+    off      probing     the pause is over, see below
     off      on          expected speedup at least 1 + margin + hysteresis, unless a measurement turned it off
-    probing  on          probe over, and expected (and measured, if given) speedup at least 1 + margin +
-    hysteresis probing  off         probe over otherwise
+    probing  on          probe over, and expected speedup at least 1 + margin + hysteresis, unless measured otherwise
+    probing  off         probe over otherwise, or measured as a loss before
+
+A trial is made in the cheapest way that tells something, and what trials cost is bounded twice. Its loss, as the model
+expects it or as the last measurement had it, whichever is more, must be paid for by the time since the last one: by the
+word of a model that a measurement refuted, trials would be free. And pauses double with each trial in vain.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from enum import StrEnum
 
@@ -25,6 +30,8 @@ from paceline.scheduling.cycles import CostModel, Evaluation, evaluate_length
 from paceline.scheduling.inputs import Placement, PlanInputs
 from paceline.scheduling.planner import describe, evaluate, policy_of
 from paceline.scheduling.policy import Policy
+
+_MAX_DOUBLINGS = 4  # of the pause between two trials
 
 
 class PolicyMode(StrEnum):
@@ -42,11 +49,11 @@ class PolicyState:
         clock: monotonic seconds.
         hysteresis: extra expected speedup needed to turn on again.
         stickiness: another choice of length, waiting and outcomes must beat the present one by this fraction.
-        probe_interval_s: how long speculation stays off before it is tried again.
+        probe_interval_s: how long speculation stays off before it is tried again, the first time.
         probe_duration_s: how long a trial lasts.
         probe_length: draft length of a trial.
-        max_probe_loss: share of plain decoding's tokens that trials may cost: where a trial is expected to be slow,
-            the next one waits longer.
+        max_probe_loss: share of plain decoding's tokens that trials may cost: where a trial is slow, the next one waits
+            longer.
     """
 
     def __init__(
@@ -80,7 +87,11 @@ class PolicyState:
         self._is_distrusted = (
             False  # a measurement contradicted the model; only another measurement can clear it
         )
+        self._loss = 0.0  # share of plain decoding's tokens that speculation cost when it was last measured
+        self._num_vain = 0  # trials in a row, and what went before them, that did not pay
+        self._refuted = math.inf  # what was expected at the last of them
         self._evaluation: Evaluation | None = None
+        self._tried: Evaluation | None = None
         self._current = Policy.off(0, "nothing planned yet")
 
     @property
@@ -107,32 +118,64 @@ class PolicyState:
         elapsed_s = self._clock() - self._since
         if self._mode is PolicyMode.ON:
             if measured_speedup is not None and measured_speedup < leave:
-                self._is_distrusted = True
+                if elapsed_s >= self._pause_s:
+                    self._num_vain = 0  # it has paid in between
+                self._is_distrusted, self._loss = True, max(0.0, 1 - measured_speedup)
+                self._note_vain(expected)
                 return self._turn_off(f"off: measured speedup {measured_speedup:.3f} is below {leave:.3f}")
             if expected < leave:
                 return self._turn_off(f"off: best speedup {expected:.3f} is below {leave:.3f}")
             return self._speculate(inputs, best)
         if self._mode is PolicyMode.PROBING:
-            if elapsed_s < self._probe_duration_s:
+            is_lost = measured_speedup is not None and measured_speedup < 1
+            if elapsed_s < self._probe_duration_s and not is_lost:
                 return self._current
             if measured_speedup is not None:
-                self._is_distrusted = measured_speedup < enter
+                self._judge_trial(inputs, measured_speedup, enter)
             if expected >= enter and not self._is_distrusted:
                 self._switch(PolicyMode.ON)
                 return self._speculate(inputs, best)
+            self._note_vain(expected)
             return self._turn_off(f"off: probe done, best speedup {expected:.3f}, needed {enter:.3f}")
         if expected >= enter and not self._is_distrusted:
             self._switch(PolicyMode.ON)
             return self._speculate(inputs, best)
-        if elapsed_s >= self._probe_interval_s and inputs.longest_draft > 0:
-            is_holding = inputs.placement is Placement.SEPARATE
-            length = min(self._probe_length, inputs.longest_draft)
-            trial = evaluate_length(inputs, length, is_holding)
-            loss_s = self._probe_duration_s * max(0.0, 1 - trial.speedup)
+        if expected >= self._refuted + self._hysteresis:
+            self._num_vain = 0  # not what was refuted
+        if elapsed_s >= self._pause_s and inputs.longest_draft > 0:
+            trial = self._tried = self._trial(inputs, best)
+            loss_s = self._probe_duration_s * max(self._loss, 1 - trial.speedup)
             if loss_s <= elapsed_s * self._max_probe_loss:
                 self._switch(PolicyMode.PROBING)
-                return self._publish(policy_of(inputs, trial, 0, f"probe: length {length}"))
+                return self._publish(policy_of(inputs, trial, 0, f"probe: {describe(trial)}"))
         return self._current
+
+    @property
+    def _pause_s(self) -> float:
+        """How long speculation stays off before it is tried again."""
+        return self._probe_interval_s * float(1 << min(max(self._num_vain - 1, 0), _MAX_DOUBLINGS))
+
+    def _judge_trial(self, inputs: PlanInputs, measured_speedup: float, enter: float) -> None:
+        """The model is trusted again where a trial paid, or brought as little as the model now says of it."""
+        assert self._tried is not None, "a trial was made"
+        predicted = CostModel(inputs).again(self._tried).speedup
+        is_lost = measured_speedup < enter
+        self._is_distrusted = is_lost and measured_speedup < predicted - self._hysteresis
+        self._loss = max(0.0, 1 - measured_speedup) if is_lost else 0.0
+
+    def _note_vain(self, expected: float) -> None:
+        """Speculation was on, or tried, and did not pay as far as anybody knows."""
+        self._refuted = expected
+        self._num_vain += 1
+
+    def _trial(self, inputs: PlanInputs, best: Evaluation) -> Evaluation:
+        """What is tried: what the model would choose, or else the cheapest way to a draft of the set length."""
+        length = min(self._probe_length, inputs.longest_draft)
+        ways = (False, True) if inputs.placement is Placement.SEPARATE else (False,)
+        trials = [evaluate_length(inputs, length, is_holding) for is_holding in ways]
+        if best.draft_length:
+            trials.append(best)
+        return max(trials, key=lambda trial: trial.speedup)
 
     def _speculate(self, inputs: PlanInputs, best: Evaluation) -> Policy:
         """Publish the best choice, or keep the present one when it is nearly as good."""

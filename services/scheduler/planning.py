@@ -118,16 +118,17 @@ class Planner:
             self._meter.measured(version) if self._state.current.draft_length else None
         )
         inputs = self._inputs(measurements, curve, max(1, num_sequences), max_length, self._hits(speed))
-        policy = self._state.decide(inputs, self._verdict(speed))
+        policy = self._state.decide(inputs, self._verdict(speed, inputs))
         expected = evaluate_policy(inputs, policy).speedup
         return self._decision(policy, num_sequences, expected)
 
-    def _verdict(self, speed: MeasuredSpeed | None) -> float | None:
-        """The measured speed-up that is held against the model: that of a trial, or one that is surely a loss."""
+    def _verdict(self, speed: MeasuredSpeed | None, inputs: PlanInputs) -> float | None:
+        """The speed-up that is held against the model: that of a trial, or one that is a loss."""
         if speed is None:
             return None
+        believed = speed.believed(evaluate_policy(inputs, self._state.current).speedup)
         is_trial = self._state.mode is PolicyMode.PROBING
-        return speed.at_best if is_trial or speed.at_best < 1 else None
+        return believed if is_trial or believed < 1 else None
 
     def _hits(self, speed: MeasuredSpeed | None) -> MeasuredHits | None:
         """How often outcomes had been drafted past, where the policy in force asks for it."""

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from paceline.scheduling.speed import MIN_PASSES, SpeedMeter, TimedPass
+from paceline.scheduling.speed import MIN_PASSES, MeasuredSpeed, SpeedMeter, TimedPass
 
 PLAIN = TimedPass(0, 1, 1, 1, 0, True, 10e-3, 0.0, 1e-3)
 DRAFTED = TimedPass(3, 5, 1, 2, 0, True, 12e-3, 7e-3, 2e-3)
@@ -79,8 +79,18 @@ def test_the_error_covers_the_truth() -> None:
         found = meter.measured(1)
         assert found is not None
         assert 0 < found.error < 0.1
-        inside += found.at_best >= truth
+        inside += found.speedup + 1.64 * found.error >= truth
     assert 265 <= inside <= 299
+
+
+def test_few_passes_move_a_belief_a_little_and_many_overrule_it() -> None:
+    def believed(error: float, expected: float) -> float:
+        return MeasuredSpeed(0.98, error, 0.0, 100).believed(expected)
+
+    assert believed(0.1, 1.2) == pytest.approx(1.09)  # as sure as the model
+    assert believed(1.0, 1.2) == pytest.approx(1.2, abs=0.01)
+    assert believed(0.01, 1.2) < 0.983, "a loss of two percent is found out"
+    assert believed(0.0, 3.0) == 0.98
 
 
 @pytest.mark.parametrize(
