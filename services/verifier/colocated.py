@@ -1,16 +1,19 @@
 """A drafter in the verifier's own process: the same class that a drafter process hosts, fed without a wire.
 
 Features stay tensors on the device and drafts go straight into the tries; a drafter of keys and values reads them in
-the target's own cache. A drafter that fails is taken out of service; the text goes on without it and is the same.
-Called by the step loop.
+the target's own cache. While drafting is off, what it would read is kept as the target captured it, and turned into
+features many rows at a time: row by row that took 1 % of a step. A drafter that fails is taken out of service; the text
+goes on without it and is the same. Called by the step loop.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import structlog
+import torch
 from torch import Tensor
 
 from paceline.drafters import Drafter, DraftRequest, ReadsInPlace
@@ -22,6 +25,29 @@ if TYPE_CHECKING:
     from services.verifier.report import SequenceCommit
 
 log = structlog.get_logger()
+
+MAX_CAPTURED_ROWS = 256
+"""Of one sequence, while drafting is off: more are turned into features, so that what is left to do stays small."""
+
+
+@dataclass(slots=True)
+class Captured:
+    """Rows of one sequence, one after the other, as the target captured them.
+
+    Attributes:
+        start: position of the first.
+        rows: `[n, sources]` each.
+        project: turns `[n, sources]` into features `[n, width]`.
+    """
+
+    start: int
+    rows: list[Tensor]
+    project: Callable[[Tensor], Tensor]
+
+    @property
+    def end(self) -> int:
+        """Position behind the last row."""
+        return self.start + sum(rows.shape[0] for rows in self.rows)
 
 
 class ColocatedDrafter:
@@ -39,6 +65,7 @@ class ColocatedDrafter:
         self._drafter = drafter
         self._cache = None if engine is None else engine.cache
         self._open: dict[int, TargetSequence] = {}
+        self._captured: dict[int, Captured] = {}
         if engine is not None and isinstance(drafter, ReadsInPlace):
             if drafter.tap is not None:
                 # Now: the tap it has afterwards no longer names what is read in place.
@@ -77,10 +104,45 @@ class ColocatedDrafter:
     def feed(self, sequence_id: int, start: int, features: Tensor) -> None:
         """Hand over the features `[n, width]` of positions from `start` on."""
         if sequence_id in self._open and self._drafter.tap is not None:
+            self._feed_captured(sequence_id)
             self._guard(sequence_id, self._drafter.feed, sequence_id, start, features)
+
+    def keep(
+        self, sequence_id: int, start: int, captured: Tensor, project: Callable[[Tensor], Tensor]
+    ) -> None:
+        """Take in what the target captured of positions from `start` on, for when drafting begins again.
+
+        Args:
+            sequence_id: the sequence.
+            start: position of the first row.
+            captured: `[n, sources]`.
+            project: turns such rows into features `[n, width]`.
+        """
+        tap = self._drafter.tap
+        if sequence_id not in self._open or tap is None:
+            return
+        if captured.untyped_storage().nbytes() > 2 * captured.nbytes:
+            captured = captured.clone()  # a view would keep all rows of its step
+        kept = self._captured.get(sequence_id)
+        if kept is not None and (tap.last_only or kept.end != start):
+            if not tap.last_only:  # it ran its text again from somewhere else
+                self._feed_captured(sequence_id)
+            kept = None
+        if kept is None:
+            kept = self._captured[sequence_id] = Captured(start, [], project)
+        kept.rows.append(captured)
+        if kept.end - kept.start >= MAX_CAPTURED_ROWS:
+            self._feed_captured(sequence_id)
+
+    def _feed_captured(self, sequence_id: int) -> None:
+        kept = self._captured.pop(sequence_id, None)
+        if kept is not None:
+            features = kept.project(torch.cat(kept.rows))
+            self._guard(sequence_id, self._drafter.feed, sequence_id, kept.start, features)
 
     def close(self, sequence_id: int) -> None:
         """Forget a sequence."""
+        self._captured.pop(sequence_id, None)
         if sequence_id in self._open:
             del self._open[sequence_id]
             self._drafter.close(sequence_id)
@@ -107,6 +169,9 @@ class ColocatedDrafter:
             )
             num_tokens = min(draft_length, sequence.num_tokens_left - 1, sequence.spec.max_draft_nodes)
             if num_tokens > 0 and sequence.trie.num_nodes < num_tokens:
+                self._feed_captured(sequence.sequence_id)
+                if sequence.sequence_id not in self._open:
+                    continue
                 requests.append(
                     DraftRequest(
                         sequence_id=sequence.sequence_id,

@@ -274,8 +274,8 @@ class StepLoop:
 
     @property
     def _projects_features(self) -> bool:
-        """Whether anybody reads features now; those that are only logged are projected if somebody ever does."""
-        return self._policy.is_drafting or self._drafter is not None
+        """Whether anybody reads features now; those that are only kept are projected if somebody ever does."""
+        return self._policy.is_drafting
 
     def _commit(self, turns: list[Turn], output: StepOutput) -> tuple[list[SequenceCommit], list[Share]]:
         """Verify, keep the accepted rows, and move every sequence on; also whose log-probabilities are wanted."""
@@ -343,7 +343,10 @@ class StepLoop:
     ) -> None:
         """Features `[n, width]` of positions from `start` on, and the tokens committed with them, to the drafter."""
         if self._drafter is not None:
-            self._drafter.feed(sequence.sequence_id, start, rows)
+            if self._projects_features:
+                self._drafter.feed(sequence.sequence_id, start, rows)
+            else:
+                self._drafter.keep(sequence.sequence_id, start, rows, self._engine.project)
         elif self._projects_features:
             rows = rows.cpu()
         self._features.append(sequence.sequence_id, start, rows, tokens, is_projected=self._projects_features)

@@ -10,15 +10,23 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from paceline.drafters import DraftRequest, drafter_tap
+from paceline.drafters import DraftRequest, drafter_tap, load_drafter
 from paceline.drafters.pard2 import Pard2Drafter
 from paceline.errors import InvalidRequestError
 from paceline.models import model_fingerprint
+from paceline.sampling import SamplingParams
 from paceline.target import SequenceRows, TargetEngine
+from paceline.target.taps import Tap
 from paceline.trie import DraftEntry
 from paceline.v1 import peer_pb2, target_pb2
+from services.verifier import colocated
+from services.verifier.colocated import ColocatedDrafter
+from services.verifier.inbox import Open, SetPolicy
+from services.verifier.policy import StepPolicy
+from services.verifier.sequence import SequenceSpec
 from services.verifier.specs import sequence_spec
 from tests.drafters.pard_checkpoint import save
+from tests.simulation.verifier import ListedSession, SteppedVerifier
 from tests.verifier.conductor import MAX_POSITIONS, VOCAB_SIZE, Conductor
 from tests.verifier.conftest import serving
 
@@ -104,6 +112,48 @@ async def test_a_drafter_beside_the_target_drafts_as_asked(
     wanted = reads_features is not False
     assert set(captured) == set(drafted) == {wanted}
     assert numbers[1] == 2 * numbers[0] > 20
+
+
+@pytest.mark.parametrize("num_off", [3, 12])
+def test_features_of_text_written_while_drafting_is_off_are_made_when_it_is_on(
+    target_dir: Path, pard2_dir: Path, num_off: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Drafts are those of a drafter that was fed all the time, and none is projected that nobody reads."""
+    monkeypatch.setattr(colocated, "MAX_CAPTURED_ROWS", 24)  # the prompt and four more
+    projected: list[int] = []
+    project = Tap.project
+
+    def projecting(tap: Tap, captured: torch.Tensor) -> torch.Tensor:
+        projected.append(len(captured))
+        return project(tap, captured)
+
+    monkeypatch.setattr(Tap, "project", projecting)
+    on = StepPolicy(max_nodes_per_sequence=8, colocated_draft_length=4)
+    off = StepPolicy(max_nodes_per_sequence=0, colocated_draft_length=0)
+    drafts = []
+    for first in (on, off):
+        engine = TargetEngine.load(target_dir, dtype=torch.float32)
+        drafter = load_drafter(pard2_dir, target_dir)
+        assert drafter.tap is not None
+        engine.add_tap(drafter.tap)
+        verifier = SteppedVerifier(engine, drafter=ColocatedDrafter(drafter, engine), prefix_cache_bytes=0)
+        spec = SequenceSpec(1, 0, tuple(PROMPT), SamplingParams(temperature=0.0), 60, frozenset(), 8)
+        verifier.put(SetPolicy(first), Open(ListedSession(), spec, None))
+        verifier.turn()
+        [sequence] = verifier.table.running
+        projected.clear()
+        if first is off:
+            verifier.turn(num_off)
+            assert projected == ([24] if num_off > 3 else [])
+            verifier.put(SetPolicy(on))
+            verifier.turn()
+        while sequence.committed_length < len(PROMPT) + 20:
+            verifier.turn()
+        drafts.append((sequence.committed_length, tuple(sequence.committed), sequence.trie.select(8, 8)))
+    lengths = {length for length, _, _ in drafts}
+    assert len(lengths) == 1
+    assert drafts[0] == drafts[1]
+    assert len(drafts[0][2]) > 0
 
 
 @pytest.mark.parametrize(
