@@ -19,6 +19,7 @@ from torch import Tensor
 from paceline.drafters import Drafter, DraftRequest, ReadsInPlace
 from paceline.target import TargetEngine
 from paceline.target.kv_cache import Slot
+from services.verifier.features import owned
 from services.verifier.sequence import NO_SLOT, TargetSequence
 
 if TYPE_CHECKING:
@@ -121,8 +122,6 @@ class ColocatedDrafter:
         tap = self._drafter.tap
         if sequence_id not in self._open or tap is None:
             return
-        if captured.untyped_storage().nbytes() > 2 * captured.nbytes:
-            captured = captured.clone()  # a view would keep all rows of its step
         kept = self._captured.get(sequence_id)
         if kept is not None and (tap.last_only or kept.end != start):
             if not tap.last_only:  # it ran its text again from somewhere else
@@ -130,7 +129,7 @@ class ColocatedDrafter:
             kept = None
         if kept is None:
             kept = self._captured[sequence_id] = Captured(start, [], project)
-        kept.rows.append(captured)
+        kept.rows.append(owned(captured))
         if kept.end - kept.start >= MAX_CAPTURED_ROWS:
             self._feed_captured(sequence_id)
 

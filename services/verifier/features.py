@@ -27,6 +27,11 @@ MAX_CHUNK_BYTES = 16 << 20
 """A longer text's features go in several messages, the last of them as long as it may be."""
 
 
+def owned(rows: Tensor) -> Tensor:
+    """Rows in memory of their own: a view that is kept would keep all rows of its step."""
+    return rows.clone() if rows.untyped_storage().nbytes() > 2 * rows.nbytes else rows
+
+
 class Subscriber(Outbox[target_pb2.StreamFeaturesResponse]):
     """One drafter's StreamFeatures call."""
 
@@ -69,8 +74,7 @@ class FeatureLog:
         if self.last_only:
             self.first, rows = self.length - 1, rows[-1:]
             self._chunks, self._captured = [], []
-        if rows.untyped_storage().nbytes() > 2 * rows.nbytes:
-            rows = rows.clone()  # a view would keep all rows of its step
+        rows = owned(rows)
         if is_projected:
             self._project_captured()
         (self._chunks if is_projected else self._captured).append(rows)

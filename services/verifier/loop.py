@@ -22,7 +22,7 @@ from paceline.v1 import target_pb2
 from services.verifier.budget import MODES_OF_DRAWS, Basis, NodeBudget, NodeChoice
 from services.verifier.calibration import learn
 from services.verifier.colocated import ColocatedDrafter
-from services.verifier.features import FeatureHub
+from services.verifier.features import FeatureHub, owned
 from services.verifier.inbox import Inbox
 from services.verifier.log_probs import (
     MAX_PROMPT_ROWS,
@@ -346,6 +346,7 @@ class StepLoop:
             if self._projects_features:
                 self._drafter.feed(sequence.sequence_id, start, rows)
             else:
+                rows = owned(rows)  # once for both
                 self._drafter.keep(sequence.sequence_id, start, rows, self._engine.project)
         elif self._projects_features:
             rows = rows.cpu()
