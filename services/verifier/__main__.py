@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
@@ -25,6 +26,8 @@ def main() -> None:
         with ThreadPoolExecutor(1, initializer=pinning.pin_thread) as loader:
             load = asyncio.get_running_loop().run_in_executor
             host = await load(loader, Host.load, settings, pinning.num_threads)
+        gc.collect()
+        gc.freeze()  # what was loaded stays: a collection between two passes need not go through it
         await host.attach(process, pinning.pin_thread)
 
     serve("verifier", settings, build)
