@@ -18,7 +18,6 @@ from torch import Tensor
 from experiments.bench.prompts import embedded_prompts
 from experiments.verification.cases import CASES, FIRST_POSITION, Drafts, Work, make_work
 from paceline.target import SequenceRows, TargetEngine
-from services.verifier.verdicts import joined
 
 STEP = "step"
 
@@ -101,8 +100,10 @@ def measure(
             progress(f"{num_sequences} sequences, round {round_} of {rounds}")
             started = time.perf_counter()
             output = engine.step(batch)
-            logits = joined(output.logits)
-            maxima = None if output.maxima is None else joined(output.maxima)
+            logits, maxima = (
+                output.rows,
+                output.row_maxima,
+            )  # in the order of the slots, which is that of the batch
             elapsed = {STEP: time.perf_counter() - started}
             for slot in slots:
                 engine.truncate(slot, FIRST_POSITION)
