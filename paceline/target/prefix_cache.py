@@ -8,7 +8,7 @@ the verifier.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -19,6 +19,8 @@ MIN_PREFIX_TOKENS = 8
 """Shorter ones are not worth a slot: they take no longer to run than to look up and copy."""
 
 _CHUNK = 64
+
+FirstFeatures = Callable[[int], Tensor]
 
 
 def common_prefix(one: Sequence[int], other: Sequence[int], limit: int | None = None) -> int:
@@ -40,13 +42,14 @@ class KeptPrefix:
     Attributes:
         tokens: what the slot holds, one token a row.
         slot: an open slot with as many settled rows.
-        features: `[len(tokens), width]` of the engine's first tap; None where they were never taken.
+        features: gives those of its first n tokens, `[n, width]` of the engine's first tap; None where they were never
+            taken. Asked when somebody has need of them: most prefixes end without.
         num_bytes: of the slot, its room to grow included.
     """
 
     tokens: list[int]
     slot: int
-    features: Tensor | None
+    features: FirstFeatures | None
     num_bytes: int
 
 
@@ -71,7 +74,7 @@ class PrefixCache:
         """Bytes of kept slots."""
         return sum(kept.num_bytes for kept in self._kept)
 
-    def keep(self, slot: int, tokens: Sequence[int], features: Tensor | None) -> None:
+    def keep(self, slot: int, tokens: Sequence[int], features: FirstFeatures | None) -> None:
         """Take over the slot of a text that has ended; it is closed at once where keeping it is of no use.
 
         A kept prefix that the new one begins with goes: whatever it was good for, the new one is too.
@@ -79,7 +82,7 @@ class PrefixCache:
         Args:
             slot: settled, with at least `len(tokens)` rows; later rows are forgotten.
             tokens: of its rows.
-            features: `[len(tokens), width]`, or None.
+            features: as in `KeptPrefix`, for `len(tokens)` tokens at least.
         """
         text, num_bytes = list(tokens), self._engine.cache.slot_bytes(slot)
         if len(text) < MIN_PREFIX_TOKENS or num_bytes > self._limit_bytes or self._is_known(text, features):
@@ -131,7 +134,7 @@ class PrefixCache:
                 return True
         return False
 
-    def _is_known(self, text: list[int], features: Tensor | None) -> bool:
+    def _is_known(self, text: list[int], features: FirstFeatures | None) -> bool:
         return any(
             common_prefix(kept.tokens, text) == len(text) and (features is None or kept.features is not None)
             for kept in self._kept

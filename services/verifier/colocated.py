@@ -37,18 +37,15 @@ class Captured:
 
     Attributes:
         start: position of the first.
+        end: position behind the last.
         rows: `[n, sources]` each.
         project: turns `[n, sources]` into features `[n, width]`.
     """
 
     start: int
+    end: int
     rows: list[Tensor]
     project: Callable[[Tensor], Tensor]
-
-    @property
-    def end(self) -> int:
-        """Position behind the last row."""
-        return self.start + sum(rows.shape[0] for rows in self.rows)
 
 
 class ColocatedDrafter:
@@ -128,8 +125,9 @@ class ColocatedDrafter:
                 self._feed_captured(sequence_id)
             kept = None
         if kept is None:
-            kept = self._captured[sequence_id] = Captured(start, [], project)
+            kept = self._captured[sequence_id] = Captured(start, start, [], project)
         kept.rows.append(owned(captured))
+        kept.end += captured.shape[0]
         if kept.end - kept.start >= MAX_CAPTURED_ROWS:
             self._feed_captured(sequence_id)
 

@@ -9,6 +9,7 @@ appends and attaches from its thread, the servicer reads a subscriber's queue on
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -197,12 +198,25 @@ class FeatureHub:
 
     def first(self, sequence_id: int, num_positions: int) -> Tensor | None:
         """Features `[num_positions, width]` of a sequence's first positions; None where fewer, or none, are logged."""
+        kept = self.kept(sequence_id, num_positions)
+        return None if kept is None else kept(num_positions)
+
+    def kept(self, sequence_id: int, num_positions: int) -> Callable[[int], Tensor] | None:
+        """What gives those of up to so many first positions, also once the sequence is closed; None as in `first`.
+
+        Nothing is computed for it: rows that nobody has asked for yet stay as the target captured them.
+        """
         with self._lock:
             log = self._logs.get(sequence_id)
             if log is None or log.first > 0 or log.length < max(num_positions, 1):
                 return None
+            return functools.partial(self._head, log)
+
+    def _head(self, log: FeatureLog, num_positions: int) -> Tensor:
+        with self._lock:
             logged = log.since(0)
-            return None if logged is None else logged[1][:num_positions]
+        assert logged is not None, "the log is as long"
+        return logged[1][:num_positions]
 
     def append(
         self,

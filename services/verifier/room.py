@@ -118,7 +118,7 @@ class Room:
         num_rows = min(sequence.num_cached, len(sequence.committed))
         sequence.num_cached = 0
         if keep and self.shares_prefixes:
-            features = self._features.first(sequence.sequence_id, num_rows)
+            features = self._features.kept(sequence.sequence_id, num_rows)
             self._prefixes.keep(slot, sequence.committed[:num_rows], features)
         else:
             self._engine.close(slot)
@@ -164,7 +164,7 @@ class Room:
         if source.running is not None:
             return self._features.first(source.running.sequence_id, source.num_shared)
         assert source.kept is not None
-        return None if source.kept.features is None else source.kept.features[: source.num_shared]
+        return None if source.kept.features is None else source.kept.features(source.num_shared)
 
     def _open(self, capacity_tokens: int, source: Source | None) -> int | None:
         """A slot that starts with the source's rows, at the expense of kept prefixes; None where there is no room."""
