@@ -149,16 +149,23 @@ def test_greedy_equals_transformers(smollm2_dir: Path, record_property: RecordPr
     assert engine.cache.used_bytes == 0
 
 
+def check_alone_and_together(
+    engine: TargetEngine, asked: list[Reference], num_new: int, record_property: RecordProperty
+) -> None:
+    """Every text among six others, and every third alone: what whole deployments compare covers the rest of those."""
+    for max_running, compared in ((1, asked[::3]), (7, asked)):
+        ties = count_ties(compared, decode(engine, compared, max_running, num_new))
+        record_property(f"ties at {max_running} sequences", ties)
+        assert ties <= 1
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.skipif(not has_half_weight_linear(), reason="this build multiplies no float16 weights on CPU")
 def test_float16_weights_are_as_exact_as_float32(smollm2_dir: Path, record_property: RecordProperty) -> None:
     asked = references(smollm2_dir, 32, batch_size=5, rounds_weights=True)
     engine = TargetEngine.load(smollm2_dir, dtype=torch.float16)
-    for max_running in (1, 7):
-        ties = count_ties(asked, decode(engine, asked, max_running, num_new=32))
-        record_property(f"ties at {max_running} sequences", ties)
-        assert ties <= 1
+    check_alone_and_together(engine, asked, 32, record_property)
 
 
 @pytest.mark.slow
@@ -167,10 +174,7 @@ def test_float16_weights_are_as_exact_as_float32(smollm2_dir: Path, record_prope
 def test_greedy_equals_transformers_at_length(
     smollm2_dir: Path, executor: ExecutorChoice, num_new: int, record_property: RecordProperty
 ) -> None:
-    asked = references(smollm2_dir, num_new, batch_size=1)
+    asked = references(smollm2_dir, num_new, batch_size=5)
     assert sum(len(reference.tokens) for reference in asked) > num_new * 16
     engine = TargetEngine.load(smollm2_dir, dtype=torch.float32, executor=executor)
-    for max_running in (1, 7):
-        ties = count_ties(asked, decode(engine, asked, max_running, num_new))
-        record_property(f"ties at {max_running} sequences", ties)
-        assert ties <= 1
+    check_alone_and_together(engine, asked, num_new, record_property)
