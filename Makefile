@@ -35,12 +35,13 @@ demo: models ## A real model answers through every part, plain and speculative, 
 	$(PACELINE) generate --placement separate --compare "$(DEMO_PROMPT)"
 	$(PACELINE) generate --placement colocated --compare "$(DEMO_PROMPT)"
 
-# What stays within its process is shared out, a core each; what starts a deployment has the machine to itself.
+# Shared out to workers with a core each, or more where there are more; tests that share a deployment to one of them.
 SHARED := -n $(TEST_WORKERS) --dist worksteal
+WHOLE_FILES := -n $(TEST_WORKERS) --dist loadfile
 
 test: models ## Every test
 	$(BIN)/python -m pytest $(SHARED) -m "not integration"
-	$(BIN)/python -m pytest -m integration
+	$(BIN)/python -m pytest $(WHOLE_FILES) -m integration
 
 test-quick: models ## Within one process, without the slow ones
 	$(BIN)/python -m pytest $(SHARED) -m "not integration and not slow"

@@ -9,22 +9,45 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
-def take_core(worker: str) -> None:
-    """Pins a worker of pytest-xdist ("gw0", "gw1", ...) and its children: computing ones that take turns are slow."""
+def take_cores(worker: str, num_workers: int) -> None:
+    """Pins a worker of pytest-xdist ("gw0", "gw1", ...) and its children to a share of the cores.
+
+    Computing processes that take turns on a core are slow.
+    """
     if worker and hasattr(os, "sched_setaffinity"):
-        cores = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, {cores[int(worker.removeprefix("gw")) % len(cores)]})
+        cores, which = sorted(os.sched_getaffinity(0)), int(worker.removeprefix("gw"))
+        os.sched_setaffinity(0, cores[which::num_workers] or {cores[which % len(cores)]})
 
 
-take_core(os.environ.get("PYTEST_XDIST_WORKER", ""))
+take_cores(os.environ.get("PYTEST_XDIST_WORKER", ""), int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pynvml
 import pytest
 
 from paceline.embedded.redis_server import RedisServer
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With `--dist loadfile`, a worker gets the tests of a file, or those of a folder that is a package, as a whole.
+
+    A file may share a deployment among its tests, a package among its files.
+    """
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            folder = file.rpartition("/")[0]
+            return folder if (config.rootpath / folder / "__init__.py").is_file() else file
+
+    return Scheduling(config, log)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

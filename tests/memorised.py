@@ -21,7 +21,12 @@ _SHARPNESS = 40.0
 
 
 def memorise(
-    path: Path, target_dir: Path, texts: Sequence[Sequence[int]], starts: Sequence[int], num_heads: int = 4
+    path: Path,
+    target_dir: Path,
+    texts: Sequence[Sequence[int]],
+    starts: Sequence[int],
+    num_heads: int = 4,
+    dtype: torch.dtype = torch.float32,
 ) -> Path:
     """Write a Medusa-1 checkpoint.
 
@@ -31,8 +36,9 @@ def memorise(
         texts: token ids, prompts included.
         starts: for each text the first token that is to be known.
         num_heads: heads.
+        dtype: of the target.
     """
-    engine = TargetEngine.load(target_dir, dtype=torch.float32, taps=[TapSpec(norm_final=True)])
+    engine = TargetEngine.load(target_dir, dtype=dtype, taps=[TapSpec(norm_final=True)])
     states, positions = [], []
     for tokens, start in zip(texts, starts, strict=True):
         slot = engine.open()

@@ -1,4 +1,4 @@
-"""Whole deployments of real processes around the real default model and drafter, in fp32."""
+"""Whole deployments of real processes around the real default model and drafter."""
 
 from __future__ import annotations
 
@@ -14,8 +14,17 @@ import pytest
 from paceline.client import Completion, PacelineClient
 from paceline.embedded import Deployment, DeploymentOptions, Placement
 from paceline.models import resolve
+from paceline.target import kernels
 
 NUM_STREAMS = 8
+
+
+def fast_dtype() -> str:
+    """What tests run the target in that hold in any dtype.
+
+    Where the CPU kernels run, bfloat16 is as exact as float32 and some times as fast.
+    """
+    return "float32" if kernels.load() is None else "bfloat16"
 
 
 @pytest.fixture(scope="session")
@@ -59,22 +68,24 @@ class Site:
 def run_site(placement: Placement, model_dir: Path, drafter_dir: Path, **options: Any) -> Iterator[Site]:
     """A deployment for as long as the iterator is held."""
     # A fixed length, so that drafts take part in every text: the policy would turn them off where they do not pay,
-    # as well they may not beside other tests. The long hold lets slow drafts arrive.
-    fixed = {"dtype": "float32", "draft_length": 4, "max_nodes": 8, "hold_us": 200_000}
+    # as well they may not beside other tests. The long hold lets slow drafts arrive. So nothing hangs on a step's time.
+    fixed = {"dtype": fast_dtype(), "draft_length": 4, "max_nodes": 8, "hold_us": 1_000_000}
+    untimed = {"verifier": ("--profile-s", "0")}
     chosen = DeploymentOptions(
-        model=model_dir, drafter=drafter_dir, placement=placement, **{**fixed, **options}
+        model=model_dir,
+        drafter=drafter_dir,
+        placement=placement,
+        extra_flags=untimed,
+        **{**fixed, **options},
     )
     with Deployment(chosen) as deployment, PacelineClient(deployment.gateway_endpoint) as client:
         yield Site(deployment, client)
 
 
-@pytest.fixture(scope="module")
-def together(model_dir: Path, drafter_dir: Path) -> Iterator[Site]:
-    """Drafter in the verifier's process; one core, so that the other deployment may run beside it."""
-    yield from run_site(Placement.COLOCATED, model_dir, drafter_dir, verifier_cores=(0,))
-
-
-@pytest.fixture(scope="module")
-def apart(model_dir: Path, drafter_dir: Path) -> Iterator[Site]:
-    """Drafter in a process of its own."""
-    yield from run_site(Placement.SEPARATE, model_dir, drafter_dir)
+def until_drafted(site: Site, prompt: str, **parameters: Any) -> Completion:
+    """Repeats a request until the drafter takes part in it."""
+    for _ in range(100):
+        completion = site.complete(prompt, **parameters)
+        if completion.stats.num_draft_tokens:
+            return completion
+    raise AssertionError("the drafter took no part")

@@ -13,8 +13,7 @@ from paceline.embedded import Placement
 from paceline.models import model_fingerprint
 from paceline.training.dflash import DFlashShape
 from tests.drafters import dflash_checkpoint
-from tests.integration.conftest import Site, run_site
-from tests.integration.test_identity import until_drafted
+from tests.integration.conftest import Site, run_site, until_drafted
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
@@ -75,4 +74,4 @@ def test_a_drafter_that_restarts_drafts_again(site: Site, prompts: list[str]) ->
     site.deployment.kill("drafter")
     assert site.complete(prompts[3], **GREEDY).token_ids == expected
     site.deployment.restart("drafter")
-    assert until_drafted(site, prompts[3], GREEDY).token_ids == expected
+    assert until_drafted(site, prompts[3], **GREEDY).token_ids == expected

@@ -20,7 +20,7 @@ from paceline.drafters.eagle1_layer import parameter_shapes
 from paceline.embedded import Placement
 from paceline.models import model_fingerprint
 from paceline.target import SequenceRows, TapSpec, TargetEngine
-from tests.integration.conftest import Site, run_site
+from tests.integration.conftest import Site, fast_dtype, run_site
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
@@ -36,7 +36,8 @@ def learned(model_dir: Path, prompts: list[str]) -> list[tuple[list[int], torch.
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(model_dir, local_files_only=True)
-    engine = TargetEngine.load(model_dir, dtype=torch.float32, taps=[TapSpec(norm_final=True)])
+    dtype = getattr(torch, fast_dtype())
+    engine = TargetEngine.load(model_dir, dtype=dtype, taps=[TapSpec(norm_final=True)])
     found = []
     for prompt in prompts[:NUM_PROMPTS]:
         turn = [{"role": "user", "content": prompt}]
@@ -45,7 +46,7 @@ def learned(model_dir: Path, prompts: list[str]) -> list[tuple[list[int], torch.
         slot, fresh, features = engine.open(), text, []
         for _ in range(NUM_TOKENS + 6):
             output = engine.step([SequenceRows(slot, fresh, num_logits="last")])
-            features.append(output.features[0].clone())
+            features.append(output.features[0].float())
             fresh = [int(output.logits[0][-1].argmax())]
             text = text + fresh
         engine.close(slot)

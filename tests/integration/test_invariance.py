@@ -16,7 +16,7 @@ from paceline.client import Completion, PacelineClient
 from paceline.embedded import Deployment, DeploymentOptions, Placement
 from paceline.embedded.ports import Ports
 from paceline.embedded.process import ChildProcess
-from tests.integration.conftest import Site
+from tests.integration.conftest import Site, fast_dtype
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
@@ -64,12 +64,12 @@ def pair(model_dir: Path, drafter_dir: Path, tmp_path_factory: pytest.TempPathFa
         model=model_dir,
         drafter=drafter_dir,
         placement=Placement.SEPARATE,
-        dtype="float32",
+        dtype=fast_dtype(),
         draft_length=16,
         max_nodes=16,
         draft_ahead=3,
         outcomes=6,
-        hold_us=200_000,
+        hold_us=1_000_000,
         ports=ports,
         extra_flags={
             "verifier": ("--kv-limit-mib", "64"),
@@ -81,7 +81,7 @@ def pair(model_dir: Path, drafter_dir: Path, tmp_path_factory: pytest.TempPathFa
         },
     )
     own_flags = {
-        "verifier": ["--dtype", "float32", "--tap-from", str(drafter_dir)],
+        "verifier": ["--dtype", fast_dtype(), "--tap-from", str(drafter_dir)],
         "drafter": ["--drafter", str(drafter_dir), "--name", "second"],
     }
     others = []

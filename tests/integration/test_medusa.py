@@ -13,8 +13,7 @@ import torch
 from paceline.client import Completion
 from paceline.embedded import Placement
 from paceline.target import SequenceRows, TargetEngine
-from tests.integration.conftest import Site, run_site
-from tests.integration.test_identity import until_drafted
+from tests.integration.conftest import Site, fast_dtype, run_site, until_drafted
 from tests.memorised import memorise
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
@@ -31,7 +30,7 @@ def texts(model_dir: Path, prompts: list[str]) -> list[list[int]]:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(model_dir, local_files_only=True)
-    engine = TargetEngine.load(model_dir, dtype=torch.float32)
+    engine = TargetEngine.load(model_dir, dtype=getattr(torch, fast_dtype()))
     found = []
     for prompt in prompts[:NUM_PROMPTS]:
         turn = [{"role": "user", "content": prompt}]
@@ -51,7 +50,8 @@ def texts(model_dir: Path, prompts: list[str]) -> list[list[int]]:
 def medusa_dir(model_dir: Path, texts: list[list[int]], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Heads that have learned those texts."""
     starts = [len(text) - NUM_TOKENS for text in texts]
-    return memorise(tmp_path_factory.mktemp("medusa1"), model_dir, texts, starts)
+    dtype = getattr(torch, fast_dtype())
+    return memorise(tmp_path_factory.mktemp("medusa1"), model_dir, texts, starts, dtype=dtype)
 
 
 def assert_own_text(site: Site, prompts: list[str], texts: list[list[int]]) -> None:
@@ -82,6 +82,6 @@ def test_separate_and_restarted(
         tokens = Completion.from_events([*events, *stream]).token_ids
         assert list(tokens) == texts[0][-NUM_TOKENS:][: len(tokens)]
         site.deployment.restart("drafter")
-        again = until_drafted(site, prompts[1], GREEDY)
+        again = until_drafted(site, prompts[1], **GREEDY)
         assert list(again.token_ids) == texts[1][-NUM_TOKENS:][: len(again.token_ids)]
         assert again.stats.num_accepted_tokens > 0

@@ -5,19 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 
 from paceline.client import AsyncPacelineClient, Completion
-from paceline.embedded import Placement
 from paceline.errors import InvalidRequestError
-from paceline.target import kernels
-from tests.integration.conftest import Site, run_site
+from tests.integration.conftest import Site
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -64,13 +61,6 @@ FORMS: list[tuple[str, dict[str, Any], Callable[[str], bool]]] = [
 ]
 
 
-@pytest.fixture(scope="module")
-def site(model_dir: Path, drafter_dir: Path) -> Iterator[Site]:
-    """Where the CPU kernels run, bfloat16 is as exact as float32 and some times as fast."""
-    dtype = "float32" if kernels.load() is None else "bfloat16"
-    yield from run_site(Placement.COLOCATED, model_dir, drafter_dir, dtype=dtype, draft_length=3, max_nodes=4)
-
-
 def parameters(which: int) -> dict[str, Any]:
     """Half of each form greedy, half sampled, every one with a prompt and a seed of its own."""
     prompt, constraint, _ = FORMS[which % len(FORMS)]
@@ -79,7 +69,7 @@ def parameters(which: int) -> dict[str, Any]:
     return {"prompt": f"{which}. {prompt}", "max_tokens": 64, **constraint, **sampling}
 
 
-def run_all(site: Site, *, speculation: bool) -> tuple[list[Completion], list[BaseException]]:
+def run_all(together: Site, *, speculation: bool) -> tuple[list[Completion], list[BaseException]]:
     """All requests at once, with two beside them that cannot be honoured."""
     bad = [
         {"prompt": "x", "grammar": "start: ("},
@@ -90,7 +80,7 @@ def run_all(site: Site, *, speculation: bool) -> tuple[list[Completion], list[Ba
     ]
 
     async def run() -> list[Any]:
-        async with AsyncPacelineClient(site.deployment.gateway_endpoint) as client:
+        async with AsyncPacelineClient(together.deployment.gateway_endpoint) as client:
             asked = [parameters(which) for which in range(NUM_REQUESTS)]
             asked[NUM_REQUESTS // 2 : NUM_REQUESTS // 2] = bad
             calls = (client.complete(**one, speculation=speculation, timeout_s=400) for one in asked)
@@ -102,8 +92,8 @@ def run_all(site: Site, *, speculation: bool) -> tuple[list[Completion], list[Ba
     return outcomes, refused
 
 
-def test_200_together_are_valid_and_the_same_without_drafts(site: Site) -> None:
-    drafted, refused = run_all(site, speculation=True)
+def test_200_together_are_valid_and_the_same_without_drafts(together: Site) -> None:
+    drafted, refused = run_all(together, speculation=True)
     for error in refused:
         assert isinstance(error, InvalidRequestError)
         assert error.field == "sampling.constraint.grammar"
@@ -114,20 +104,20 @@ def test_200_together_are_valid_and_the_same_without_drafts(site: Site) -> None:
         assert completion.finish_reason == "stop"
     assert sum(completion.stats.num_accepted_tokens for completion in drafted) > 0
     assert len({completion.text for completion in drafted}) > NUM_REQUESTS // 8
-    plain, _ = run_all(site, speculation=False)
+    plain, _ = run_all(together, speculation=False)
     assert [completion.token_ids for completion in plain] == [completion.token_ids for completion in drafted]
 
 
-def test_a_text_goes_on_inside_its_grammar_after_a_verifier_restart(site: Site) -> None:
+def test_a_text_goes_on_inside_its_grammar_after_a_verifier_restart(together: Site) -> None:
     request = {**parameters(0), "prompt": "Three people as JSON: ", "max_tokens": 120}
     request["json_schema"] = {"type": "array", "items": PERSON, "minItems": 3, "maxItems": 3}
-    expected = site.client.complete(**request, speculation=False)
-    stream = site.client.generate(**request)
+    expected = together.client.complete(**request, speculation=False)
+    stream = together.client.generate(**request)
     events = [next(stream), next(stream)]
     with ThreadPoolExecutor(1) as pool:
         rest = pool.submit(lambda: list(stream))
-        site.deployment.kill("verifier")
-        site.deployment.restart("verifier")
+        together.deployment.kill("verifier")
+        together.deployment.restart("verifier")
         events += rest.result(timeout=120)
     completion = Completion.from_events(events)
     assert completion.token_ids == expected.token_ids

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from paceline.client import Completion
-from tests.integration.conftest import Site
+from tests.integration.conftest import Site, until_drafted
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
-NUM_TOKENS = 24
+NUM_TOKENS = 16
 GREEDY = {"temperature": 0.0, "max_tokens": NUM_TOKENS}
 SAMPLED = {"temperature": 0.8, "top_p": 0.95, "seed": 1234, "max_tokens": NUM_TOKENS}
 
@@ -40,8 +40,8 @@ def test_eight_plain_sequences_together(
 def test_colocated_alone_and_eight_together(
     together: Site, prompts: list[str], sampling: dict[str, Any], plain: Any
 ) -> None:
-    alone = [together.complete(prompt, **sampling) for prompt in prompts]
-    assert tokens(alone) == plain
+    alone = [together.complete(prompt, **sampling) for prompt in prompts[::2]]  # the others: below, apart
+    assert tokens(alone) == plain[::2]
     assert sum(completion.stats.num_accepted_tokens for completion in alone) > 0
     assert tokens(together.complete_all(prompts, **sampling)) == plain
 
@@ -49,8 +49,8 @@ def test_colocated_alone_and_eight_together(
 def test_separate_alone_and_eight_together(
     apart: Site, prompts: list[str], sampling: dict[str, Any], plain: Any
 ) -> None:
-    alone = [apart.complete(prompt, **sampling) for prompt in prompts]
-    assert tokens(alone) == plain
+    alone = [apart.complete(prompt, **sampling) for prompt in prompts[1::2]]
+    assert tokens(alone) == plain[1::2]
     assert sum(completion.stats.num_accepted_tokens for completion in alone) > 0
     assert tokens(apart.complete_all(prompts, **sampling)) == plain
 
@@ -65,14 +65,5 @@ def test_the_drafter_killed_in_the_middle(
     first = Completion.from_events([*events, *stream])
     assert tokens([first, *rest]) == plain
     apart.deployment.restart("drafter")
-    again = until_drafted(apart, prompts[1], sampling)
+    again = until_drafted(apart, prompts[1], **sampling)
     assert again.token_ids == plain[1]
-
-
-def until_drafted(site: Site, prompt: str, sampling: dict[str, Any]) -> Completion:
-    """Repeat a request until the restarted drafter takes part in it."""
-    for _ in range(100):
-        completion = site.complete(prompt, **sampling)
-        if completion.stats.num_draft_tokens:
-            return completion
-    raise AssertionError("the restarted drafter never took part again")

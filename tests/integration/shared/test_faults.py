@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.integration.conftest import Site
+from tests.integration.conftest import Site, until_drafted
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
@@ -33,6 +33,7 @@ def test_a_hung_drafter_costs_time_only(apart: Site, prompts: list[str]) -> None
         assert apart.complete(prompts[1], **REQUEST).token_ids == expected
     finally:
         os.kill(apart.deployment.processes["drafter"], signal.SIGCONT)
+    assert until_drafted(apart, prompts[1], **REQUEST).token_ids == expected
 
 
 def test_a_request_survives_a_verifier_restart(apart: Site, prompts: list[str]) -> None:
@@ -46,3 +47,4 @@ def test_a_request_survives_a_verifier_restart(apart: Site, prompts: list[str]) 
         events += rest.result(timeout=120)
     seen = tuple(token for event in events for token in getattr(event, "token_ids", ()))
     assert seen == expected
+    assert until_drafted(apart, prompts[2], **REQUEST).token_ids == expected

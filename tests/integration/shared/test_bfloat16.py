@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from paceline.embedded import Placement
 from paceline.target import kernels
-from tests.integration.conftest import Site, run_site
+from tests.integration.conftest import Site
 
 pytestmark = [
     pytest.mark.integration,
@@ -20,16 +17,6 @@ pytestmark = [
 
 GREEDY = {"temperature": 0.0, "max_tokens": 32}
 SAMPLED = {"temperature": 0.8, "top_p": 0.95, "seed": 1234, "max_tokens": 32}
-
-
-@pytest.fixture(scope="module")
-def together(model_dir: Path, drafter_dir: Path) -> Iterator[Site]:
-    yield from run_site(Placement.COLOCATED, model_dir, drafter_dir, verifier_cores=(0,), dtype="bfloat16")
-
-
-@pytest.fixture(scope="module")
-def apart(model_dir: Path, drafter_dir: Path) -> Iterator[Site]:
-    yield from run_site(Placement.SEPARATE, model_dir, drafter_dir, dtype="bfloat16")
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])

@@ -15,10 +15,8 @@ REQUEST: dict[str, Any] = {"temperature": 0.7, "seed": 5, "max_tokens": 48}
 
 
 @pytest.fixture(scope="module", params=["together", "apart"])
-def site(request: pytest.FixtureRequest) -> Site:
-    chosen = request.getfixturevalue(request.param)
-    assert isinstance(chosen, Site)
-    return chosen
+def site(request: pytest.FixtureRequest, together: Site, apart: Site) -> Site:
+    return together if request.param == "together" else apart
 
 
 @pytest.mark.parametrize("mode", ["rejection", "block", "typical"])

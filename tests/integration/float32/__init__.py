@@ -1,0 +1,1 @@
+"""Tests on two deployments that they share, in float32."""
