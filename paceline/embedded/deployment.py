@@ -131,6 +131,7 @@ class Deployment:
                 self._start_role(role)
             self._wait_until_ready(self.roles, deadline)
         except BaseException:
+            self.kill_all()  # nothing was admitted, and what is still loading would first finish that
             self.stop()
             raise
 
