@@ -36,6 +36,7 @@ from paceline.training.token_clusters import cluster_tokens
 from paceline.training.token_rows import depth_loss, depth_weights
 
 TABLE = "model.embed_tokens.weight"
+_PRE, _POST = "pre_projection.weight", "post_projection.weight"
 _EVAL_CHAIN = 5
 
 
@@ -65,6 +66,9 @@ class Gemma4MtpObjective:
         parameters: float32 by checkpoint name; see :meth:`Gemma4MtpShape.parameter_shapes`.
         tables: the target's.
         target: what the exported checkpoint says of its target.
+        input_scale: root mean square of each entry that `pre_projection` reads, ``[2 * backbone]``. A few entries of a
+            state are far larger than the rest; both projections are trained in units of these and exported in the
+            target's own, else the optimiser's equal steps for all entries would swing the output. None: as they are.
         steps: in the loss.
         step_decay: weight of a step, of the one before.
         loss: ``ce`` on the text's tokens, or ``kl`` to the target's distributions.
@@ -83,6 +87,7 @@ class Gemma4MtpObjective:
         parameters: Mapping[str, Tensor],
         tables: TargetTables,
         target: TargetFacts,
+        input_scale: Tensor | None = None,
         steps: int = 3,
         step_decay: float = 0.8,
         loss: str = "ce",
@@ -92,7 +97,12 @@ class Gemma4MtpObjective:
         dtype: torch.dtype = torch.bfloat16,
     ) -> None:
         self.shape, self.cached, self.dtype, self.target = shape, dict(cached), dtype, target
+        scale = torch.ones(2 * shape.backbone) if input_scale is None else input_scale
+        self.set_constants({"input_scale": scale})
         self._parameters = checked_parameters(self.method, shape.parameter_shapes(), parameters)
+        with torch.no_grad():
+            self._parameters[_PRE].mul_(self._input_scale)
+            self._parameters[_POST].div_(self._state_scale)
         self._embedding, self._head = tables.embedding.to(dtype), tables.head.to(dtype)
         self._embedding_scale, self._rows = tables.embedding_scale, tables.rows
         self._weights = depth_weights(steps, step_decay)
@@ -104,11 +114,21 @@ class Gemma4MtpObjective:
         return self._parameters
 
     def constants(self) -> dict[str, Tensor]:
-        """Nothing depends on the data once training has begun."""
-        return {}
+        """The scale of what is read, measured on the text."""
+        return {"input_scale": self._input_scale}
 
     def set_constants(self, constants: dict[str, Tensor]) -> None:
-        """Nothing to put back."""
+        """Fixes it."""
+        self._input_scale = constants["input_scale"].float()
+        self._state_scale = self._input_scale[self.shape.backbone :, None]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Float32 by checkpoint name, in the target's units."""
+        return {
+            **self._parameters,
+            _PRE: self._parameters[_PRE] / self._input_scale,
+            _POST: self._parameters[_POST] * self._state_scale,
+        }
 
     def set_progress(self, fraction: float) -> None:
         """No curriculum."""
@@ -154,7 +174,7 @@ class Gemma4MtpObjective:
             features: ``[rows, length, width]``, the target's.
             steps: how many.
         """
-        model = Gemma4MtpModel(self.shape, {k: p.to(self.dtype) for k, p in self._parameters.items()})
+        model = Gemma4MtpModel(self.shape, {k: t.to(self.dtype) for k, t in self.tensors().items()})
         length = batch.tokens.shape[1]
         widths = [self.shape.backbone, *(one.width for one in self.cached.values())]
         state, *columns = features.split(widths, dim=-1)
@@ -192,7 +212,7 @@ class Gemma4MtpObjective:
 
     def checkpoint(self, facts: Mapping[str, Any]) -> tuple[DrafterConfig, dict[str, Tensor]]:
         """The servable checkpoint in bfloat16, its head in clusters where they were asked for."""
-        tensors = {k: p.detach().bfloat16() for k, p in self._parameters.items()}
+        tensors = {k: t.detach().bfloat16() for k, t in self.tensors().items()}
         shape = self.shape
         if self._num_clusters:
             shape = replace(shape, num_clusters=self._num_clusters, num_selected=self._num_selected)

@@ -80,8 +80,8 @@ def _rope(config: Any, kind: str) -> tuple[float, float]:
 
 def starting_parameters(
     shape: Gemma4MtpShape, tables: TargetTables, corpus: Corpus, max_tokens: int, seed: int
-) -> dict[str, Tensor]:
-    """Parameters of the fitted map.
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Parameters of the fitted map, and the root mean square of each entry that it reads, ``[2 * backbone]``.
 
     Args:
         shape: sizes, with a dense head.
@@ -104,15 +104,16 @@ def starting_parameters(
     gram += torch.eye(gram.shape[0], dtype=torch.float64) * (_RIDGE * float(gram.diagonal().mean()))
     solution = torch.linalg.solve(gram, (inputs.T @ (wanted / level)).double())
     parameters["pre_projection.weight"] = solution.T.float()
-    parameters["model.norm.weight"] = torch.full((shape.hidden,), level)
-    parameters["post_projection.weight"] = back
-    parameters[TABLE] = tables.head.float() @ back
+    # What is read out is near one, and not as large as the target's states: behind entries of some hundreds an
+    # optimiser's equal steps for all entries change logits by many nats.
+    parameters["post_projection.weight"] = level * back
+    parameters[TABLE] = tables.head.float() @ parameters["post_projection.weight"]
     for name, tensor in parameters.items():
         if name.endswith(("post_attention_layernorm.weight", "post_feedforward_layernorm.weight")):
             tensor.fill_(_BRANCH_WEIGHT)
         elif name.endswith("q_norm.weight"):
             tensor.fill_(tensor.shape[0] ** -0.5)  # attention's scale is 1
-    return parameters
+    return parameters, inputs.square().mean(0).sqrt().clamp_min(1e-6)
 
 
 def _main_directions(head: Tensor, states: Tensor, count: int) -> tuple[Tensor, Tensor]:

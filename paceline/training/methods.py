@@ -172,12 +172,14 @@ def _build_gemma4_mtp(options: TrainOptions, corpus: Corpus, fingerprint: str) -
         weights.get("lm_head.weight", embedding),
         TargetRows(options.model_dir, TapSpec(norm_final=True, cached=tuple(cached.values())), dtype),
     )
+    start, scale = gemma4_mtp_start.starting_parameters(shape, tables, corpus, _FIT_TOKENS, options.seed)
     return Gemma4MtpObjective(
         shape,
         cached,
-        gemma4_mtp_start.starting_parameters(shape, tables, corpus, _FIT_TOKENS, options.seed),
+        start,
         tables,
         TargetFacts(fingerprint, options.model_dir.name, (), int(text.max_position_embeddings)),
+        input_scale=scale,
         steps=options.test_steps,
         step_decay=options.step_decay,
         loss=options.depth_loss,

@@ -124,6 +124,23 @@ def test_loss_is_that_of_the_formulas(gemma_dir: Path, loss: str) -> None:
     assert float(found.detach()) == pytest.approx(float((expected[0] + 0.5 * expected[1]) / 1.5), rel=1e-4)
 
 
+def test_units_of_training_are_folded_into_what_is_served(gemma_dir: Path) -> None:
+    scale = torch.linspace(0.1, 30.0, 128)
+    ours, plain = objective(gemma_dir, steps=2, input_scale=scale), objective(gemma_dir, steps=2)
+    batch = batch_of([text(14, 1), text(9, 2)])
+    found, expected = ours.loss(batch)[0], plain.loss(batch)[0]
+    assert float(found.detach()) == pytest.approx(float(expected.detach()), rel=1e-5)
+    for name, tensor in plain.checkpoint({})[1].items():
+        torch.testing.assert_close(ours.checkpoint({})[1][name], tensor)
+    found.backward()
+    expected.backward()
+    for name, factor in (("pre", 1.0 / scale), ("post", scale[64:, None])):
+        one, other = (x.named_parameters()[f"{name}_projection.weight"].grad for x in (ours, plain))
+        assert one is not None
+        assert other is not None
+        torch.testing.assert_close(one, other * factor, rtol=1e-3, atol=1e-6)
+
+
 def test_stopped_and_resumed_equals_uninterrupted(
     target_dir: Path, text_dir: Path, heldout_dir: Path, tmp_path: Path
 ) -> None:
@@ -147,10 +164,10 @@ def test_training_from_anywhere_raises_acceptance_and_what_it_writes_drafts(
     fitted = _acceptance(_options(target_dir, text_dir, heldout_dir, tmp_path / "fitted", **changes), None)
     start = gemma4_mtp_start.starting_parameters
 
-    def spoiled(*arguments: Any) -> dict[str, Tensor]:
-        parameters = start(*arguments)
+    def spoiled(*arguments: Any) -> tuple[dict[str, Tensor], Tensor]:
+        parameters, scale = start(*arguments)
         noise = torch.randn(24, 128, generator=torch.Generator().manual_seed(1)) * 0.1
-        return parameters | {"pre_projection.weight": noise}
+        return parameters | {"pre_projection.weight": noise}, scale
 
     monkeypatch.setattr(gemma4_mtp_start, "starting_parameters", spoiled)
     untrained = _acceptance(options, None)
