@@ -204,7 +204,17 @@ class Cycles:
         commits = step.commits
         num_commits = len(commits.sequence_ids)
         arrays = (commits.epochs, commits.starts, commits.sizes)
-        figures = (step.num_draft_tokens, step.draft_depths, step.num_accepted_tokens, step.finish_reasons)
+        # A verifier of an earlier version knows no echoes: all of its trees are a drafter's.
+        drafter_depths = step.drafter_depths or step.draft_depths
+        accepted_of_drafter = step.num_accepted_of_drafter or step.num_accepted_tokens
+        figures = (
+            step.num_draft_tokens,
+            step.draft_depths,
+            step.num_accepted_tokens,
+            drafter_depths,
+            accepted_of_drafter,
+            step.finish_reasons,
+        )
         if any(len(array) != num_commits for array in (*arrays, *figures)):
             raise StreamProtocolError("the arrays of a step report differ in length")
         tokens = list(commits.tokens)
@@ -248,7 +258,8 @@ class Cycles:
             if depth:
                 counters.num_draft_tokens += step.num_draft_tokens[i]
                 counters.num_accepted_tokens += accepted
-                depths.append((depth, accepted))
+            if drafter_depth := drafter_depths[i]:  # an echo says nothing of the drafter
+                depths.append((drafter_depth, min(accepted_of_drafter[i], drafter_depth)))
             if fresh:
                 known = fresh_log_probs(sequence, log_probs.get(sequence_id), size, len(fresh))
                 sequence.mailbox.put(fresh, known)

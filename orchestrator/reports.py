@@ -79,7 +79,7 @@ class Reports:
 
         Args:
             step: the verifier's report.
-            depths: (depth of the verified tree, accepted tokens) of its sequences.
+            depths: of its sequences, (depth of what a drafter proposed, accepted tokens of that).
             num_running: running sequences now.
             draft_length: tokens a draft in force.
             num_tokens: tokens it committed.

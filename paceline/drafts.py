@@ -184,6 +184,8 @@ class DraftTree:
         draft_dists: how each node's token was drawn, None where it was not. Drawn siblings stand in the order of
             their draws, a repeated one with a node of its own.
         claims: what the drafter said of each node, None where it said nothing; empty where nobody is to learn from it.
+        drafter_survivals: survivals by the drafter's own confidences, 0 for nodes that it did not propose; empty where
+            it proposed all of them.
     """
 
     tokens: tuple[int, ...] = ()
@@ -192,6 +194,7 @@ class DraftTree:
     survivals: tuple[float, ...] = ()
     draft_dists: tuple[SiblingDraws | None, ...] = ()
     claims: tuple[DraftClaim | None, ...] = ()
+    drafter_survivals: tuple[float, ...] = ()
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -208,6 +211,7 @@ class DraftTree:
             self.survivals[:cut],
             self.draft_dists[:cut],
             self.claims[:cut],
+            self.drafter_survivals[:cut],
         )
 
     def only(self, nodes: Sequence[int]) -> DraftTree:
@@ -222,7 +226,22 @@ class DraftTree:
             tuple(self.survivals[node] for node in nodes),
             tuple(self.draft_dists[node] for node in nodes),
             tuple(self.claims[node] for node in nodes) if self.claims else (),
+            tuple(self.drafter_survivals[node] for node in nodes) if self.drafter_survivals else (),
         )
+
+    def is_drafted(self, node: int) -> bool:
+        """Whether a drafter proposed a node."""
+        return not self.drafter_survivals or self.drafter_survivals[node] > 0
+
+    @property
+    def num_echoed(self) -> int:
+        """Nodes that no drafter proposed."""
+        return self.drafter_survivals.count(0.0)
+
+    @property
+    def drafted_depth(self) -> int:
+        """Depth of the part that a drafter proposed."""
+        return max((depth for node, depth in enumerate(self.depths) if self.is_drafted(node)), default=0)
 
 
 EMPTY_TREE = DraftTree()

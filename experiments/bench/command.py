@@ -43,6 +43,10 @@ def compare(
     max_nodes: Annotated[
         int | None, typer.Option(min=0, help="Fixed; the policy decides by default.")
     ] = None,
+    lookup: Annotated[
+        int | None,
+        typer.Option(min=0, max=64, help="Most tokens from a text's own repetitions; 8 by default."),
+    ] = None,
 ) -> None:
     """Plain, co-located and separate decoding interleaved in one run, with transformers.generate beside them."""
     if context.invoked_subcommand is not None:
@@ -67,6 +71,7 @@ def compare(
         draft_length=draft_length,
         hold_us=hold_us,
         max_nodes=max_nodes,
+        lookup=lookup,
     )
     with console.status("") as status:
 

@@ -54,6 +54,7 @@ def make_report(
         "draft_length": plan.draft_length,
         "hold_us": plan.hold_us,
         "max_nodes": plan.max_nodes,
+        "lookup": plan.lookup,
         "commit": commit(),
         "version": __version__,
         "command": command,

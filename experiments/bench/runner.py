@@ -1,7 +1,7 @@
 """Runs the modes of the benchmark interleaved, so that the machine's drift falls on all of them alike.
 
 Two deployments of real processes are up at once and idle between their turns: one with the drafter in the verifier's
-process on all cores, one with verifier and drafter on a core each. Plain decoding is measured on the same verifiers
+process, one with verifier and drafter on a core each. Plain decoding is measured on the same verifiers
 with speculation turned off for the request, which costs them nothing (the drafter is not asked).
 """
 
@@ -39,6 +39,7 @@ class Plan:
     draft_length: int | None = None
     hold_us: int | None = None
     max_nodes: int | None = None
+    lookup: int | None = None
 
 
 @dataclass(slots=True)
@@ -100,6 +101,7 @@ def serving(plan: Plan, dtype: str) -> Iterator[dict[str, tuple[PacelineClient, 
                 draft_length=plan.draft_length,
                 hold_us=plan.hold_us,
                 max_nodes=plan.max_nodes,
+                lookup=plan.lookup,
                 # Rounds repeat their prompts; each time they are to be run, as the yardstick runs them.
                 extra_flags={"verifier": ("--prefix-cache-mib", "0")},
                 **fixed,  # type: ignore[arg-type]
@@ -107,7 +109,8 @@ def serving(plan: Plan, dtype: str) -> Iterator[dict[str, tuple[PacelineClient, 
             deployment = stack.enter_context(Deployment(options))
             return stack.enter_context(PacelineClient(deployment.gateway_endpoint))
 
-        together = deploy(Placement.COLOCATED, verifier_cores=cores)
+        # All cores, divided as they always are: one of them for the processes that do not compute.
+        together = deploy(Placement.COLOCATED)
         apart = deploy(Placement.SEPARATE, verifier_cores=cores[:1], drafter_cores=cores[1:2] or cores[:1])
         yield {
             "plain": (together, False),

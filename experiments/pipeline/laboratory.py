@@ -153,6 +153,7 @@ def laboratory(
             model=model,
             drafter=directory / "script.json",
             dtype="float32",
+            lookup=0,  # the dials alone say what is proposed
             ports=ports,
             log_level="warning",
             modules={

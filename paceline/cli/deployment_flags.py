@@ -43,6 +43,15 @@ DraftLength = Annotated[
         help="Tokens per draft; by default the scheduler decides.", min=0, max=64, rich_help_panel=_PANEL
     ),
 ]
+Lookup = Annotated[
+    int | None,
+    typer.Option(
+        help="Most tokens to propose from what a text itself repeats; 0: none.",
+        min=0,
+        max=64,
+        rich_help_panel=_PANEL,
+    ),
+]
 LogDir = Annotated[
     Path | None, typer.Option(help="Keep the logs of all processes here.", rich_help_panel=_PANEL)
 ]
@@ -66,6 +75,7 @@ def read(
     verifier_cores: str | None,
     drafter_cores: str | None,
     draft_length: int | None,
+    lookup: int | None,
     log_dir: Path | None,
     start_timeout_s: float,
     ports: Ports | None,
@@ -87,6 +97,7 @@ def read(
         verifier_cores=None if verifier_cores is None else parse_cores(verifier_cores),
         drafter_cores=None if drafter_cores is None else parse_cores(drafter_cores),
         draft_length=draft_length,
+        lookup=lookup,
         log_dir=None if log_dir is None else log_dir.resolve(),
         start_timeout_s=start_timeout_s,
         ports=ports,

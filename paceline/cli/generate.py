@@ -217,6 +217,7 @@ def _gateway(
             verifier_cores=None,
             drafter_cores=None,
             draft_length=None,
+            lookup=None,
             log_dir=None,
             start_timeout_s=180.0,
             ports=None,

@@ -71,6 +71,9 @@ def _role_flags(
             flags += ["--drafter", str(options.drafter)]
         elif options.placement is Placement.SEPARATE and "drafter" not in options.modules:
             flags += ["--tap-from", str(options.drafter)]
+        lookup = 0 if options.placement is Placement.PLAIN else options.lookup
+        if lookup is not None:
+            flags += ["--lookup", str(lookup)]
         return flags
     if role == "drafter":
         flags = ["--model", str(options.model), "--drafter", str(options.drafter)]

@@ -57,7 +57,8 @@ def plan_cores(options: DeploymentOptions, available: Sequence[int]) -> CorePlan
     off the target's cores. Where all that is left is the drafter's and the target has one thread, they may go on both:
     while the target waits for drafts they need not take the drafter's core (a held round of SmolLM2 waited 6.9 ms in
     place of 8.9); of several threads all would wait for one that is interrupted. Without such a drafter the target
-    gets all cores.
+    gets all cores but the last, which the others run on: a step's threads wait for one another, and on two cores that
+    gateway, orchestrator and event loops used as well two threads decoded at half the speed of one.
 
     Args:
         options: may fix any part of the plan.
@@ -72,11 +73,14 @@ def plan_cores(options: DeploymentOptions, available: Sequence[int]) -> CorePlan
         if missing:
             raise InvalidRequestError(name, f"{missing} are not among the available cores {list(cores)}")
     if options.placement is not Placement.SEPARATE:
-        verifier = options.verifier_cores or cores
+        control = (
+            options.control_cores or tuple(c for c in cores if c not in (options.verifier_cores or ()))[-1:]
+        )
+        verifier = options.verifier_cores or tuple(core for core in cores if core not in control) or cores
         return CorePlan(
             verifier=verifier,
             verifier_threads=options.verifier_threads or len(verifier),
-            control=options.control_cores or (),
+            control=control,
         )
     drafter = (
         options.drafter_cores

@@ -47,6 +47,7 @@ class DeploymentOptions:
         outcomes: outcomes of a step that are drafted past in place of the scheduler's choice.
         hold_us: longest hold of a step in place of the scheduler's choice.
         max_nodes: draft nodes of one sequence in one step in place of the scheduler's choice.
+        lookup: tokens that the verifier proposes from what a text repeats, in place of its default; plain: none.
         ports: None takes free ones.
         log_dir: keeps the logs there; None keeps them until the end only.
         log_level: of all processes.
@@ -75,6 +76,7 @@ class DeploymentOptions:
     outcomes: int | None = None
     hold_us: int | None = None
     max_nodes: int | None = None
+    lookup: int | None = None
     ports: Ports | None = None
     log_dir: Path | None = None
     log_level: str = "info"

@@ -122,7 +122,7 @@ class SequenceOpened(_message.Message):
     def __init__(self, key: _Optional[int] = ..., sequence_id: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class StepReport(_message.Message):
-    __slots__ = ("step_index", "num_rows", "num_sequences", "num_context_tokens", "num_prefill_rows", "forward_us", "step_us", "held_us", "colocated_draft_us", "policy_version", "overhead_us", "commits", "num_draft_tokens", "draft_depths", "num_accepted_tokens", "finish_reasons", "dropped", "draft_hits", "log_probs", "num_outcomes", "outcomes")
+    __slots__ = ("step_index", "num_rows", "num_sequences", "num_context_tokens", "num_prefill_rows", "forward_us", "step_us", "held_us", "colocated_draft_us", "policy_version", "overhead_us", "commits", "num_draft_tokens", "draft_depths", "num_accepted_tokens", "drafter_depths", "num_accepted_of_drafter", "finish_reasons", "dropped", "draft_hits", "log_probs", "num_outcomes", "outcomes")
     STEP_INDEX_FIELD_NUMBER: _ClassVar[int]
     NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
     NUM_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
@@ -138,6 +138,8 @@ class StepReport(_message.Message):
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_DEPTHS_FIELD_NUMBER: _ClassVar[int]
     NUM_ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DRAFTER_DEPTHS_FIELD_NUMBER: _ClassVar[int]
+    NUM_ACCEPTED_OF_DRAFTER_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASONS_FIELD_NUMBER: _ClassVar[int]
     DROPPED_FIELD_NUMBER: _ClassVar[int]
     DRAFT_HITS_FIELD_NUMBER: _ClassVar[int]
@@ -159,13 +161,15 @@ class StepReport(_message.Message):
     num_draft_tokens: _containers.RepeatedScalarFieldContainer[int]
     draft_depths: _containers.RepeatedScalarFieldContainer[int]
     num_accepted_tokens: _containers.RepeatedScalarFieldContainer[int]
+    drafter_depths: _containers.RepeatedScalarFieldContainer[int]
+    num_accepted_of_drafter: _containers.RepeatedScalarFieldContainer[int]
     finish_reasons: _containers.RepeatedScalarFieldContainer[_sampling_pb2.FinishReason]
     dropped: DroppedDrafts
     draft_hits: _containers.RepeatedScalarFieldContainer[int]
     log_probs: _containers.RepeatedCompositeFieldContainer[SequenceLogProbs]
     num_outcomes: _containers.RepeatedScalarFieldContainer[int]
     outcomes: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, step_index: _Optional[int] = ..., num_rows: _Optional[int] = ..., num_sequences: _Optional[int] = ..., num_context_tokens: _Optional[int] = ..., num_prefill_rows: _Optional[int] = ..., forward_us: _Optional[int] = ..., step_us: _Optional[int] = ..., held_us: _Optional[int] = ..., colocated_draft_us: _Optional[int] = ..., policy_version: _Optional[int] = ..., overhead_us: _Optional[int] = ..., commits: _Optional[_Union[_peer_pb2.CommitBatch, _Mapping]] = ..., num_draft_tokens: _Optional[_Iterable[int]] = ..., draft_depths: _Optional[_Iterable[int]] = ..., num_accepted_tokens: _Optional[_Iterable[int]] = ..., finish_reasons: _Optional[_Iterable[_Union[_sampling_pb2.FinishReason, str]]] = ..., dropped: _Optional[_Union[DroppedDrafts, _Mapping]] = ..., draft_hits: _Optional[_Iterable[int]] = ..., log_probs: _Optional[_Iterable[_Union[SequenceLogProbs, _Mapping]]] = ..., num_outcomes: _Optional[_Iterable[int]] = ..., outcomes: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, step_index: _Optional[int] = ..., num_rows: _Optional[int] = ..., num_sequences: _Optional[int] = ..., num_context_tokens: _Optional[int] = ..., num_prefill_rows: _Optional[int] = ..., forward_us: _Optional[int] = ..., step_us: _Optional[int] = ..., held_us: _Optional[int] = ..., colocated_draft_us: _Optional[int] = ..., policy_version: _Optional[int] = ..., overhead_us: _Optional[int] = ..., commits: _Optional[_Union[_peer_pb2.CommitBatch, _Mapping]] = ..., num_draft_tokens: _Optional[_Iterable[int]] = ..., draft_depths: _Optional[_Iterable[int]] = ..., num_accepted_tokens: _Optional[_Iterable[int]] = ..., drafter_depths: _Optional[_Iterable[int]] = ..., num_accepted_of_drafter: _Optional[_Iterable[int]] = ..., finish_reasons: _Optional[_Iterable[_Union[_sampling_pb2.FinishReason, str]]] = ..., dropped: _Optional[_Union[DroppedDrafts, _Mapping]] = ..., draft_hits: _Optional[_Iterable[int]] = ..., log_probs: _Optional[_Iterable[_Union[SequenceLogProbs, _Mapping]]] = ..., num_outcomes: _Optional[_Iterable[int]] = ..., outcomes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SequenceLogProbs(_message.Message):
     __slots__ = ("sequence_id", "committed", "prompt", "prompt_start")

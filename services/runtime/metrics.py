@@ -133,6 +133,8 @@ STEP_POLICY_VERSION = _gauge(
     "paceline_step_policy_version", "Version of the policy that the last step obeyed"
 )
 DROPPED_DRAFTS = _counter("paceline_dropped_draft_nodes", "Draft nodes never verified, by cause", "cause")
+ECHO_TOKENS = _counter("paceline_echo_tokens", "Verified tokens that only the text itself proposed")
+ACCEPTED_ECHO_TOKENS = _counter("paceline_accepted_echo_tokens", "Those of them that the target accepted")
 DRAFT_HITS = _counter("paceline_draft_hits", "Commits whose text had already been proposed further")
 FEATURE_BYTES = _counter("paceline_feature_bytes", "Bytes of target features pushed to drafters")
 

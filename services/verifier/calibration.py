@@ -76,7 +76,7 @@ def learn(calibrator: Calibrator | None, tree: DraftTree, accepted_rows: Sequenc
             row in accepted,
         )
         for row, (parent, claim, survival) in enumerate(
-            zip(tree.parents, tree.claims, tree.survivals, strict=True), start=1
+            zip(tree.parents, tree.claims, tree.drafter_survivals or tree.survivals, strict=True), start=1
         )
     ]
     return tuple(packed(outcome) for outcome in calibrator.observe(nodes))

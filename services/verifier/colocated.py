@@ -144,8 +144,8 @@ class ColocatedDrafter:
             del self._open[sequence_id]
             self._drafter.close(sequence_id)
 
-    def draft(self, commits: Sequence[SequenceCommit], draft_length: int, max_nodes: int) -> None:
-        """Take in what was committed and draft from there, all sequences together.
+    def draft(self, commits: Sequence[SequenceCommit], draft_length: int, max_nodes: int) -> int:
+        """Take in what was committed and draft from there, all sequences together; returns how many it drafted for.
 
         Args:
             commits: what the last step committed to sequences that go on.
@@ -165,7 +165,8 @@ class ColocatedDrafter:
                 commit.tokens,
             )
             num_tokens = min(draft_length, sequence.num_tokens_left - 1, sequence.spec.max_draft_nodes)
-            if num_tokens > 0 and sequence.trie.num_nodes < num_tokens:
+            is_due = num_tokens > 0 and sequence.trie.num_nodes < num_tokens
+            if is_due and not sequence.is_sure_of_itself:
                 self._feed_captured(sequence.sequence_id)
                 if sequence.sequence_id not in self._open:
                     continue
@@ -180,7 +181,7 @@ class ColocatedDrafter:
                 )
                 drafted.append(sequence)
         if not requests:
-            return
+            return 0
         try:
             entries = self._drafter.draft(requests)
             for sequence, entry in zip(drafted, entries, strict=True):
@@ -190,6 +191,7 @@ class ColocatedDrafter:
             log.exception("the drafter failed; going on without it", num_sequences=len(drafted))
             for sequence in drafted:
                 self._open.pop(sequence.sequence_id, None)
+        return len(requests)
 
     def _guard(self, sequence_id: int, call: object, *arguments: object) -> None:
         """Call into the drafter; a failure ends drafting for this sequence alone."""

@@ -59,17 +59,21 @@ class Host:
             settings.max_sequences,
             settings.max_waiting,
             settings.prefix_cache_bytes,
+            settings.lookup,
         )
         self.info = peer_info(engine, model_dir, model_dir.name, settings.device, drafter)
         self._constraints = ConstraintDesk(model_dir, self.info.vocab_size, tuple(self.info.eos_token_ids))
         self._observer = StepObserver(self.info.model_name, self._table.calibrators)
+        budget = NodeBudget()
+        for step in profile:
+            budget.observe_step(step.num_rows, step.step_us * 1e-6)
         self._loop = StepLoop(
             engine,
             self._inbox,
             self._table,
             self._features,
             drafter,
-            NodeBudget(),
+            budget,
             self._observe,
             StepClock(None if settings.step_curve is None else StepCurve.parse(settings.step_curve)),
         )

@@ -192,6 +192,7 @@ class StepLoop:
             and sequence.trie.num_nodes == 0
             and sequence.has_drafter
             and sequence.num_missed_holds < MAX_MISSED_HOLDS
+            and not sequence.is_sure_of_itself
         ]
 
     def _choose(self) -> list[Turn]:
@@ -217,10 +218,12 @@ class StepLoop:
                 turns.append(Turn(sequence, num_rows, EMPTY_TREE, reaches_root, num_logits))
         modes = {turn.sequence.spec.sampling.resolved_mode for turn in turns}
         committing = [turn for turn in turns if turn.reaches_root]
+        # The policy knows drafters; what is worth verifying of an echo is left to the measured step times.
+        num_echoed = sum(len(echo.tokens) for turn in committing if (echo := turn.sequence.echo) is not None)
         self._choice = self._budget.choose(
             [turn.tree for turn in committing],
             is_rejection=not modes.isdisjoint(MODES_OF_DRAWS),
-            max_nodes=policy.max_nodes_per_step,
+            max_nodes=policy.max_nodes_per_step + num_echoed,
             other_rows=sum(turn.num_settled for turn in turns) - len(committing),
             overhead_s=self._watch.so_far(Stage.HOLD, Stage.DRAFT),
         )
@@ -330,6 +333,7 @@ class StepLoop:
                 if kept:
                     kept_rows = rows[: len(kept)] if kept[-1] == len(kept) - 1 else rows[kept]
                     settled.append((turn.sequence, start, kept_rows, going_on))
+            turn.sequence.read_own_text()
         for (
             features
         ) in settled:  # one right after the other, so that a drafter can draft for all of them together
@@ -358,6 +362,8 @@ class StepLoop:
         if len(turn.tree):
             self._budget.observe_draft(turn.tree, len(verdict.accepted_tokens))
         outcomes = learn(sequence.calibrator, turn.tree, verdict.accepted_rows)
+        accepted_rows = verdict.accepted_rows
+        num_of_drafter = sum(1 for row in accepted_rows if turn.tree.is_drafted(row - 1))
         tokens, finish, num_dropped = sequence.commit(
             verdict.committed_tokens, is_whole_draft=verdict.kind is not FinalKind.RECOVERED
         )
@@ -369,6 +375,9 @@ class StepLoop:
             num_draft_tokens=len(turn.tree),
             draft_depth=max(turn.tree.depths, default=0),
             num_accepted_tokens=min(len(verdict.accepted_tokens), len(tokens)),
+            num_echo_tokens=turn.tree.num_echoed,
+            drafter_depth=turn.tree.drafted_depth,
+            num_accepted_of_drafter=min(num_of_drafter, len(tokens)),
             finish=finish,
             is_draft_hit=finish is Finish.NOT_YET and sequence.trie.num_nodes > 0,
             outcomes=outcomes,
@@ -408,8 +417,11 @@ class StepLoop:
             return
         going_on = [c for c in commits if c.sequence.state is SequenceState.RUNNING and c.sequence.may_draft]
         policy = self._policy
-        self._drafter.draft(going_on, policy.colocated_draft_length, policy.max_nodes_per_sequence)
-        self._watch.lap(Stage.DRAFT)
+        num_drafted = self._drafter.draft(
+            going_on, policy.colocated_draft_length, policy.max_nodes_per_sequence
+        )
+        # What a draft takes is learned from this stage: a turn without one would make drafts look free.
+        self._watch.lap(Stage.DRAFT if num_drafted else Stage.REPORT)
 
 
 def _num_rows(turns: Sequence[Turn]) -> int:

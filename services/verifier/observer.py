@@ -45,6 +45,8 @@ class StepObserver:
         self._draft_tokens = metrics.NUM_DRAFT_TOKENS.labels(model_name)
         self._accepted_tokens = metrics.NUM_ACCEPTED_TOKENS.labels(model_name)
         self._draft_hits = metrics.DRAFT_HITS.labels(model_name)
+        self._echo_tokens = metrics.ECHO_TOKENS.labels(model_name)
+        self._accepted_echo_tokens = metrics.ACCEPTED_ECHO_TOKENS.labels(model_name)
 
     def observe(
         self,
@@ -96,5 +98,7 @@ class StepObserver:
         self._draft_tokens.inc(commit.num_draft_tokens)
         self._accepted_tokens.inc(commit.num_accepted_tokens)
         self._draft_hits.inc(int(commit.is_draft_hit))
+        self._echo_tokens.inc(commit.num_echo_tokens)
+        self._accepted_echo_tokens.inc(commit.num_accepted_tokens - commit.num_accepted_of_drafter)
         for position in range(commit.num_accepted_tokens):
             metrics.NUM_ACCEPTED_TOKENS_PER_POS.labels(self._name, str(position)).inc()

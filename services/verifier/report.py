@@ -25,6 +25,9 @@ class SequenceCommit:
     Attributes:
         start: committed length before.
         draft_depth: depth of the verified tree.
+        num_echo_tokens: nodes that no drafter proposed: an echo of the text.
+        drafter_depth: depth of what a drafter proposed of the tree.
+        num_accepted_of_drafter: accepted tokens that a drafter proposed.
         is_draft_hit: True where the trie already goes on from the new committed text.
         outcomes: what became of its draft tokens, packed (see services.verifier.calibration).
     """
@@ -35,6 +38,9 @@ class SequenceCommit:
     num_draft_tokens: int
     draft_depth: int
     num_accepted_tokens: int
+    num_echo_tokens: int
+    drafter_depth: int
+    num_accepted_of_drafter: int
     finish: Finish
     is_draft_hit: bool
     outcomes: tuple[int, ...] = ()
@@ -149,6 +155,8 @@ def _report(
         num_draft_tokens=[c.num_draft_tokens for c in commits],
         draft_depths=[c.draft_depth for c in commits],
         num_accepted_tokens=[c.num_accepted_tokens for c in commits],
+        drafter_depths=[c.drafter_depth for c in commits],
+        num_accepted_of_drafter=[c.num_accepted_of_drafter for c in commits],
         finish_reasons=[_FINISH_REASONS[c.finish] for c in commits],
         draft_hits=[int(c.is_draft_hit) for c in commits],
         dropped=dropped,

@@ -10,9 +10,11 @@ from collections.abc import Sequence as TokenSequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
+from paceline.lookup import Echo, graft
 from paceline.sampling import DraftFilter, LogitRule, SamplingParams, VerifyMode
 from paceline.scheduling.calibration import Calibrator
 from paceline.trie import EMPTY_TREE, AddOutcome, DraftEntry, DraftTree, DraftTrie
+from services.verifier.own_text import SURE_ECHO, OwnText
 from services.verifier.session import Session
 
 NO_SLOT = -1
@@ -96,6 +98,7 @@ class TargetSequence:
         rules: what the request forbids, favours or punishes.
         fresh_from: drafts that go on from a shorter text are not used any more; see `commit`.
         calibrator: turns the drafter's probabilities into those of acceptance; None takes them as they are.
+        own_text: proposes what the text has had before; None where nothing is looked up.
     """
 
     sequence_id: int
@@ -112,6 +115,7 @@ class TargetSequence:
     rules: list[LogitRule] = field(default_factory=list)
     fresh_from: int = 0
     calibrator: Calibrator | None = None
+    own_text: OwnText | None = None
     trie: DraftTrie = field(init=False)
 
     def __post_init__(self) -> None:
@@ -154,13 +158,28 @@ class TargetSequence:
         return self.may_draft and self.spec.reads_features
 
     @property
+    def echo(self) -> Echo | None:
+        """What the text itself proposes, where the request may be drafted for."""
+        return self.own_text.echo if self.own_text is not None and self.may_draft else None
+
+    @property
+    def is_sure_of_itself(self) -> bool:
+        """Whether an echo is likely enough to do without a draft beside it."""
+        return (echo := self.echo) is not None and echo.survivals[0] >= SURE_ECHO
+
+    def read_own_text(self) -> None:
+        """Look up what is committed and cached by now."""
+        if self.own_text is not None:
+            self.own_text.read(self.committed, self.num_cached + self.is_decoding)
+
+    @property
     def num_tokens_left(self) -> int:
         """Tokens that may still be committed."""
         generated = len(self.committed) - len(self.spec.prompt)
         return min(self.spec.max_new_tokens - generated, self.max_positions - len(self.committed))
 
     def choose_tree(self, max_nodes: int) -> DraftTree:
-        """Draft nodes worth verifying now, at most `max_nodes`.
+        """Draft nodes worth verifying now: of a drafter's at most `max_nodes`, and an echo of the text itself.
 
         Where verification looks at what was drawn, what came first is taken, since the choice must not depend on the
         values of drawn tokens: a tree for rejection, a path for block verification. Drawn tokens that a rule forbids
@@ -169,7 +188,8 @@ class TargetSequence:
         """
         depth = self.num_tokens_left - 1
         budget = min(max_nodes, self.spec.max_draft_nodes)
-        if budget <= 0 or depth <= 0 or self.trie.num_nodes == 0:
+        echo = self.echo
+        if depth <= 0 or (echo is None and (budget <= 0 or self.trie.num_nodes == 0)):
             return EMPTY_TREE
         mode = self.spec.sampling.resolved_mode
         if mode is VerifyMode.REJECTION:
@@ -177,6 +197,9 @@ class TargetSequence:
         if mode is VerifyMode.BLOCK:
             return self.trie.select_chain(min(budget, depth))
         tree = self.trie.select(budget, depth)
+        if echo is not None:
+            most = min(len(tree) + len(echo.tokens), self.spec.max_draft_nodes)
+            tree = graft(tree, echo, most, depth)
         for rule in self.rules:
             if isinstance(rule, DraftFilter):
                 tree = rule.keep(tree)

@@ -9,6 +9,7 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from services.runtime.settings import Port, ServerSettings
+from services.verifier.own_text import MAX_LOOKUP
 from services.verifier.step_clock import StepCurve
 
 PREFIX_MIB_WITHOUT_LIMIT = 256
@@ -52,6 +53,12 @@ class Settings(ServerSettings):
         1.0, ge=0, le=60, description="most time to spend on timed steps before serving; 0: none"
     )
     drafter: Path | None = Field(None, description="drafter checkpoint to host in this process (co-located)")
+    lookup: int = Field(
+        8,
+        ge=0,
+        le=MAX_LOOKUP,
+        description="most tokens to propose from what a text itself repeats, beside any drafter; 0: none",
+    )
     tap_from: Path | None = Field(
         None, description="drafter checkpoint whose feature tap to serve to drafters elsewhere"
     )

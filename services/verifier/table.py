@@ -20,6 +20,7 @@ from services.verifier.calibration import Calibrators
 from services.verifier.colocated import ColocatedDrafter
 from services.verifier.features import FeatureHub
 from services.verifier.inbox import Attach, Close, CloseSession, Command, Drafts, Open, SetPolicy
+from services.verifier.own_text import Lookup
 from services.verifier.policy import StepPolicy
 from services.verifier.report import Drops
 from services.verifier.room import Room
@@ -53,6 +54,7 @@ class SequenceTable:
         max_sequences: int,
         max_waiting: int = 256,
         prefix_cache_bytes: int = 0,
+        lookup: int = 0,
     ) -> None:
         self._engine = engine
         self._features = features
@@ -64,6 +66,7 @@ class SequenceTable:
         self._next_id = secrets.randbits(48) << 8 | 1
         self._may_admit = False  # something changed since the first in the queue found no room
         self.drops = Drops()
+        self._lookup = Lookup(lookup)
         self.calibrators = Calibrators("separate" if drafter is None else drafter.method)
 
     @property
@@ -161,6 +164,7 @@ class SequenceTable:
             vocab_size=self._engine.shape.vocab_size,
             rules=make_rules(spec, self._engine.shape.vocab_size),
             calibrator=self.calibrators.of(spec.sampling.resolved_mode),
+            own_text=self._lookup.of(spec.sampling.resolved_mode),
         )
         if command.constraint is not None:
             sequence.rules.append(command.constraint)  # last: it has the last word on what may be chosen

@@ -43,16 +43,24 @@ def test_one_core_is_shared_and_said_so() -> None:
 
 
 @pytest.mark.parametrize("placement", [Placement.PLAIN, Placement.COLOCATED])
-def test_without_a_drafter_process_the_target_gets_every_core(placement: Placement) -> None:
-    plan = plan_cores(options(placement), range(2))
-    assert (plan.verifier, plan.verifier_threads, plan.drafter, plan.control) == ((0, 1), 2, (), ())
+def test_without_a_drafter_process_the_target_leaves_the_last_core_to_the_others(
+    placement: Placement,
+) -> None:
+    plan = plan_cores(options(placement), range(4))
+    assert (plan.verifier, plan.verifier_threads, plan.drafter, plan.control) == ((0, 1, 2), 3, (), (3,))
+    alone = plan_cores(options(placement), [5])
+    assert (alone.verifier, alone.verifier_threads, alone.control, alone.is_shared) == ((5,), 1, (5,), False)
 
 
 def test_fixed_parts_are_kept() -> None:
     plan = plan_cores(options(verifier_cores=(3,), drafter_cores=(0, 1), drafter_threads=1), range(4))
     assert (plan.verifier, plan.drafter, plan.drafter_threads, plan.control) == ((3,), (0, 1), 1, (0, 1, 2))
     plain = plan_cores(options(Placement.PLAIN, verifier_cores=(0,)), range(2))
-    assert (plain.verifier, plain.verifier_threads) == ((0,), 1)
+    assert (plain.verifier, plain.verifier_threads, plain.control) == ((0,), 1, (1,))
+    every = plan_cores(options(Placement.PLAIN, verifier_cores=(0, 1)), range(2))
+    assert (every.verifier, every.verifier_threads, every.control) == ((0, 1), 2, ())
+    ruled = plan_cores(options(Placement.COLOCATED, control_cores=(0, 1)), range(4))
+    assert (ruled.verifier, ruled.control) == ((2, 3), (0, 1))
 
 
 def test_a_core_that_is_not_there_is_named() -> None:
@@ -110,6 +118,9 @@ def test_flags_of_each_role() -> None:
     assert "--port 50051 --metrics-port 9101 --ready-file ready" in verifier
     assert "--threads 3 --cores 0,1,2 --tap-from drafter" in verifier
     assert "--dtype float32" in verifier
+    assert "--lookup" not in verifier  # its own default
+    assert "--lookup 0" in flags("verifier", Placement.COLOCATED, lookup=0)
+    assert "--lookup 0" in flags("verifier", Placement.PLAIN)
     assert "--drafter drafter" in flags("verifier", Placement.COLOCATED)
     assert "drafter" not in flags("verifier", Placement.PLAIN)
     assert "--threads 1 --cores 3" in flags("drafter", Placement.SEPARATE)

@@ -19,7 +19,7 @@ def run_busy_world(kit: Kit, placements: Sequence[Placement], seed: int) -> Coun
     Raises:
         AssertionError: a sequence committed another token than its plain text has.
     """
-    world = World(kit, placements, (1 << 20, 1 << 20))
+    world = World(kit, placements, (1 << 20, 1 << 20), lookups=(8, 0))
     try:
         dice = random.Random(seed)
         for at in range(2):

@@ -24,6 +24,7 @@ KV_LIMITS = (None, 768, 384, 256)
 
 placements = st.sampled_from(PLACEMENTS)
 prefix_bytes = st.sampled_from([0, 1 << 20, 300_000])
+lookups = st.sampled_from([0, 4, 12])
 index = st.integers(0, 1000)
 peer_index = st.integers(0, 1)
 
@@ -45,12 +46,19 @@ class WorldMachine(RuleBasedStateMachine):
         second=placements,
         first_bytes=prefix_bytes,
         second_bytes=prefix_bytes,
+        tokens=st.tuples(lookups, lookups),
         data=st.data(),
     )
     def begin(
-        self, first: Placement, second: Placement, first_bytes: int, second_bytes: int, data: Any
+        self,
+        first: Placement,
+        second: Placement,
+        first_bytes: int,
+        second_bytes: int,
+        tokens: tuple[int, int],
+        data: Any,
     ) -> None:
-        self.world = World(self.kit, (first, second), (first_bytes, second_bytes))
+        self.world = World(self.kit, (first, second), (first_bytes, second_bytes), tokens)
         for at in range(2):
             self.world.peers[at].verifier.limit_kv(data.draw(st.sampled_from(KV_LIMITS)))
 

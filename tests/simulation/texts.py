@@ -61,6 +61,9 @@ class PlainTexts:
 
 def _scores(logits: Tensor, position: int, sampling: SamplingParams) -> Tensor:
     """What the choice is the largest of, `[vocab]`: logits, or processed logits with the position's noise."""
+    logits = logits.clone()
+    for token, bias in sampling.logit_bias:
+        logits[0, token] += bias
     if sampling.is_greedy:
         return logits[0]
     rows = RowParams.build([sampling], [1], logits.device)

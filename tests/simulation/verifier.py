@@ -73,12 +73,13 @@ class SteppedVerifier:
         prefix_cache_bytes: int = 1 << 20,
         kv_limit_tokens: int | None = None,
         budget: NodeBudget | None = None,
+        lookup: int = 0,
     ) -> None:
         self.engine = engine
         self.inbox = Inbox()
         self.features = FeatureHub(engine.project)
         self.table = SequenceTable(
-            engine, self.features, drafter, max_sequences, max_waiting, prefix_cache_bytes
+            engine, self.features, drafter, max_sequences, max_waiting, prefix_cache_bytes, lookup
         )
         self.figures: list[StepFigures] = []
         self.room = RoomFigures()

@@ -36,6 +36,8 @@ SAMPLINGS = (
     SamplingParams(temperature=0.8, seed=11),
     SamplingParams(temperature=1.3, seed=12, top_k=20),
     SamplingParams(temperature=1.0, seed=13, top_p=0.9),
+    # Three tokens alone, so that the text repeats itself, and sometimes does not.
+    SamplingParams(temperature=0.0, logit_bias=((5, 90.0), (6, 90.0), (9, 90.0))),
 )
 Placement = Literal[
     "separate-eagle3",
@@ -166,24 +168,31 @@ class World:
         events: what has happened, by name: a test that proves something must see that it did.
     """
 
-    def __init__(self, kit: Kit, placements: Sequence[Placement], prefix_bytes: Sequence[int]) -> None:
+    def __init__(
+        self,
+        kit: Kit,
+        placements: Sequence[Placement],
+        prefix_bytes: Sequence[int],
+        lookups: Sequence[int] = (0, 0),
+    ) -> None:
         self.kit = kit
         self.events: Counter[str] = Counter()
         self.requests: list[Request] = []
         self.messages: list[Message] = []
         self.peers = [
-            self._peer(engine, placement, num_bytes)
-            for engine, placement, num_bytes in zip(kit.engines, placements, prefix_bytes, strict=True)
+            self._peer(*of_peer)
+            for of_peer in zip(kit.engines, placements, prefix_bytes, lookups, strict=True)
         ]
         self._num_keys = 0
 
-    def _peer(self, engine: TargetEngine, placement: Placement, prefix_bytes: int) -> Peer:
+    def _peer(self, engine: TargetEngine, placement: Placement, prefix_bytes: int, lookup: int) -> Peer:
         drafter = self.kit.drafters.get(placement)
         is_colocated = placement.startswith("colocated")
         verifier = SteppedVerifier(
             engine,
             drafter=ColocatedDrafter(drafter) if is_colocated and drafter is not None else None,
             prefix_cache_bytes=prefix_bytes,
+            lookup=lookup,
         )
         subscriber = ListedSubscriber("drafter")
         verifier.features.subscribe(subscriber)
@@ -305,6 +314,8 @@ class World:
             request.commit(commits.starts[which], tokens)
             self.events["accepted"] += step.num_accepted_tokens[which]
             self.events["hit"] += step.draft_hits[which]
+            echoed = step.num_accepted_tokens[which] - step.num_accepted_of_drafter[which]
+            self.events["echo accepted"] += echoed
             self.events["refused"] += step.num_draft_tokens[which] - step.num_accepted_tokens[which]
             if step.finish_reasons[which]:
                 self._finish(peer, request, step.finish_reasons[which])

@@ -1,0 +1,164 @@
+"""What a text proposes by itself: against a search over the whole text, and against a drafter's tree."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.drafts import EMPTY_TREE, DraftClaim, DraftTree
+from paceline.lookup import MAX_MATCH, MIN_MATCH, Echo, MatchOdds, TextIndex, graft
+from paceline.trie import DraftEntry, DraftTrie
+
+texts = st.lists(st.integers(0, 2), max_size=40)
+
+
+def longest_earlier_match(text: list[int]) -> tuple[int, int] | None:
+    """By definition, over the eight newest places where the last MIN_MATCH tokens stood before."""
+    end = len(text)
+    places = [
+        place
+        for place in range(end - 1, MIN_MATCH - 1, -1)
+        if text[place - MIN_MATCH : place] == text[end - MIN_MATCH :]
+    ]
+    best = None
+    for place in places[:8]:
+        match = MIN_MATCH
+        while match < min(MAX_MATCH, place) and text[place - match - 1] == text[end - match - 1]:
+            match += 1
+        if best is None or match > best[0]:
+            best = match, place
+    return best
+
+
+@given(texts, st.lists(st.integers(1, 5), max_size=8))
+def test_finds_the_longest_match_however_the_text_came(text: list[int], cuts: list[int]) -> None:
+    index, rest = TextIndex(), list(text)
+    for cut in cuts:
+        index.extend(rest[:cut])
+        rest = rest[cut:]
+    index.extend(rest)
+    assert len(index) == len(text)
+    assert index.find() == longest_earlier_match(text)
+
+
+@given(texts, st.integers(1, 12))
+def test_an_echo_goes_on_as_the_text_did(text: list[int], count: int) -> None:
+    index = TextIndex()
+    index.extend(text)
+    echo = index.echo(count, MatchOdds())
+    found = longest_earlier_match(text)
+    if found is None:
+        assert echo is None
+        return
+    assert echo is not None
+    match, place = found
+    longer = list(text)
+    while len(longer) < place + count:  # one that repeats without end
+        longer.append(longer[len(longer) - (len(text) - place)])
+    assert echo.match == match
+    assert list(echo.tokens) == longer[place : place + count]
+    assert list(echo.survivals) == sorted(echo.survivals, reverse=True)
+
+
+def test_no_text_repeats_in_its_first_tokens() -> None:
+    index = TextIndex()
+    for token in (1, 1, 1):
+        index.extend([token])
+        assert index.echo(4, MatchOdds()) is None
+    index.extend([1])
+    echo = index.echo(4, MatchOdds())
+    assert echo is not None
+    assert echo.tokens == (1, 1, 1, 1)
+    assert index.echo(0, MatchOdds()) is None
+
+
+def test_odds_learn_what_comes_true() -> None:
+    odds = MatchOdds()
+    before = odds.next(3), odds.next(6)
+    assert before[0] < before[1]
+    for _ in range(400):
+        odds.observe(Echo(3, (7, 8, 9), (0.5, 0.4, 0.3)), [7, 1])  # the first comes, the second does not
+    assert odds.next(3) > 0.9
+    assert odds.next(4) < 0.1
+    assert odds.next(6) == before[1]  # nothing past the first miss is told
+    assert odds.next(500) == odds.next(MAX_MATCH)
+
+
+@st.composite
+def drafted_trees(draw: st.DrawFn) -> DraftTree:
+    """A tree as a trie hands it out."""
+    trie = DraftTrie([1])
+    for _ in range(draw(st.integers(0, 3))):
+        tokens = draw(st.lists(st.integers(0, 2), min_size=1, max_size=4))
+        log_probs = [-draw(st.floats(0.01, 3.0)) for _ in tokens]
+        trie.add(DraftEntry.chain(1, tokens, log_probs))
+    return trie.select(draw(st.integers(0, 8)), 6)
+
+
+@given(
+    drafted_trees(),
+    st.lists(st.integers(0, 2), min_size=1, max_size=6),
+    st.lists(st.floats(0.05, 1.0), min_size=6, max_size=6),
+    st.integers(1, 14),
+    st.integers(1, 6),
+)
+def test_a_grafted_tree_holds_both(
+    tree: DraftTree, tokens: list[int], odds: list[float], max_nodes: int, max_depth: int
+) -> None:
+    survivals = []
+    for share in odds[: len(tokens)]:
+        survivals.append(share * (survivals[-1] if survivals else 1.0))
+    both = graft(tree, Echo(3, tuple(tokens), tuple(survivals)), max_nodes, max_depth)
+
+    paths: dict[tuple[int, ...], int] = {}
+    for node, (token, parent) in enumerate(zip(both.tokens, both.parents, strict=True)):
+        assert parent < node
+        above = next((path for path, at in paths.items() if at == parent), ())
+        assert both.depths[node] == len(above) + 1
+        paths[(*above, token)] = node
+    assert len(paths) == len(both)
+    assert list(both.survivals) == sorted(both.survivals, reverse=True)
+
+    own: dict[tuple[int, ...], float] = {}
+    drafted: dict[tuple[int, ...], int] = {}
+    for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
+        above = next((path for path, at in drafted.items() if at == parent), ())
+        drafted[(*above, token)] = node
+        own[(*above, token)] = tree.survivals[node]
+    echoed = {
+        tuple(tokens[: depth + 1]): survival for depth, survival in enumerate(survivals) if depth < max_depth
+    }
+    whole = {path: max(own.get(path, 0.0), echoed.get(path, 0.0)) for path in {*own, *echoed}}
+    assert len(both) == min(max_nodes, len(whole))
+    for path, node in paths.items():
+        assert both.survivals[node] == whole[path]
+        assert both.drafter_survivals[node] == own.get(path, 0.0)
+        assert both.is_drafted(node) == (path in own)
+        assert both.claims[node] == (tree.claims[drafted[path]] if path in own else None)
+    assert both.num_echoed == sum(path not in own for path in paths)
+    left_out = [survival for path, survival in whole.items() if path not in paths]
+    assert not left_out or max(left_out) <= min(both.survivals)
+    for count in range(len(both) + 1):
+        head = both.head(count)
+        assert head.drafter_survivals == both.drafter_survivals[:count]
+        assert head.drafted_depth == max(
+            (len(path) for path, node in paths.items() if path in own and node < count), default=0
+        )
+
+
+def test_a_tree_without_echoes_is_all_the_drafters() -> None:
+    tree = DraftTree((5,), (-1,), (1,), (0.5,), (None,), (DraftClaim(-0.7, 0),))
+    assert tree.is_drafted(0)
+    assert (tree.drafted_depth, tree.num_echoed) == (1, 0)
+    assert EMPTY_TREE.drafted_depth == 0
+    both = graft(EMPTY_TREE, Echo(3, (5, 6), (0.5, 0.4)), 8, 8)
+    assert both.drafted_depth == 0
+    assert both.only([0]).drafter_survivals == (0.0,)
+
+
+@pytest.mark.parametrize("text", [[1, 2, 3], [1, 2, 3, 1, 2], []])
+def test_short_texts_have_no_echo(text: list[int]) -> None:
+    index = TextIndex()
+    index.extend(text)
+    assert index.find() is None
