@@ -52,8 +52,9 @@ class NativeOutput:
 
     def best(self, count: int) -> tuple[list[list[float]], list[list[int]]]:
         """See :class:`paceline.drafters.draft_layer.LayerOutput`."""
-        ids, bits = np.hsplit(self.ranked.numpy(), 2)
-        return bits[:, :count].view(np.float32).tolist(), ids[:, :count].tolist()
+        ranked = self.ranked.numpy()
+        half = ranked.shape[1] // 2
+        return ranked[:, half : half + count].view(np.float32).tolist(), ranked[:, :count].tolist()
 
 
 class NativeLayer:

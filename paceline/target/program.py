@@ -13,6 +13,7 @@ import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import accumulate, chain
 
 import numpy as np
 import torch
@@ -26,6 +27,9 @@ SPARE_ROWS = 8  # a product may read so many rows behind the last
 MAX_GROUP = 16
 MAX_HEAD_DIM = 256
 MAX_TOP = 16
+RESIDENT_BYTES = 24 << 20
+"""Weights up to this size are taken to stay in the last cache from one run to the next: a draft layer's."""
+
 _NO_LIMIT = 1 << 62
 
 
@@ -149,6 +153,7 @@ class Program:
         self._scores = torch.empty(0)
         self._num_positions = _NO_LIMIT  # of the shortest rope table
         self._num_tokens = _NO_LIMIT  # of the embedding
+        self._weight_bytes = 0
 
     def buffer(self, width: int, *, bound: bool = False) -> int:
         """A buffer of rows `width` wide; a bound one is given by the caller at each run."""
@@ -197,6 +202,7 @@ class Program:
         assert self._widths[source] == weight.in_width
         assert self._widths[out] == weight.out_width
         assert weight.is_gated == (epilogue in GATES.values())
+        self._weight_bytes += weight.panels.nbytes
         extra = {"norm": norm, "bias": weight.bias}
         self._add(
             Kind.LINEAR, source, out, weight=weight.panels, epilogue=epilogue, eps=eps, residual=residual,
@@ -299,11 +305,8 @@ class Program:
             entry.cache = segment.storage.data_ptr()
             entry.layer_stride, entry.head_stride = segment.storage.stride(0), segment.storage.stride(1)
             if segment.paths is not None:
-                lengths = [len(path) for path in segment.paths]
-                starts = np.cumsum([0, *lengths], dtype=np.int32)
-                paths = np.fromiter(
-                    (row for path in segment.paths for row in path), np.int32, int(starts[-1])
-                )
+                starts = np.array([0, *accumulate(map(len, segment.paths))], dtype=np.int32)
+                paths = np.array([*chain.from_iterable(segment.paths)], dtype=np.int32)
                 entry.paths, entry.path_starts = paths.ctypes.data, starts.ctypes.data
                 kept.append((paths, starts))
             row_segment[first : first + segment.num_rows] = index
@@ -334,6 +337,7 @@ class Program:
             scores=self._scores.data_ptr(),
             scores_stride=self._scores.numel() // num_threads,
             num_threads=num_threads,
+            is_resident=self._weight_bytes <= RESIDENT_BYTES,
         )
         self._library.pl_run(self._array, len(self._ops), step)
 

@@ -140,6 +140,20 @@ def test_threads_and_buckets_do_not_show(model_dirs: dict[str, Path]) -> None:
     assert all(torch.equal(result, results[0]) for result in results[1:])
 
 
+def test_where_weights_lie_does_not_show(
+    engines: dict[str, TargetEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few rows are padded where weights are streamed from memory, and are not where a cache holds them."""
+    for num_rows in (1, 2, 3, 4, 5, 6, 7):
+        chunks = [TEXT[i : i + num_rows] for i in range(0, 42, num_rows)]
+        found = []
+        for limit in (1 << 30, -1):
+            monkeypatch.setattr("paceline.target.program.RESIDENT_BYTES", limit)
+            found.append(run(engines["llama"], chunks))
+        assert torch.equal(found[0][0], found[1][0])
+        assert torch.equal(found[0][1], found[1][1])
+
+
 @pytest.mark.parametrize("family", NATIVE_FAMILIES)
 def test_maxima_are_those_of_the_logits(engines: dict[str, TargetEngine], family: str) -> None:
     """In the order of the batch, also when some rows' logits are not asked for."""

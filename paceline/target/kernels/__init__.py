@@ -19,7 +19,7 @@ import torch  # noqa: F401  its OpenMP runtime must be in the process before the
 from paceline.native_library import check_build, open_library
 
 LIBRARY_STEM = "_rows"
-PROGRAM_VERSION = 2  # of `program.h`
+PROGRAM_VERSION = 3  # of `program.h`
 
 
 class Op(ctypes.Structure):
@@ -56,6 +56,7 @@ class Step(ctypes.Structure):
         *((name, c_void_p) for name in ("buffers", "scratch", "scores")),
         ("scores_stride", c_int64),
         ("num_threads", c_int32),
+        ("is_resident", c_int32),
     ]
 
 

@@ -12,7 +12,7 @@ enum { TILE = 12 };
 
 /* From so many rows on arithmetic takes as long as memory, and the hardware's own prefetching falls behind: eight rows
  * took 17 ms on one core without, 13 ms with (SmolLM2-135M). For fewer rows it is faster left alone; from three on it is
- * fastest to compute six all the same, and forget the others. */
+ * fastest to compute six all the same, and forget the others; not where the weights are in the cache already. */
 enum { MIN_PADDED_ROWS = 3, PREFETCH_ROWS = 6 };
 enum { PREFETCH_AHEAD = 4096 /* elements: 8 KiB, into the second-level cache */ };
 
@@ -121,6 +121,7 @@ void pl_linear(const struct op *op, const struct step *step) {
     int64_t columns = gated ? 2 * op->out_width : op->out_width;
     int64_t panels = (columns + PANEL - 1) / PANEL;
     int64_t num_tiles = (n + TILE - 1) / TILE, tile = (n + num_tiles - 1) / num_tiles;
+    int64_t padded_from = step->is_resident ? PREFETCH_ROWS : MIN_PADDED_ROWS;
     /* Chunks that a slower core can leave to the other, but not so small that handing them out shows. */
     int64_t chunk = panels / (8 * step->num_threads) + 1;
 #pragma omp for schedule(dynamic, chunk)
@@ -129,7 +130,7 @@ void pl_linear(const struct op *op, const struct step *step) {
         float sums[TILE * PANEL];
         for (int64_t first = 0; first < n; first += tile) {
             int64_t count = n - first < tile ? n - first : tile;
-            int64_t run = count >= MIN_PADDED_ROWS && count < PREFETCH_ROWS ? PREFETCH_ROWS : count;
+            int64_t run = count >= padded_from && count < PREFETCH_ROWS ? PREFETCH_ROWS : count;
             tiles[run](rows + first * k, k, panel, k / 2, sums);
             for (int64_t r = 0; r < count; ++r) finish(op, step, first + r, p, sums + r * PANEL);
         }

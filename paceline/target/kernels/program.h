@@ -10,7 +10,7 @@ enum { OP_EMBED, OP_NORM, OP_LINEAR, OP_ATTEND, OP_GATHER, OP_COPY, OP_TOP };
 enum { STORE, ADD, GATE_SILU, GATE_GELU, STORE_FLOAT };
 
 /* Raised with every change to the structures, the enumerations or what an operation means. */
-enum { PROGRAM_VERSION = 2 };
+enum { PROGRAM_VERSION = 3 };
 
 /* Columns of a weight panel. */
 enum { PANEL = 32 };
@@ -57,6 +57,7 @@ struct step {
     float *scores;       /* [num_threads][scores_stride] */
     int64_t scores_stride;
     int32_t num_threads;
+    int32_t is_resident; /* the weights stay in a cache between runs: arithmetic takes the time, not memory */
 };
 
 void pl_linear(const struct op *op, const struct step *step);
