@@ -6,6 +6,7 @@ each drafter and for going on with one. Called by `command.py`.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,7 @@ def run(
                 continue
             stage = Stage.load(plan, prompts)
             for entry in todo:
+                started = time.monotonic()
                 try:
                     figures = _figures(plan, stage, entry, latency_repeats, status.update)
                 except CheckpointError as error:
@@ -82,6 +84,8 @@ def run(
                     continue
                 suited.add(entry.directory)
                 documents.add(document, documents.target_entry(plan, stage), figures)
+                took = f"{entry.name} with {plan.model_dir.name}: {time.monotonic() - started:.0f} s"
+                console.print(took, highlight=False, markup=False)
                 if path is not None:
                     documents.write(path, document)
     for directory, reason in unsuited.items():
