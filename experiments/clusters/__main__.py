@@ -20,7 +20,7 @@ def clusters(
     rows: Annotated[str, typer.Option(help="Rows in a timed call, separated by commas.")] = "1,4,16",
     max_rows: Annotated[int, typer.Option(min=1, help="Chains compared at most.")] = 2000,
     batch_tokens: Annotated[int, typer.Option(min=1)] = 1024,
-    repeats: Annotated[int, typer.Option(min=1, help="Calls whose median is taken.")] = 30,
+    repeats: Annotated[int, typer.Option(min=1, help="Calls that are timed, of all heads in turn.")] = 30,
     dtype: Annotated[str, typer.Option(help="bfloat16 or float32.")] = "bfloat16",
     json_path: Annotated[Path, typer.Option("--json", help="Where to write the figures.")] = Path(
         "clusters.json"
@@ -51,7 +51,7 @@ def clusters(
                 "num_selected": one.num_selected,
                 "mean_accepted": round(one.mean_accepted, 4),
                 "agreement": round(one.agreement, 4),
-                "us_by_rows": {size: round(seconds * 1e6, 1) for size, seconds in one.seconds.items()},
+                "us_by_rows": one.times,
             }
             for one in figures
         ],
@@ -61,15 +61,19 @@ def clusters(
 
 
 def markdown(report: dict[str, Any]) -> str:
-    """A table: one head a line, times in microseconds a call."""
+    """A table: one head a line; microseconds of a call, median and quartiles."""
     sizes = list(report["heads"][0]["us_by_rows"])
+    heads = [f"µs, {size} {'row' if size == 1 else 'rows'}" for size in sizes]
     lines = [
-        "| head | accepted of 5 | as the dense one | " + " | ".join(f"µs, {n} rows" for n in sizes) + " |",
-        "| --- | --- | --- | " + " | ".join("---" for _ in sizes) + " |",
+        "| head | accepted of 5 | as the dense one | " + " | ".join(heads) + " |",
+        "| --- | ---: | ---: | " + " | ".join("---:" for _ in sizes) + " |",
     ]
     for one in report["heads"]:
         name = f"best {one['num_selected']} clusters" if one["num_selected"] else "dense"
-        times = " | ".join(f"{one['us_by_rows'][n]:.0f}" for n in sizes)
+        times = " | ".join(
+            f"{time['median']:,.0f} ({time['p25']:,.0f} to {time['p75']:,.0f})"
+            for time in one["us_by_rows"].values()
+        )
         lines.append(f"| {name} | {one['mean_accepted']:.3f} | {one['agreement']:.1%} | {times} |")
     return "\n".join(lines)
 

@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
 
 import torch
 from torch import Tensor
 
+from experiments.evaluation.figures import spread
 from paceline.drafters.checkpoint import DrafterConfig, read_all_tensors
 from paceline.drafters.gemma4_mtp_layer import read_cached_layers, read_shape
 from paceline.drafters.gemma4_mtp_model import ClusteredHead
@@ -55,13 +55,13 @@ class Figures:
         num_selected: clusters that it scores; 0 for the dense head.
         mean_accepted: tokens accepted of a chain of `CHAIN`.
         agreement: share of rows where it proposes what the dense head does.
-        seconds: median of a call, by rows in it.
+        times: microseconds of a call, median and quartiles, by rows in it.
     """
 
     num_selected: int
     mean_accepted: float
     agreement: float
-    seconds: dict[int, float]
+    times: dict[int, dict[str, float]]
 
 
 def load(
@@ -126,7 +126,7 @@ def compare(
         selected: clusters scored.
         num_clusters: of clusters made here.
         batch_rows: rows in a call, for its time.
-        repeats: calls whose median is taken.
+        repeats: calls that are timed, of all heads in turn.
     """
     table = assistant.named_parameters()[TABLE].detach().to(assistant.dtype)
     if "masked_embedding.centroids.weight" in tensors:
@@ -143,19 +143,14 @@ def compare(
         for count in selected
         if count <= centroids.shape[0]
     }
+    times = _times(heads, rows.states[0], batch_rows, repeats)
     best = _best(dense, rows.states)
     found = []
     for count, head in heads.items():
         proposed = best if head is dense else _best(head, rows.states)
         accepted = AcceptanceCounts.from_chains((proposed == rows.wanted).T)
-        found.append(
-            Figures(
-                count,
-                accepted.mean_accepted,
-                float((proposed == best).float().mean()),
-                {size: _seconds(head, rows.states[0][:size], repeats) for size in batch_rows},
-            )
-        )
+        agreement = float((proposed == best).float().mean())
+        found.append(Figures(count, accepted.mean_accepted, agreement, times[count]))
     return found
 
 
@@ -164,11 +159,19 @@ def _best(head: Head, states: Tensor) -> Tensor:
     return torch.stack([torch.cat([head(part).argmax(-1) for part in step.split(64)]) for step in states])
 
 
-def _seconds(head: Head, states: Tensor, repeats: int) -> float:
-    """Median of finding the best token of each row."""
-    times = []
-    for _ in range(repeats + 1):
-        started = time.perf_counter()
-        head(states).argmax(-1)
-        times.append(time.perf_counter() - started)
-    return median(times[1:])  # the first one warms up
+def _times(
+    heads: dict[int, Head], states: Tensor, batch_rows: Sequence[int], repeats: int
+) -> dict[int, dict[int, dict[str, float]]]:
+    """Microseconds of finding the best token of each row, by head and rows; a slow moment meets all heads."""
+    times: dict[int, dict[int, list[float]]] = {count: {size: [] for size in batch_rows} for count in heads}
+    for repeat in range(repeats + 1):  # the first warms up
+        for size in batch_rows:
+            for count, head in heads.items():
+                started = time.perf_counter()
+                head(states[:size]).argmax(-1)
+                if repeat:
+                    times[count][size].append(1e6 * (time.perf_counter() - started))
+    return {
+        count: {size: found for size, values in by_size.items() if (found := spread(values)) is not None}
+        for count, by_size in times.items()
+    }

@@ -30,7 +30,8 @@ def test_all_clusters_are_the_dense_head(target_dir: Path, tmp_path: Path) -> No
     assert dense.agreement == all_.agreement == 1.0
     assert few.agreement < 1.0
     assert all_.mean_accepted == dense.mean_accepted
-    assert all(seconds > 0 for seconds in dense.seconds.values())
+    assert [(size, found["count"]) for size, found in dense.times.items()] == [(1, 2), (3, 2)]
+    assert all(found["min"] > 0 for one in (dense, few, all_) for found in one.times.values())
     drawn = ContinueOptions(
         target_dir, tmp_path / "drawn", rows=2, max_tokens=9, greedy_share=0.0, dtype="float32"
     )
@@ -40,5 +41,8 @@ def test_all_clusters_are_the_dense_head(target_dir: Path, tmp_path: Path) -> No
 
 
 def test_the_table() -> None:
-    one = {"num_selected": 32, "mean_accepted": 1.234, "agreement": 0.98, "us_by_rows": {1: 12.3}}
-    assert markdown({"heads": [one]}).splitlines()[-1] == "| best 32 clusters | 1.234 | 98.0% | 12 |"
+    time = {"median": 1012.3, "p25": 990.0, "p75": 1020.2}
+    one = {"num_selected": 32, "mean_accepted": 1.234, "agreement": 0.98, "us_by_rows": {1: time}}
+    lines = markdown({"heads": [one]}).splitlines()
+    assert lines[0].endswith("| µs, 1 row |")
+    assert lines[-1] == "| best 32 clusters | 1.234 | 98.0% | 1,012 (990 to 1,020) |"
