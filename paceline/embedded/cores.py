@@ -58,7 +58,7 @@ def plan_cores(options: DeploymentOptions, available: Sequence[int]) -> CorePlan
     while the target waits for drafts they need not take the drafter's core (a held round of SmolLM2 waited 6.9 ms in
     place of 8.9); of several threads all would wait for one that is interrupted. Without such a drafter the target
     gets all cores but the last, which the others run on: a step's threads wait for one another, and on two cores that
-    gateway, orchestrator and event loops used as well two threads decoded at half the speed of one.
+    gateway, orchestrator and event loops used as well two threads decoded at 0.5 to 0.85 of the speed of one.
 
     Args:
         options: may fix any part of the plan.
