@@ -21,6 +21,9 @@ MIN_MATCH = 3
 MAX_MATCH = 32
 """Longer matches are taken for this long."""
 
+MAX_TEXT = 32768
+"""Tokens that are looked through; of a longer text the older half is forgotten."""
+
 _MAX_PLACES = 8  # newest earlier places that are compared
 
 # P(the next token is the one that followed last time), by the length of the match: greedy texts of SmolLM2-135M.
@@ -81,18 +84,26 @@ class MatchOdds:
 
 
 class TextIndex:
-    """Where each run of MIN_MATCH tokens stood in a text; grows with it, constant work per token."""
+    """Where each run of MIN_MATCH tokens stood in the newest part of a text; constant work per token.
+
+    Takes some 200 bytes a token, of at most MAX_TEXT.
+    """
 
     def __init__(self) -> None:
         self._text: list[int] = []
         self._newest: dict[tuple[int, ...], int] = {}  # run of tokens -> where it last ended
         self._older: list[int] = []  # by place: where the run that ends there ended before, or -1
 
-    def __len__(self) -> int:
-        return len(self._text)
-
     def extend(self, tokens: Sequence[int]) -> None:
         """Take in more of the text."""
+        if len(self._text) + len(tokens) > MAX_TEXT:
+            newest_part = [*self._text, *tokens][-(MAX_TEXT // 2) :]
+            self._text, self._newest, self._older = [], {}, []
+            self._enter(newest_part)
+        else:
+            self._enter(tokens)
+
+    def _enter(self, tokens: Sequence[int]) -> None:
         text, newest, older = self._text, self._newest, self._older
         for token in tokens:
             # Entered once something follows it: the newest run never finds itself.

@@ -32,22 +32,24 @@ class OwnText:
     Attributes:
         odds: shared by the verifier's sequences of one mode.
         max_tokens: of an echo.
-        index: of the committed text; behind it while a prompt is run.
+        num_read: committed tokens that the index has taken in; fewer than there are while a prompt is run.
         echo: how the committed text may go on; None while nothing in it repeats.
     """
 
     odds: MatchOdds
     max_tokens: int
-    index: TextIndex = field(default_factory=TextIndex)
+    num_read: int = 0
     echo: Echo | None = None
+    _index: TextIndex = field(default_factory=TextIndex)
 
     def read(self, committed: Sequence[int], upto: int) -> None:
         """Take in the committed text up to a length, and look for an echo once that is all of it."""
-        fresh = committed[len(self.index) : upto]
+        fresh = committed[self.num_read : upto]
         if self.echo is not None:
             self.odds.observe(self.echo, fresh)
-        self.index.extend(fresh)
-        self.echo = self.index.echo(self.max_tokens, self.odds) if upto == len(committed) else None
+        self._index.extend(fresh)
+        self.num_read = max(self.num_read, upto)
+        self.echo = self._index.echo(self.max_tokens, self.odds) if upto == len(committed) else None
 
 
 class Lookup:

@@ -38,7 +38,6 @@ def test_finds_the_longest_match_however_the_text_came(text: list[int], cuts: li
         index.extend(rest[:cut])
         rest = rest[cut:]
     index.extend(rest)
-    assert len(index) == len(text)
     assert index.find() == longest_earlier_match(text)
 
 
@@ -59,6 +58,23 @@ def test_an_echo_goes_on_as_the_text_did(text: list[int], count: int) -> None:
     assert echo.match == match
     assert list(echo.tokens) == longer[place : place + count]
     assert list(echo.survivals) == sorted(echo.survivals, reverse=True)
+
+
+def test_of_a_long_text_the_newest_part_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.lookup.MAX_TEXT", 16)
+    text = [*range(100), 97, 98, 99]
+    whole, pieces = TextIndex(), TextIndex()
+    whole.extend(text)
+    for token in text:
+        pieces.extend([token])
+    for index in (whole, pieces):
+        assert len(index._text) <= 16
+        echo = index.echo(2, MatchOdds())
+        assert echo is not None
+        assert echo.tokens == (97, 98)
+    pieces.extend(range(200, 220))  # all of it is gone by now
+    pieces.extend([97, 98, 99])
+    assert pieces.find() is None
 
 
 def test_no_text_repeats_in_its_first_tokens() -> None:
