@@ -46,7 +46,7 @@ class Trainee(Protocol):
         """Puts back what :meth:`constants` gave."""
 
     def set_progress(self, fraction: float) -> None:
-        """Called before each step with the run's progress in ``[0, 1]``."""
+        """Called before each step with the run's progress in ``[0, 1]``: a curriculum may follow it."""
 
     def loss(self, batch: Batch) -> tuple[Tensor, dict[str, float]]:
         """A scalar to minimise, and numbers to show."""

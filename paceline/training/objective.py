@@ -11,27 +11,15 @@ from torch import Tensor, nn
 from paceline.training.acceptance import AcceptanceCounts
 from paceline.training.data import Batch
 from paceline.training.errors import TrainingDataError
+from paceline.training.loop import Trainee
 
 
-class Objective(Protocol):
-    """A drafter under training."""
+class Objective(Trainee, Protocol):
+    """A drafter under training.
 
-    method: str
-
-    def named_parameters(self) -> dict[str, nn.Parameter]:
-        """Everything the optimiser moves; float32, by checkpoint name."""
-
-    def constants(self) -> dict[str, Tensor]:
-        """What was fixed when training began and depends on the data of that day; kept in every checkpoint."""
-
-    def set_constants(self, constants: dict[str, Tensor]) -> None:
-        """Puts back what :meth:`constants` gave, so that a resumed run is the same run."""
-
-    def set_progress(self, fraction: float) -> None:
-        """Called before each step with the run's progress in ``[0, 1]``: a curriculum may follow it."""
-
-    def loss(self, batch: Batch) -> tuple[Tensor, dict[str, float]]:
-        """A scalar to minimise, and numbers to show."""
+    Its parameters are float32, by checkpoint name; its constants depend on the data of the day on which training
+    began, so that a resumed run is the same run.
+    """
 
     def evaluate(self, batch: Batch) -> AcceptanceCounts:
         """Greedy acceptance of drafted chains on held-out text."""
