@@ -27,9 +27,17 @@ from paceline.drafters.base import (
 from paceline.drafters.checkpoint import DrafterConfig
 from paceline.drafters.choice import choose_chain_tokens, draw_chain_tokens, rank_children
 from paceline.drafters.comb import num_draws
-from paceline.drafters.draft_layer import DraftLayer, LayerOutput, Rows, join_rows
+from paceline.drafters.draft_layer import (
+    DraftLayer,
+    LayerOutput,
+    Rows,
+    StableRow,
+    TreeGrower,
+    TreeWanted,
+    join_rows,
+)
 from paceline.drafters.feature_follower import FeatureFollower
-from paceline.drafters.sequence_state import Chain, SequenceState, StableRow, Tree
+from paceline.drafters.sequence_state import Chain, SequenceState, StableRows, Tree
 from paceline.drafters.tree import ROOT, GrowingTree
 from paceline.drafters.tree_rule import TreeRule
 from paceline.sampling import SamplingParams, VerifyMode
@@ -101,10 +109,13 @@ class AutoregressiveDrafter(FeatureFollower[SequenceState]):
         """Draft chains, and trees for requests with more nodes than tokens, all sequences together."""
         with torch.inference_mode():
             able = [r for r in requests if self._can_draft(r)]
-            self._run_stable_rows([self._sequences[r.sequence_id] for r in able])
             chains = [r for r in able if r.max_nodes <= r.num_tokens or not r.may_rank]
-            self._grow_chains(chains)
-            entries = self._grow_trees([request for request in able if request not in chains])
+            if isinstance(self._layer, TreeGrower) and not chains and self._ranks_by_draft(able):
+                entries = self._grow_at_once(self._layer, able)
+            else:
+                self._run_stable_rows([self._sequences[r.sequence_id] for r in able])
+                self._grow_chains(chains)
+                entries = self._grow_trees([request for request in able if request not in chains])
             for request in chains:
                 chain = self._sequences[request.sequence_id].chain
                 assert chain is not None
@@ -155,9 +166,14 @@ class AutoregressiveDrafter(FeatureFollower[SequenceState]):
 
     def _run_stable_rows(self, states: Sequence[SequenceState]) -> None:
         """Run what true features have come in since, dropping drafted rows; one pass over all sequences."""
+        stable = self._take_stable_rows(states)
+        if stable.states:
+            self._reserve(stable.states, [part.num_rows for part in stable.rows])
+            self._settle(stable, self._layer.forward(stable.rows, stable.last))
+
+    def _take_stable_rows(self, states: Sequence[SequenceState]) -> StableRows:
+        """What is to be run of true features that have come in since; drafted rows of those sequences are dropped."""
         behind = [state for state in states if state.pending and state.slot.length < len(state.tokens) - 1]
-        if not behind:
-            return
         rows, left = [], []
         for state in behind:
             self._drop_drafted(state)
@@ -167,14 +183,57 @@ class AutoregressiveDrafter(FeatureFollower[SequenceState]):
             left.append([features[count:]] if count < features.shape[0] else [])
             tokens = state.tokens[first + 1 : first + 1 + count]
             rows.append(Rows(state.slot, tokens, features[:count], range(first, first + count)))
-        self._reserve(behind, [part.num_rows for part in rows])
-        ends = list(accumulate(part.num_rows for part in rows))
-        output = self._layer.forward(rows, [end - 1 for end in ends])
-        for index, (state, part) in enumerate(zip(behind, rows, strict=True)):
-            state.stable = StableRow(output, ends[index] - 1, index)
-            state.pending = left[index]  # not before the pass, which may fail for another sequence
+        return StableRows(behind, rows, left, [end - 1 for end in accumulate(part.num_rows for part in rows)])
+
+    def _settle(self, stable: StableRows, output: LayerOutput) -> None:
+        """Take in what stable rows gave. Not before the pass, which may fail."""
+        for place, (state, part, left) in enumerate(
+            zip(stable.states, stable.rows, stable.left, strict=True)
+        ):
+            state.stable = StableRow(output, stable.last[place], place)
+            state.pending = left
             state.slot.length += part.num_rows
-            state.slot.num_pending = 0
+            state.slot.num_pending -= part.num_rows
+
+    def _ranks_by_draft(self, requests: Sequence[DraftRequest]) -> bool:
+        """Whether trees grow by the drafter's own probabilities alone: not by a shape, nor by the target's noise."""
+        return all(
+            self._rule.width(request.num_tokens, request.max_nodes) is not None
+            and request.sampling.resolved_mode is not VerifyMode.COUPLED
+            for request in requests
+        )
+
+    def _grow_at_once(self, layer: TreeGrower, requests: Sequence[DraftRequest]) -> dict[int, DraftEntry]:
+        """Run stable rows and grow trees behind them in one call of the layer, and send what the rule keeps."""
+        if not requests:
+            return {}
+        states = [self._sequences[request.sequence_id] for request in requests]
+        stable = self._take_stable_rows(states)
+        place_of = {id(state): place for place, state in enumerate(stable.states)}
+        wanted, num_rows = [], []
+        for request, state in zip(requests, states, strict=True):
+            self._drop_drafted(state)
+            state.chain = None
+            size = request.num_tokens, request.max_nodes
+            width, branch = self._rule.width(*size), min(self._rule.branch(*size), self._vocab)
+            root = place_of.get(id(state), state.stable)
+            assert width is not None
+            assert root is not None
+            wanted.append(TreeWanted(state.slot, len(state.tokens), request.num_tokens, width, branch, root))
+            first = stable.rows[root].num_rows if isinstance(root, int) else 0
+            num_rows.append(first + (request.num_tokens - 1) * width)
+        self._reserve(states, num_rows)
+        output, grown = layer.grow(stable.rows, stable.last, wanted, self._draft_ids)
+        if output is not None:
+            self._settle(stable, output)
+        entries = {}
+        for request, state, tree, own in zip(requests, states, wanted, grown, strict=True):
+            nodes = GrowingTree.grown(own.tokens, own.log_probs, own.row_nodes, tree.branch)
+            branch_ahead = self._rule.branch_ahead(request.num_tokens, request.max_nodes)
+            state.tree = Tree(tree.start, nodes, min(branch_ahead, self._vocab), own.states)
+            sent = self._rule.send(nodes, request.num_tokens, request.max_nodes)
+            entries[request.sequence_id] = nodes.entry(tree.start, sent)
+        return entries
 
     def _grow_chains(self, requests: Sequence[DraftRequest]) -> None:
         """Extend each request's chain to its length, one token of all sequences at a time."""

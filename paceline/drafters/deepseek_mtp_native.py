@@ -9,7 +9,8 @@ from __future__ import annotations
 from paceline.drafters.deepseek_mtp_layer import MtpWeights
 from paceline.drafters.native_layer import NativeLayer, block_runs_natively
 from paceline.target import Device
-from paceline.target.program import Epilogue, PackedWeight, Program
+from paceline.target.packed_weight import PackedWeight
+from paceline.target.program import Epilogue, Program
 
 
 def runs_natively(weights: MtpWeights, device: Device) -> bool:

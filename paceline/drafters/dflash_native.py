@@ -17,7 +17,8 @@ from paceline.drafters.draft_layer import LayerOutput, join_rows
 from paceline.drafters.native_layer import NativeLayer, NativeOutput, block_runs_natively
 from paceline.drafters.upper_block import UpperWeights
 from paceline.target import Device
-from paceline.target.program import PackedWeight, Program, RowSegment
+from paceline.target.packed_weight import PackedWeight
+from paceline.target.program import Program, RowSegment
 
 
 def runs_natively(weights: DFlashWeights, device: Device) -> bool:

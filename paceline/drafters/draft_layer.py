@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from paceline.target.growth import GrownTree
 from paceline.target.kv_cache import Slot
 
 MAX_BEST = 8
@@ -91,6 +92,81 @@ class DraftLayer(LayerSizes, Protocol):
             rows: one sequence's rows each.
             wanted: rows, counted over all sequences, whose logits are wanted.
         """
+
+
+@dataclass(frozen=True, slots=True)
+class TreeWanted:
+    """A tree that is wanted of one sequence, by :class:`paceline.drafters.tree_rule.DynamicRule`.
+
+    Attributes:
+        slot: its cache; what is run is written behind its settled and pending rows.
+        start: committed length that the tree goes on from.
+        depth: levels of nodes.
+        width: nodes that are run at each level.
+        branch: children of every node, at most `MAX_BEST`.
+        root: the row behind which the tree begins, of an earlier pass; or its place among the wanted rows of this one.
+    """
+
+    slot: Slot
+    start: int
+    depth: int
+    width: int
+    branch: int
+    root: StableRow | int
+
+
+@runtime_checkable
+class TreeGrower(Protocol):
+    """A draft layer that grows whole trees by itself."""
+
+    def grow(
+        self,
+        rows: Sequence[Rows],
+        wanted: Sequence[int],
+        trees: Sequence[TreeWanted],
+        draft_ids: Tensor | None,
+    ) -> tuple[LayerOutput | None, list[GrownTree]]:
+        """Run rows as `DraftLayer.forward` does, if there are any, then grow trees behind theirs or earlier ones.
+
+        Args:
+            rows: one sequence's rows each.
+            wanted: rows, counted over all sequences, whose logits are wanted.
+            trees: at least one.
+            draft_ids: `[draft_vocab]` int64 target id of each draft id; None where they are the same.
+
+        Returns:
+            What the rows gave, and the trees.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class StableRow:
+    """The last stable row of a sequence, in the pass that ran it.
+
+    Attributes:
+        output: of that pass.
+        row: the row.
+        place: its place among the rows with logits.
+    """
+
+    output: LayerOutput
+    row: int
+    place: int
+
+    @property
+    def state(self) -> Tensor:
+        """`[1, hidden]`."""
+        return self.output.states[self.row : self.row + 1]
+
+    @property
+    def logits(self) -> Tensor:
+        """`[1, draft_vocab]`."""
+        return self.output.logits[self.place : self.place + 1]
+
+    def best(self, count: int) -> tuple[list[list[float]], list[list[int]]]:
+        """As :meth:`LayerOutput.best`, of this row alone."""
+        log_probs, ids = self.output.best(count)
+        return [log_probs[self.place]], [ids[self.place]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from torch import Tensor
 from paceline.drafters.autoregressive import AutoregressiveDrafter
 from paceline.drafters.base import DrafterError, DraftRequest
 from paceline.drafters.checkpoint import DrafterConfig, load_tensors
-from paceline.drafters.draft_layer import Rows
+from paceline.drafters.draft_layer import Rows, StableRow
 from paceline.drafters.gemma4_mtp_layer import (
     Gemma4MtpLayer,
     check_order,
@@ -28,7 +28,7 @@ from paceline.drafters.gemma4_mtp_layer import (
     read_cached_layers,
     read_shape,
 )
-from paceline.drafters.sequence_state import SequenceState, StableRow
+from paceline.drafters.sequence_state import SequenceState
 from paceline.drafters.target_vocabulary import read_embedding
 from paceline.drafters.tree_rule import DynamicRule
 from paceline.target import CachedLayer, Device, TapSpec

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from paceline.target import Device, kernels
-from paceline.target.program import Epilogue, PackedWeight, Program
+from paceline.target.packed_weight import PackedWeight
+from paceline.target.program import Epilogue, Program
 
 
 def runs_natively(hidden: int, device: Device, dtype: torch.dtype) -> bool:

@@ -15,11 +15,13 @@ import torch
 from torch import Tensor
 
 from paceline.drafters.decoder_block import BlockWeights
-from paceline.drafters.draft_layer import MAX_BEST, LayerOutput, Rows, join_rows
+from paceline.drafters.draft_layer import MAX_BEST, LayerOutput, Rows, TreeWanted, join_rows
 from paceline.drafters.upper_block import UpperWeights
 from paceline.target import Device
 from paceline.target.decoder_weights import group_major
-from paceline.target.program import Epilogue, PackedWeight, Program, RowSegment, runs_on_kernels
+from paceline.target.growth import GrowingBuffers, GrownTree, Growth, grow
+from paceline.target.packed_weight import PackedWeight
+from paceline.target.program import Epilogue, Program, RowSegment, runs_on_kernels
 
 Enter = Callable[[Program, int], tuple[int, int]]
 """Adds what comes before the block, given the program and the buffer of the rows' states; returns the buffer that
@@ -160,18 +162,56 @@ class NativeLayer:
 
     def forward(self, rows: Sequence[Rows], wanted: Sequence[int]) -> LayerOutput:
         """Run rows of several sequences; see :class:`paceline.drafters.draft_layer.DraftLayer`."""
-        segments = []
-        for part in rows:
-            slot = part.slot
-            segments.append(RowSegment(slot.storage, part.num_rows, part.write_at, slot.length, part.paths))
-            slot.num_pending += part.num_rows
-        return self.run(
-            segments,
-            [position for part in rows for position in part.positions],
-            [token for part in rows for token in part.tokens],
-            join_rows([part.states for part in rows]).contiguous(),
-            wanted,
+        return self.run(*_describe(rows), wanted)
+
+    def grow(
+        self,
+        rows: Sequence[Rows],
+        wanted: Sequence[int],
+        trees: Sequence[TreeWanted],
+        draft_ids: Tensor | None,
+    ) -> tuple[NativeOutput | None, list[GrownTree]]:
+        """Run rows and grow trees in one call; see :class:`paceline.drafters.draft_layer.TreeGrower`."""
+        program, output, first = self._program, None, None
+        if rows:
+            segments, positions, tokens, states = _describe(rows)
+            output = self._output(len(positions), len(wanted))
+        growths = [self._growth(tree, output, wanted) for tree in trees]
+        num_wide = sum(growth.width for growth in growths)
+        longest = max(growth.past + growth.max_rows for growth in growths)
+        program.reserve(max(num_wide, sum(part.num_rows for part in rows)), longest)
+        if output is not None:
+            first = program.describe(
+                segments, positions, self._bound(states, output), tokens=tokens, selected=wanted
+            )
+        drafted = self._output(num_wide, num_wide)
+        nothing = [0] * num_wide
+        passes = program.describe(
+            [],
+            nothing,
+            self._bound(torch.empty_like(drafted.states), drafted),
+            tokens=nothing,
+            selected=nothing,
         )
+        buffers = GrowingBuffers(self._states, self._out, self._best, self._num_best)
+        grown = grow(program, buffers, growths, passes, first=first, token_of=draft_ids)
+        for tree, result in zip(trees, grown, strict=True):
+            tree.slot.num_pending += len(result.row_nodes)
+        return output, grown
+
+    def _growth(self, tree: TreeWanted, output: NativeOutput | None, wanted: Sequence[int]) -> Growth:
+        if isinstance(tree.root, int):
+            assert output is not None
+            place, row = tree.root, wanted[tree.root]
+        else:
+            assert isinstance(tree.root.output, NativeOutput)
+            output, place, row = tree.root.output, tree.root.place, tree.root.row
+        slot = tree.slot
+        past = slot.length + slot.num_pending
+        return Growth(
+            slot.storage, past, tree.start - 2, tree.depth, tree.width, tree.branch,
+            ranked=output.ranked[place], state=output.states[row],
+        )  # fmt: skip
 
     def run(
         self,
@@ -190,21 +230,33 @@ class NativeLayer:
             states: `[n, hidden]`, dense.
             wanted: rows whose logits are wanted.
         """
-        output = NativeOutput(
-            torch.empty_like(states),
-            torch.empty(len(wanted), self._draft_vocab),
-            torch.empty(len(wanted), 2 * self._num_best, dtype=torch.int32),
-        )
-        self._program.run(
-            segments,
-            positions,
-            {
-                self._states: states,
-                self._out: output.states,
-                self._logits: output.logits,
-                self._best: output.ranked,
-            },
-            tokens=tokens,
-            selected=wanted,
-        )
+        output = self._output(states.shape[0], len(wanted))
+        self._program.run(segments, positions, self._bound(states, output), tokens=tokens, selected=wanted)
         return output
+
+    def _output(self, num_rows: int, num_wanted: int) -> NativeOutput:
+        return NativeOutput(
+            torch.empty(num_rows, self.hidden, dtype=self.dtype),
+            torch.empty(num_wanted, self._draft_vocab),
+            torch.empty(num_wanted, 2 * self._num_best, dtype=torch.int32),
+        )
+
+    def _bound(self, states: Tensor, output: NativeOutput) -> dict[int, Tensor]:
+        return {
+            self._states: states,
+            self._out: output.states,
+            self._logits: output.logits,
+            self._best: output.ranked,
+        }
+
+
+def _describe(rows: Sequence[Rows]) -> tuple[list[RowSegment], list[int], list[int], Tensor]:
+    """Segments, positions, tokens and states of rows, which are pending from now on."""
+    segments = []
+    for part in rows:
+        slot = part.slot
+        segments.append(RowSegment(slot.storage, part.num_rows, part.write_at, slot.length, part.paths))
+        slot.num_pending += part.num_rows
+    positions = [position for part in rows for position in part.positions]
+    tokens = [token for part in rows for token in part.tokens]
+    return segments, positions, tokens, join_rows([part.states for part in rows]).contiguous()

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from paceline.drafters.comb import comb_entry
-from paceline.drafters.draft_layer import LayerOutput
+from paceline.drafters.draft_layer import Rows, StableRow
 from paceline.drafters.feature_follower import FollowedSequence
 from paceline.drafters.tree import GrowingTree
 from paceline.trie import DraftEntry, SiblingDraws
@@ -60,36 +60,6 @@ class Tree:
     states: Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class StableRow:
-    """The last stable row of a sequence, in the pass that ran it.
-
-    Attributes:
-        output: of that pass.
-        row: the row.
-        place: its place among the rows with logits.
-    """
-
-    output: LayerOutput
-    row: int
-    place: int
-
-    @property
-    def state(self) -> Tensor:
-        """`[1, hidden]`."""
-        return self.output.states[self.row : self.row + 1]
-
-    @property
-    def logits(self) -> Tensor:
-        """`[1, draft_vocab]`."""
-        return self.output.logits[self.place : self.place + 1]
-
-    def best(self, count: int) -> tuple[list[list[float]], list[list[int]]]:
-        """As :meth:`LayerOutput.best`, of this row alone."""
-        log_probs, ids = self.output.best(count)
-        return [log_probs[self.place]], [ids[self.place]]
-
-
 @dataclass(slots=True)
 class SequenceState(FollowedSequence):
     """What the drafter knows of a sequence: what it follows, its last stable row, and what it drafted last."""
@@ -97,3 +67,20 @@ class SequenceState(FollowedSequence):
     stable: StableRow | None = None  # absent before the first
     chain: Chain | None = None
     tree: Tree | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StableRows:
+    """Rows of true features to be run in one pass.
+
+    Attributes:
+        states: the sequences they are of.
+        rows: of each.
+        left: of each, features that are left for later.
+        last: of each, its last row, counted over all.
+    """
+
+    states: list[SequenceState]
+    rows: list[Rows]
+    left: list[list[Tensor]]
+    last: list[int]

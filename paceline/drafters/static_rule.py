@@ -77,6 +77,9 @@ class StaticRule:
                 self._shapes[size] = paths_of(search_tree([*self._accuracies, *deeper], max_nodes, depth))
         return self._shapes[size]
 
+    def width(self, depth: int, max_nodes: int) -> None:
+        """None: the shape says which nodes are run."""
+
     def branch(self, depth: int, max_nodes: int) -> int:
         """As many as the shape uses; some more, so that outcomes beside it are known."""
         return min(MAX_BEST, max(MIN_BRANCH, *(path[-1] + 1 for path in self.paths(depth, max_nodes))))

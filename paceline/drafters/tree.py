@@ -36,6 +36,25 @@ class GrowingTree:
         self._paths: dict[int, list[int]] = {ROOT: []}  # of run nodes: rows of their ancestors and their own
         self._sent: set[int] = set()
 
+    @classmethod
+    def grown(
+        cls, tokens: Sequence[int], log_probs: Sequence[float], rows: Iterable[int], branch: int
+    ) -> GrowingTree:
+        """A tree whose nodes lie as in :class:`paceline.target.growth.GrownTree`.
+
+        Args:
+            tokens: target id of each node.
+            log_probs: natural log-probability of each node given its path.
+            rows: the node that each row ran.
+            branch: children of the root and of each row.
+        """
+        tree = cls()
+        for first, parent in zip(range(0, len(tokens), branch), (ROOT, *rows), strict=True):
+            if parent != ROOT:
+                tree.run([parent])
+            tree.propose([parent], [log_probs[first : first + branch]], [tokens[first : first + branch]])
+        return tree
+
     def propose(
         self, parents: Iterable[int], log_probs: Sequence[Sequence[float]], tokens: Sequence[Sequence[int]]
     ) -> list[int]:

@@ -30,6 +30,9 @@ class TreeRule(Protocol):
     def branch_ahead(self, depth: int, max_nodes: int) -> int:
         """Children that nodes propose once the tree is sent and outcomes are drafted past: depth counts there."""
 
+    def width(self, depth: int, max_nodes: int) -> int | None:
+        """Where the likeliest of the nodes proposed last are run, whatever they are: how many. None elsewhere."""
+
     def expand(self, nodes: GrowingTree, proposed: Sequence[int], depth: int, max_nodes: int) -> list[int]:
         """Those of the nodes proposed last whose children are wanted too; they are run in one pass."""
 
@@ -50,21 +53,22 @@ class DynamicRule:
     def __init__(self, min_branch: int = MIN_BRANCH) -> None:
         self._min_branch = min_branch
 
+    def width(self, depth: int, max_nodes: int) -> int:
+        """See :class:`TreeRule`."""
+        return min(MAX_WIDTH, max(2, max_nodes // depth + 1))
+
     def branch(self, depth: int, max_nodes: int) -> int:
         """See :class:`TreeRule`."""
-        return max(self._width(depth, max_nodes), self._min_branch)
+        return max(self.width(depth, max_nodes), self._min_branch)
 
     def branch_ahead(self, depth: int, max_nodes: int) -> int:
         """See :class:`TreeRule`."""
-        return max(self._width(depth, max_nodes), MIN_BRANCH)
+        return max(self.width(depth, max_nodes), MIN_BRANCH)
 
     def expand(self, nodes: GrowingTree, proposed: Sequence[int], depth: int, max_nodes: int) -> list[int]:
         """See :class:`TreeRule`."""
-        return nodes.best(proposed, self._width(depth, max_nodes))
+        return nodes.best(proposed, self.width(depth, max_nodes))
 
     def send(self, nodes: GrowingTree, depth: int, max_nodes: int) -> list[int]:
         """See :class:`TreeRule`."""
         return nodes.send(max_nodes)
-
-    def _width(self, depth: int, max_nodes: int) -> int:
-        return min(MAX_WIDTH, max(2, max_nodes // depth + 1))

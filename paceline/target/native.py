@@ -19,13 +19,12 @@ from paceline.target.attention import Segment, StepPlan
 from paceline.target.decoder_weights import DecoderWeights, LayerWeights, Projection
 from paceline.target.device import Device
 from paceline.target.executor import FINAL_NORM, ExecutorOutput, ModelShape
+from paceline.target.packed_weight import PackedWeight, num_panels
 from paceline.target.program import (
     GATES,
     Epilogue,
-    PackedWeight,
     Program,
     RowSegment,
-    num_panels,
     runs_on_kernels,
 )
 from paceline.target.rope import RopeTable

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from paceline.target import kernels
 from paceline.target.device import Device
+from paceline.target.packed_weight import PackedWeight, num_panels
 
-PANEL_COLUMNS = 32
 SPARE_ROWS = 8  # a product may read so many rows behind the last
 MAX_GROUP = 16
 MAX_HEAD_DIM = 256
@@ -79,41 +79,6 @@ def runs_on_kernels(
     )
 
 
-def num_panels(columns: int) -> int:
-    """Panels that so many columns of a weight fill."""
-    return -(-columns // PANEL_COLUMNS)
-
-
-@dataclass(frozen=True, slots=True)
-class PackedWeight:
-    """A weight `[out_width, in_width]` in panels; with a gate, `out_width` counts gated columns."""
-
-    panels: Tensor
-    bias: Tensor | None
-    in_width: int
-    out_width: int
-    is_gated: bool
-
-    @classmethod
-    def pack(cls, weight: Tensor, bias: Tensor | None = None, *, is_gated: bool = False) -> PackedWeight:
-        """Reorder a bfloat16 weight `[columns, in_width]`; gated ones hold all gates, then what they gate."""
-        library = kernels.load()
-        assert library is not None
-        assert weight.dtype == torch.bfloat16
-        columns, in_width = weight.shape
-        if in_width % 16 or (is_gated and columns % PANEL_COLUMNS):
-            raise ValueError(f"a weight {list(weight.shape)} does not fall into panels")
-        source = weight.contiguous()
-        panels = torch.empty(num_panels(columns) * PANEL_COLUMNS * in_width, dtype=torch.bfloat16)
-        library.pl_pack(source.data_ptr(), columns, in_width, int(is_gated), panels.data_ptr())
-        if bias is not None:
-            bias = bias.float()
-            if is_gated:
-                bias = bias.view(2, -1, 16).transpose(0, 1).flatten()
-            bias = torch.nn.functional.pad(bias, (0, -columns % PANEL_COLUMNS)).contiguous()
-        return cls(panels, bias, in_width, columns // 2 if is_gated else columns, is_gated)
-
-
 @dataclass(frozen=True, slots=True)
 class RowSegment:
     """The rows of one sequence in a run.
@@ -134,6 +99,31 @@ class RowSegment:
     paths: Sequence[Sequence[int]] | None = None
 
 
+def longest_of(segments: Sequence[RowSegment]) -> int:
+    """Cache rows up to the last one that any segment writes."""
+    return max((segment.write_at + segment.num_rows for segment in segments), default=0)
+
+
+def describe_segment(segment: RowSegment, entry: kernels.Segment) -> None:
+    """All of it but its first row and its paths."""
+    entry.num_rows, entry.past, entry.write_at = segment.num_rows, segment.past, segment.write_at
+    entry.cache = segment.storage.data_ptr()
+    entry.layer_stride, entry.head_stride = segment.storage.stride(0), segment.storage.stride(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """A run as the kernels take it.
+
+    Attributes:
+        step: what they read.
+        kept: what it points to.
+    """
+
+    step: kernels.Step
+    kept: list[object]
+
+
 class Program:
     """Operations and their buffers. Not thread-safe."""
 
@@ -145,10 +135,11 @@ class Program:
         self._ops: list[kernels.Op] = []
         self._array: ctypes.Array[kernels.Op] | None = None
         self._widths: list[int] = []
-        self._is_bound: list[bool] = []
+        self._bound: set[int] = set()
         self._kept: list[object] = []  # tensors that operations point into
         self._room = 0
-        self._buffers: list[Tensor | None] = []
+        self._own: list[Tensor] = []  # what the program's own buffers are
+        self._pointers: ctypes.Array[ctypes.c_void_p] = (ctypes.c_void_p * 0)()  # to them, by buffer
         self._scratch = torch.empty(0, dtype=torch.bfloat16)
         self._scores = torch.empty(0)
         self._num_positions = _NO_LIMIT  # of the shortest rope table
@@ -158,8 +149,9 @@ class Program:
     def buffer(self, width: int, *, bound: bool = False) -> int:
         """A buffer of rows `width` wide; a bound one is given by the caller at each run."""
         self._widths.append(width)
-        self._is_bound.append(bound)
-        self._buffers.append(None)
+        if bound:
+            self._bound.add(len(self._widths) - 1)
+        self._room = 0
         return len(self._widths) - 1
 
     def _add(self, kind: Kind, source: int, out: int, **fields: object) -> None:
@@ -171,7 +163,7 @@ class Program:
             setattr(op, name, value)
         op.in_width = self._widths[source] if source >= 0 else 0
         op.out_width = self._widths[out]
-        op.in_is_bound = source >= 0 and self._is_bound[source]
+        op.in_is_bound = source in self._bound
         self._ops.append(op)
         self._array = None
 
@@ -195,9 +187,9 @@ class Program:
     ) -> None:  # fmt: skip
         """Product with a weight, of the norm of the rows if one is given, then its epilogue.
 
-        With `STORE_FLOAT` a bound float32 buffer `maxima` gets the largest of every `PANEL_COLUMNS` columns.
+        With `STORE_FLOAT` a bound float32 buffer `maxima` gets the largest of the columns of every panel.
         """
-        assert maxima < 0 or (epilogue is Epilogue.STORE_FLOAT and self._is_bound[maxima])
+        assert maxima < 0 or (epilogue is Epilogue.STORE_FLOAT and maxima in self._bound)
         assert maxima < 0 or self._widths[maxima] == num_panels(weight.out_width)
         assert self._widths[source] == weight.in_width
         assert self._widths[out] == weight.out_width
@@ -278,8 +270,59 @@ class Program:
             IndexError: a token, a position or a cache row is out of range; the kernels would not notice.
             ValueError: a bound tensor is not rows of its buffer's width.
         """
-        num_rows = len(positions)
+        self.reserve(max(len(positions), len(selected)), longest_of(segments))
+        description = self.describe(segments, positions, bound, tokens=tokens, selected=selected)
+        self._library.pl_run(self.operations, len(self._ops), description.step)
+
+    def grow(self, first: Description | None, passes: Description, forest: kernels.Forest) -> None:
+        """Grow trees, after a first run if there is one; see `growth.py`.
+
+        Raises:
+            IndexError: a token of a tree is none that can be run.
+            MemoryError: there is no memory to describe the passes.
+        """
+        before = None if first is None else first.step
+        failure = self._library.pl_grow(self.operations, len(self._ops), before, passes.step, forest)
+        if failure == kernels.NO_MEMORY:
+            raise MemoryError("no memory to describe the passes of a draft")
+        if failure:
+            raise IndexError(f"a drafted token is not within 0..{self._num_tokens - 1}")
+
+    def check_positions(self, positions: Sequence[int]) -> None:
+        """Raise IndexError if a position is not in the shortest rope table."""
         _check_range("position", positions, self._num_positions)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that may be run: rows of the smallest table of embeddings."""
+        return self._num_tokens
+
+    @property
+    def operations(self) -> ctypes.Array[kernels.Op]:
+        """All operations, in order."""
+        if self._array is None:
+            self._array = (kernels.Op * len(self._ops))(*self._ops)
+        return self._array
+
+    def reserve(self, num_rows: int, longest: int) -> None:
+        """Make room for runs of so many rows over so many cache rows; it moves what earlier descriptions point to."""
+        self._reserve_rows(num_rows)
+        stride = (max(longest, 1) + 32) * MAX_GROUP
+        if self._scores.numel() < stride * torch.get_num_threads():
+            self._scores = torch.empty(2 * stride * torch.get_num_threads())
+
+    def describe(
+        self,
+        segments: Sequence[RowSegment],
+        positions: Sequence[int],
+        bound: Mapping[int, Tensor],
+        *,
+        tokens: Sequence[int] = (),
+        selected: Sequence[int] = (),
+    ) -> Description:
+        """Describe a run to the kernels, once there is room for it; see :meth:`run`."""
+        num_rows = len(positions)
+        self.check_positions(positions)
         if self._num_tokens < _NO_LIMIT and len(tokens) != num_rows:
             raise IndexError(f"{len(tokens)} tokens for {num_rows} rows")
         _check_range("token", tokens, self._num_tokens)
@@ -289,21 +332,15 @@ class Program:
         for segment in segments:
             if segment.write_at + segment.num_rows > segment.storage.shape[2]:
                 raise IndexError(f"{segment.num_rows} rows at {segment.write_at} do not fit their slot")
-        longest = max((s.write_at + s.num_rows for s in segments), default=0)
         num_threads = torch.get_num_threads()
-        self._reserve(max(num_rows, len(selected)))
-        stride = (max(longest, 1) + 32) * MAX_GROUP
-        if self._scores.numel() < stride * num_threads:
-            self._scores = torch.empty(2 * stride * num_threads)
         described = (kernels.Segment * max(1, len(segments)))()
         row_segment = np.full(num_rows, -1, dtype=np.int32)
-        first, kept = 0, []
+        first = 0
+        kept: list[object] = [row_segment, dict(bound)]
         for index, segment in enumerate(segments):
             entry = described[index]
-            entry.first_row, entry.num_rows = first, segment.num_rows
-            entry.past, entry.write_at = segment.past, segment.write_at
-            entry.cache = segment.storage.data_ptr()
-            entry.layer_stride, entry.head_stride = segment.storage.stride(0), segment.storage.stride(1)
+            describe_segment(segment, entry)
+            entry.first_row = first
             if segment.paths is not None:
                 starts = np.array([0, *accumulate(map(len, segment.paths))], dtype=np.int32)
                 paths = np.array([*chain.from_iterable(segment.paths)], dtype=np.int32)
@@ -311,17 +348,12 @@ class Program:
                 kept.append((paths, starts))
             row_segment[first : first + segment.num_rows] = index
             first += segment.num_rows
-        pointers = (ctypes.c_void_p * len(self._widths))()
-        for index, own in enumerate(self._buffers):
-            tensor = bound[index] if self._is_bound[index] else own
-            assert tensor is not None
-            if not tensor.is_contiguous() or tensor.shape[1] != self._widths[index]:
-                raise ValueError(
-                    f"buffer {index} is {list(tensor.shape)}, not dense rows of {self._widths[index]}"
-                )
+        pointers = type(self._pointers).from_buffer_copy(self._pointers)
+        for index in self._bound:
+            tensor, width = bound[index], self._widths[index]
+            if not tensor.is_contiguous() or tensor.shape[1] != width:
+                raise ValueError(f"buffer {index} is {list(tensor.shape)}, not dense rows of {width}")
             pointers[index] = tensor.data_ptr()
-        if self._array is None:
-            self._array = (kernels.Op * len(self._ops))(*self._ops)
         indices = np.array([*tokens, *positions, *selected], dtype=np.int64)
         step = kernels.Step(
             num_rows=num_rows,
@@ -339,16 +371,18 @@ class Program:
             num_threads=num_threads,
             is_resident=self._weight_bytes <= RESIDENT_BYTES,
         )
-        self._library.pl_run(self._array, len(self._ops), step)
+        return Description(step, [*kept, described, pointers, indices])
 
-    def _reserve(self, num_rows: int) -> None:
+    def _reserve_rows(self, num_rows: int) -> None:
         if num_rows <= self._room:
             return
         self._room = max(16, num_rows)
         readable = self._room + SPARE_ROWS
+        self._own, self._pointers = [], (ctypes.c_void_p * len(self._widths))()
         for index, width in enumerate(self._widths):
-            if not self._is_bound[index]:
-                self._buffers[index] = torch.zeros(readable, width, dtype=torch.bfloat16)
+            if index not in self._bound:
+                self._own.append(torch.zeros(readable, width, dtype=torch.bfloat16))
+                self._pointers[index] = self._own[-1].data_ptr()
         widest = max((op.in_width for op in self._ops if op.kind == Kind.LINEAR), default=0)
         self._scratch = torch.zeros(readable * widest, dtype=torch.bfloat16)
 

@@ -11,6 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from paceline.drafters import Drafter, DraftRequest
 from paceline.drafters.checkpoint import DrafterConfig, save_drafter
 from paceline.models import model_fingerprint
+from paceline.training.eagle3 import Eagle3Shape
 from paceline.trie import DraftEntry
 
 VOCAB, WIDTH = 97, 64
@@ -61,6 +62,36 @@ def save_random(
         tensors[name] = (1.0 + 0.2 * values if is_norm else values * size[-1] ** -0.5).bfloat16()
     save_drafter(path, config, tensors)
     return path
+
+
+def save_eagle3(path: Path, target_dir: Path) -> tuple[Path, Path]:
+    """A random EAGLE-3 drafter with a vocabulary of its own, and its random target of four layers."""
+    draft_vocab = 50
+    shape_of = Eagle3Shape(WIDTH, WIDTH, 3, 4, 2, 32, 96, draft_vocab, VOCAB, 10000.0, 1e-5)
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=WIDTH,
+        intermediate_size=96,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        tie_word_embeddings=True,
+    )
+    LlamaForCausalLM(config).bfloat16().save_pretrained(target_dir)
+    random = torch.Generator().manual_seed(5)
+    tensors: dict[str, torch.Tensor] = {}
+    for name, size in shape_of.parameter_shapes().items():
+        values = torch.randn(size, generator=random)
+        tensors[name] = (1.0 + 0.2 * values if len(size) == 1 else values * 1.5 * size[-1] ** -0.5).bfloat16()
+    ids = torch.arange(draft_vocab) + 3
+    tensors["d2t"] = ids - torch.arange(draft_vocab)
+    tensors["t2d"] = torch.zeros(VOCAB, dtype=torch.bool).index_fill(0, ids, True)
+    shape = {name: getattr(shape_of, name) for name in shape_of.__slots__ if name != "num_taps"}
+    shape |= {"tap_layers": [0, 1, 2], "max_positions": 512}
+    save_drafter(path, DrafterConfig("eagle3", model_fingerprint(target_dir), "tiny", shape), tensors)
+    return path, target_dir
 
 
 def random_features(count: int, seed: int) -> torch.Tensor:

@@ -6,55 +6,24 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from paceline.drafters import DraftRequest, load_drafter
-from paceline.drafters.checkpoint import DrafterConfig, save_drafter
+from paceline.drafters.checkpoint import DrafterConfig
 from paceline.drafters.draft_layer import Rows
 from paceline.drafters.eagle3 import Eagle3Drafter
 from paceline.drafters.eagle3_layer import Eagle3Layer, LayerWeights
 from paceline.drafters.eagle3_native import NativeEagle3Layer
-from paceline.models import model_fingerprint
 from paceline.target import Device, kernels
 from paceline.target.kv_cache import KVCache, KVLayout
-from paceline.training.eagle3 import Eagle3Shape
-from tests.drafters.native import draft_one, random_features, random_text
+from tests.drafters.native import VOCAB, WIDTH, draft_one, random_features, random_text, save_eagle3
 
 pytestmark = pytest.mark.skipif(kernels.load() is None, reason="the CPU kernels do not run here")
-
-VOCAB, DRAFT_VOCAB, WIDTH = 97, 50, 64
-SHAPE = Eagle3Shape(WIDTH, WIDTH, 3, 4, 2, 32, 96, DRAFT_VOCAB, VOCAB, 10000.0, 1e-5)
 
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A random drafter and its random target, with widths that the kernels take."""
-    target_dir, drafter_dir = tmp_path_factory.mktemp("target"), tmp_path_factory.mktemp("drafter")
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=WIDTH,
-        intermediate_size=96,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        tie_word_embeddings=True,
-    )
-    LlamaForCausalLM(config).bfloat16().save_pretrained(target_dir)
-    random = torch.Generator().manual_seed(5)
-    tensors: dict[str, torch.Tensor] = {}
-    for name, size in SHAPE.parameter_shapes().items():
-        values = torch.randn(size, generator=random)
-        tensors[name] = (1.0 + 0.2 * values if len(size) == 1 else values * 1.5 * size[-1] ** -0.5).bfloat16()
-    ids = torch.arange(DRAFT_VOCAB) + 3
-    tensors["d2t"] = ids - torch.arange(DRAFT_VOCAB)
-    tensors["t2d"] = torch.zeros(VOCAB, dtype=torch.bool).index_fill(0, ids, True)
-    shape = {name: getattr(SHAPE, name) for name in SHAPE.__slots__ if name != "num_taps"}
-    shape |= {"tap_layers": [0, 1, 2], "max_positions": 512}
-    config_of = DrafterConfig("eagle3", model_fingerprint(target_dir), "tiny", shape)
-    save_drafter(drafter_dir, config_of, tensors)
-    return drafter_dir, target_dir
+    return save_eagle3(tmp_path_factory.mktemp("drafter"), tmp_path_factory.mktemp("target"))
 
 
 def _load(checkpoint: tuple[Path, Path]) -> Eagle3Drafter:

@@ -14,7 +14,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from paceline.sampling import maxima_of
 from paceline.target import SequenceRows, TapSpec, TargetEngine, UnsupportedModelError, kernels
-from paceline.target.program import Epilogue, PackedWeight, Program, RowSegment
+from paceline.target.packed_weight import PackedWeight
+from paceline.target.program import Epilogue, Program, RowSegment
 from tests.target.conftest import FAMILIES, SHAPE
 
 pytestmark = pytest.mark.skipif(kernels.load() is None, reason="the CPU kernels do not run here")

@@ -19,7 +19,8 @@ import torch  # noqa: F401  its OpenMP runtime must be in the process before the
 from paceline.native_library import check_build, open_library
 
 LIBRARY_STEM = "_rows"
-PROGRAM_VERSION = 3  # of `program.h`
+PROGRAM_VERSION = 4  # of `program.h`
+NO_MEMORY = 2  # of `program.h`: what `pl_grow` returns
 
 
 class Op(ctypes.Structure):
@@ -60,6 +61,30 @@ class Step(ctypes.Structure):
     ]
 
 
+class Tree(ctypes.Structure):
+    """`struct tree` of `program.h`."""
+
+    _fields_ = [
+        *((name, c_int32) for name in ("depth", "width", "branch", "num_nodes", "num_rows", "num_newest")),
+        ("position", c_int64),
+        *((name, c_void_p) for name in ("ranked", "state")),
+        ("segment", Segment),
+        *((name, c_void_p) for name in ("tokens", "log_probs", "scores", "row_nodes", "states")),
+    ]
+
+
+class Forest(ctypes.Structure):
+    """`struct forest` of `program.h`."""
+
+    _fields_ = [
+        ("num_trees", c_int64),
+        ("trees", POINTER(Tree)),
+        ("token_of", c_void_p),
+        *((name, c_int64) for name in ("num_tokens", "width")),
+        *((name, c_int32) for name in ("in_buffer", "out_buffer", "best", "num_best")),
+    ]
+
+
 @cache
 def load() -> ctypes.CDLL | None:
     """The library, or None where it was not built or this processor cannot run it.
@@ -75,8 +100,10 @@ def load() -> ctypes.CDLL | None:
     library.pl_pack.argtypes = (c_void_p, c_int64, c_int64, c_int32, c_void_p)
     library.pl_pack.restype = None
     library.pl_run.argtypes, library.pl_run.restype = (POINTER(Op), c_int64, POINTER(Step)), None
+    library.pl_grow.argtypes = (POINTER(Op), c_int64, POINTER(Step), POINTER(Step), POINTER(Forest))
+    library.pl_grow.restype = c_int32
     if not library.pl_is_supported():
         return None
-    facts = [PROGRAM_VERSION, *(ctypes.sizeof(structure) for structure in (Op, Segment, Step))]
+    facts = [PROGRAM_VERSION, *(ctypes.sizeof(structure) for structure in (Op, Segment, Step, Tree, Forest))]
     check_build(library, "cpu_kernels", library.pl_built_as, facts)
     return library

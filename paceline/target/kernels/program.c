@@ -12,7 +12,8 @@ int32_t pl_is_supported(void) {
 
 /* What this library was built as, for Python to check its own against: version, then sizes of the structures. */
 int64_t pl_built_as(int32_t which) {
-    int64_t facts[] = {PROGRAM_VERSION, sizeof(struct op), sizeof(struct segment), sizeof(struct step)};
+    int64_t facts[] = {PROGRAM_VERSION, sizeof(struct op), sizeof(struct segment), sizeof(struct step),
+                       sizeof(struct tree), sizeof(struct forest)};
     return facts[which];
 }
 

@@ -10,7 +10,7 @@ enum { OP_EMBED, OP_NORM, OP_LINEAR, OP_ATTEND, OP_GATHER, OP_COPY, OP_TOP };
 enum { STORE, ADD, GATE_SILU, GATE_GELU, STORE_FLOAT };
 
 /* Raised with every change to the structures, the enumerations or what an operation means. */
-enum { PROGRAM_VERSION = 3 };
+enum { PROGRAM_VERSION = 4 };
 
 /* Columns of a weight panel. */
 enum { PANEL = 32 };
@@ -60,6 +60,36 @@ struct step {
     int32_t is_resident; /* the weights stay in a cache between runs: arithmetic takes the time, not memory */
 };
 
+/* A sequence's tree; see `grow.c`. Arrays have room for `branch` nodes and `width` rows at each level but the last row's. */
+struct tree {
+    int32_t depth, width, branch;          /* levels of nodes, rows run at each but the last, children of every row */
+    int32_t num_nodes, num_rows;           /* so far */
+    int32_t num_newest;                    /* rows of the newest pass */
+    int64_t position;                      /* a node at depth d stands at `position + d` */
+    const int32_t *ranked;                 /* what the root's row proposes, as OP_TOP writes it */
+    const bf16 *state;                     /* of the root's row */
+    struct segment segment;                /* its cache, and where the first row is written */
+    int32_t *tokens;                       /* of nodes */
+    float *log_probs;                      /* of nodes, given their path */
+    double *scores;                        /* of nodes: sums along the path */
+    int32_t *row_nodes;                    /* of rows: the node that each ran */
+    bf16 *states;                          /* of rows: the program's outputs */
+};
+
+struct forest {
+    int64_t num_trees;
+    struct tree *trees;
+    const int64_t *token_of;   /* of ranked ids, or none where they are the same */
+    int64_t num_tokens;        /* that may be run */
+    int64_t width;             /* of a state */
+    int32_t in, out;           /* buffers of the states that rows go on from, and of their outputs */
+    int32_t best, num_best;    /* OP_TOP's buffer, and its count */
+};
+
+/* What `pl_grow` returns where it failed. */
+enum { BAD_TOKEN = 1, NO_MEMORY = 2 };
+
+void pl_run(const struct op *ops, int64_t num_ops, const struct step *step);
 void pl_linear(const struct op *op, const struct step *step);
 void pl_norm(const struct op *op, const struct step *step);
 void pl_norm_rows(const bf16 *in, int64_t in_stride, const bf16 *weight, float eps, int64_t width, int64_t num_rows,
