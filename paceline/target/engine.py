@@ -10,7 +10,7 @@ A sequence of committed length n has y[0..n-2] in its slot; a decode step runs `
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -23,7 +23,7 @@ from paceline.target.architecture import Architecture
 from paceline.target.configuration import read_configuration, transformers_configuration
 from paceline.target.device import Device, configure_threads
 from paceline.target.errors import SlotError, StepError, UnsupportedModelError
-from paceline.target.executor import FINAL_NORM, Executor, ExecutorOutput, ModelShape
+from paceline.target.executor import FINAL_NORM, Executor, ExecutorOutput, ModelShape, nothing
 from paceline.target.huge_pages import advise_huge_pages
 from paceline.target.kv_cache import MIN_CAPACITY_TOKENS, KVCache, KVLayout
 from paceline.target.llama import LeanExecutor
@@ -264,12 +264,19 @@ class TargetEngine:
             entry.num_pending = 0
             del self._unsettled[slot]
 
-    def step(self, batch: Sequence[SequenceRows], *, projects_features: bool = True) -> StepOutput:
+    def step(
+        self,
+        batch: Sequence[SequenceRows],
+        *,
+        projects_features: bool = True,
+        on_begin: Callable[[], None] = nothing,
+    ) -> StepOutput:
         """Run one forward pass over several sequences with different row counts.
 
         Args:
             batch: rows of each sequence.
             projects_features: False leaves features as captured, `[n_i, num_sources * hidden]`, for `project`.
+            on_begin: called when the pass is about to begin, as late as there is work for the interpreter.
 
         Raises:
             StepError: rows are malformed; nothing was changed.
@@ -295,7 +302,7 @@ class TargetEngine:
                 self.device.torch_device,
                 joins_neighbours=self.executor.joins_neighbours,
             )
-            result = self.executor.forward(step.plan)
+            result = self.executor.forward(step.plan, on_begin)
             output = StepOutput(
                 result.logits, step.logit_firsts(), step.in_batch_order(step.logit_counts), result.maxima
             )

@@ -6,6 +6,7 @@ Responsible for the contract only. Implemented by `native.NativeExecutor`, `llam
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -76,6 +77,10 @@ class ExecutorOutput:
 FINAL_NORM = -1
 
 
+def nothing() -> None:
+    """Nobody waits for a pass to begin."""
+
+
 class Executor(Protocol):
     """Runs one model."""
 
@@ -83,8 +88,13 @@ class Executor(Protocol):
     num_bytes: int  # of the weights in memory
     joins_neighbours: bool  # whether attending several sequences in one call is faster
 
-    def forward(self, plan: StepPlan) -> ExecutorOutput:
-        """Run the planned rows, appending their keys and values to their slots."""
+    def forward(self, plan: StepPlan, on_begin: Callable[[], None] = nothing) -> ExecutorOutput:
+        """Run the planned rows, appending their keys and values to their slots.
+
+        Args:
+            plan: the rows.
+            on_begin: called before the pass, as late as the form allows.
+        """
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Input embeddings of `tokens` `[n]` as they enter layer 0: `[n, hidden]`."""

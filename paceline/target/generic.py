@@ -8,6 +8,7 @@ tests that hold the two together.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, AutoModelFo
 from paceline.target.attention import Scoring, StepPlan, attend
 from paceline.target.device import Device
 from paceline.target.errors import UnsupportedModelError
-from paceline.target.executor import FINAL_NORM, ExecutorOutput, ModelShape
+from paceline.target.executor import FINAL_NORM, ExecutorOutput, ModelShape, nothing
 from paceline.target.layer_heads import layer_heads
 
 ATTENTION_NAME = "paceline"
@@ -132,8 +133,9 @@ class GenericExecutor:
         out: Tensor = self._model.get_output_embeddings()(hidden).float()
         return out
 
-    def forward(self, plan: StepPlan) -> ExecutorOutput:
+    def forward(self, plan: StepPlan, on_begin: Callable[[], None] = nothing) -> ExecutorOutput:
         """Run the planned rows."""
+        on_begin()
         self._captured, self._wanted = {}, plan.capture
         rows = (
             torch.arange(plan.num_rows, device=plan.tokens.device)

@@ -21,7 +21,7 @@ from paceline.target.architecture import Architecture
 from paceline.target.attention import Scoring, StepPlan, attend
 from paceline.target.decoder_weights import DecoderWeights, LayerWeights, Projection
 from paceline.target.device import Device, Linear, RmsNorm
-from paceline.target.executor import FINAL_NORM, ExecutorOutput, ModelShape
+from paceline.target.executor import FINAL_NORM, ExecutorOutput, ModelShape, nothing
 from paceline.target.rope import RopeTable
 from paceline.target.weights import SafetensorsDir
 
@@ -89,8 +89,9 @@ class LeanExecutor:
         cap = self.architecture.final_softcap
         return logits if cap is None else torch.tanh(logits / cap) * cap
 
-    def forward(self, plan: StepPlan) -> ExecutorOutput:
+    def forward(self, plan: StepPlan, on_begin: Callable[[], None] = nothing) -> ExecutorOutput:
         """Run the planned rows."""
+        on_begin()
         arch = self.architecture
         tables = {key: rope.gather(plan.positions, plan.max_position) for key, rope in self._ropes.items()}
         hidden = self.embed(plan.tokens)  # [n, hidden]

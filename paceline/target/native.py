@@ -7,6 +7,7 @@ it, on how a prompt was cut into chunks, or on whether it was reached along a ro
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from paceline.target.architecture import Architecture
 from paceline.target.attention import Segment, StepPlan
 from paceline.target.decoder_weights import DecoderWeights, LayerWeights, Projection
 from paceline.target.device import Device
-from paceline.target.executor import FINAL_NORM, ExecutorOutput, ModelShape
+from paceline.target.executor import FINAL_NORM, ExecutorOutput, ModelShape, nothing
 from paceline.target.packed_weight import PackedWeight, num_panels
 from paceline.target.program import (
     GATES,
@@ -94,7 +95,7 @@ class NativeExecutor:
         cap = self.architecture.final_softcap
         return logits if cap is None else torch.tanh(logits / cap) * cap
 
-    def forward(self, plan: StepPlan) -> ExecutorOutput:
+    def forward(self, plan: StepPlan, on_begin: Callable[[], None] = nothing) -> ExecutorOutput:
         """Run the planned rows."""
         key = plan.capture, plan.added is not None
         if key not in self._plans:
@@ -116,6 +117,7 @@ class NativeExecutor:
             bound,
             tokens=plan.tokens.tolist(),
             selected=rows,
+            on_begin=on_begin,
         )
         is_capped = self.architecture.final_softcap is not None
         final = streams.pop(FINAL_NORM, None)

@@ -10,7 +10,7 @@ Rows are bfloat16, sums float32. A row's result does not depend on the rows besi
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import accumulate, chain
@@ -256,6 +256,7 @@ class Program:
         *,
         tokens: Sequence[int] = (),
         selected: Sequence[int] = (),
+        on_begin: Callable[[], None] | None = None,
     ) -> None:
         """Run all operations over some rows.
 
@@ -265,6 +266,7 @@ class Program:
             bound: tensors of the bound buffers, dense, at least as many rows as are read or written.
             tokens: of the rows, for `embed`.
             selected: rows for operations on selected rows.
+            on_begin: called once everything is described, right before the kernels run without the interpreter.
 
         Raises:
             IndexError: a token, a position or a cache row is out of range; the kernels would not notice.
@@ -272,7 +274,10 @@ class Program:
         """
         self.reserve(max(len(positions), len(selected)), longest_of(segments))
         description = self.describe(segments, positions, bound, tokens=tokens, selected=selected)
-        self._library.pl_run(self.operations, len(self._ops), description.step)
+        operations = self.operations
+        if on_begin is not None:
+            on_begin()
+        self._library.pl_run(operations, len(self._ops), description.step)
 
     def grow(self, first: Description | None, passes: Description, forest: kernels.Forest) -> None:
         """Grow trees, after a first run if there is one; see `growth.py`.

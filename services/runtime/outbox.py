@@ -27,13 +27,14 @@ class Outbox(Generic[FrameT]):
 
     def push(self, frame: FrameT) -> None:
         """Queue a frame from any thread; never blocks."""
-        self._loop.call_soon_threadsafe(self._put, frame)
+        self._loop.call_soon_threadsafe(self.put, frame)
 
     def end(self) -> None:
         """Let the reader finish once all frames are out; from the event loop's thread."""
-        self._put(None)
+        self.put(None)
 
-    def _put(self, frame: FrameT | None) -> None:
+    def put(self, frame: FrameT | None) -> None:
+        """Queue a frame, or the end, from the event loop's thread."""
         try:
             self._frames.put_nowait(frame)
         except asyncio.QueueFull:

@@ -6,7 +6,6 @@ import asyncio
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import structlog
 import torch
@@ -25,6 +24,7 @@ from services.verifier.info import peer_info
 from services.verifier.loop import StepLoop
 from services.verifier.observer import StepObserver
 from services.verifier.profile import TimedStep, profile_steps
+from services.verifier.report import StepNews
 from services.verifier.servicer import TargetServicer
 from services.verifier.settings import Settings
 from services.verifier.step_clock import StepClock, StepCurve
@@ -74,7 +74,7 @@ class Host:
             self._features,
             drafter,
             budget,
-            self._observe,
+            self._tell,
             StepClock(None if settings.step_curve is None else StepCurve.parse(settings.step_curve)),
         )
 
@@ -141,10 +141,16 @@ class Host:
             "target loaded", model=self.info.model_name, device=self.info.device.name, dtype=self.info.dtype
         )
 
-    def _observe(self, *step: Any) -> None:
-        """Count a step on the event loop's thread, while the next pass runs: between two the target stands still."""
+    def _tell(self, news: StepNews) -> None:
+        """Make frames of a step on the event loop's thread, while the next pass runs: between two the target stands
+        still."""
         assert self._event_loop is not None, "the loop is started on it"
-        self._event_loop.call_soon_threadsafe(self._observer.observe, *step)
+        self._event_loop.call_soon_threadsafe(self._publish, news)
+
+    def _publish(self, news: StepNews) -> None:
+        for session, frame in news.frames():
+            session.put(frame)
+        self._observer.observe(news)
 
     async def _watch(self) -> None:
         """Without its loop a verifier can do nothing: end at once, so that its peers see it gone."""

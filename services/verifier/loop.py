@@ -34,7 +34,7 @@ from services.verifier.log_probs import (
     report_shares,
 )
 from services.verifier.policy import StepPolicy
-from services.verifier.report import Reporter, SequenceCommit, StepFigures
+from services.verifier.report import SequenceCommit, StepFigures, StepNews
 from services.verifier.sequence import Finish, SequenceState, TargetSequence
 from services.verifier.step_clock import StepClock
 from services.verifier.stopwatch import Stage, Stopwatch
@@ -76,7 +76,7 @@ class StepLoop:
         features: FeatureHub,
         drafter: ColocatedDrafter | None,
         budget: NodeBudget,
-        observe: Callable[[StepFigures, list[SequenceCommit], target_pb2.DroppedDrafts, int], None],
+        tell: Callable[[StepNews], None],
         clock: StepClock | None = None,
     ) -> None:
         self._engine = engine
@@ -85,9 +85,9 @@ class StepLoop:
         self._features = features
         self._drafter = drafter
         self._budget = budget
-        self._observe = observe
+        self._tell = tell
+        self._news: StepNews | None = None  # that nobody has been told yet
         self._clock = clock or StepClock()
-        self._reporter = Reporter(table.drops)
         self._policy = StepPolicy()
         self._choice = NodeChoice([], 0, 0, Basis.BUDGET)
         self._step_index = 0
@@ -117,22 +117,25 @@ class StepLoop:
     def _run(self) -> None:
         try:
             self._on_start()
-            while not self._stopping.is_set():
-                if not self.turn():
-                    self._inbox.wait_until(None)
-                    self._watch.lap(Stage.IDLE)
+            with torch.inference_mode():
+                while not self._stopping.is_set():
+                    if not self._turn():
+                        self._inbox.wait_until(None)
+                        self._watch.lap(Stage.IDLE)
         except BaseException as error:  # the process must not go on without its loop
             self.failure = error
             log.exception("step loop failed")
 
     def turn(self) -> bool:
-        """Take in what has come, and run one step; False where there was nothing to run.
+        """Take in what has come, run one step and tell of it; False where there was nothing to run.
 
-        The thread calls it again and again; a test that calls it instead of starting the thread decides what comes in
+        What the thread does again and again; a test that calls it instead of starting the thread decides what comes in
         before each step.
         """
         with torch.inference_mode():
-            return self._turn()
+            has_run = self._turn()
+            self._tell_news()
+            return has_run
 
     def _turn(self) -> bool:
         watch = self._watch
@@ -140,6 +143,7 @@ class StepLoop:
         self._table.admit()
         watch.lap(Stage.COMMANDS)
         if not self._table.running:
+            self._tell_news()
             return False
         self._hold()
         watch.lap(Stage.HOLD)
@@ -162,8 +166,21 @@ class StepLoop:
         self._draft(commits)
         return True
 
+    def _tell_news(self) -> None:
+        """Wake whoever reads of the last step.
+
+        As late as the pass begins, which lets the interpreter go: until then every thread that is woken takes it from
+        this one. Before anything else is said or waited for, so that news stay in order.
+        """
+        if self._news is not None:
+            news, self._news = self._news, None
+            self._tell(news)
+
     def _take_commands(self) -> None:
-        for command in self._inbox.drain():
+        commands = self._inbox.drain()
+        if commands:
+            self._tell_news()
+        for command in commands:
             policy = self._table.apply(command)
             if policy is not None:
                 self._policy = policy
@@ -243,6 +260,7 @@ class StepLoop:
             try:
                 return turns, self._forward(turns)
             except KVCacheFullError:  # nothing was run
+                self._tell_news()
                 if self._table.room.evict():
                     continue
                 if any(len(turn.tree) for turn in turns):
@@ -273,7 +291,7 @@ class StepLoop:
                     wants_features=sequence.may_be_read,
                 )
             )
-        return self._engine.step(rows, projects_features=self._projects_features)
+        return self._engine.step(rows, projects_features=self._projects_features, on_begin=self._tell_news)
 
     @property
     def _projects_features(self) -> bool:
@@ -391,7 +409,7 @@ class StepLoop:
     ) -> None:
         self._step_index += 1
         laps = self._watch.take()
-        waiting, cache = self._table.waiting, self._engine.cache
+        waiting, cache, drops = self._table.waiting, self._engine.cache, self._table.drops
         figures = StepFigures(
             step_index=self._step_index,
             num_rows=_num_rows(turns),
@@ -408,8 +426,17 @@ class StepLoop:
         if not figures.num_prefill_rows:
             self._budget.observe_step(figures.num_rows, figures.step_s)
         present = [*(turn.sequence for turn in turns), *waiting]
-        dropped = self._reporter.send(figures, present, commits, log_probs)
-        self._observe(figures, commits, dropped, len(self._table.running))
+        self._news = StepNews(
+            figures,
+            commits,
+            sessions=list(dict.fromkeys(sequence.owner for sequence in present)),
+            log_probs=[(sequence.owner, message) for sequence, message in log_probs],
+            dropped=drops.take(),
+            num_running=len(self._table.running),
+        )
+        is_awaited = self._policy.is_drafting and self._drafter is None
+        if is_awaited or figures.num_prefill_rows or any(c.finish is not Finish.NOT_YET for c in commits):
+            self._tell_news()
 
     def _draft(self, commits: list[SequenceCommit]) -> None:
         """Let a drafter in this process go on from what was committed."""

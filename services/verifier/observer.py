@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from paceline.v1 import target_pb2
 from services.runtime import metrics
 from services.verifier.budget import Basis
 from services.verifier.calibration import Calibrators
-from services.verifier.report import SequenceCommit, StepFigures
+from services.verifier.report import SequenceCommit, StepFigures, StepNews
 from services.verifier.stopwatch import Stage, overhead_s
 
 _CALIBRATION_PERIOD = 16  # steps between two looks at errors that move slowly
@@ -48,14 +45,9 @@ class StepObserver:
         self._echo_tokens = metrics.ECHO_TOKENS.labels(model_name)
         self._accepted_echo_tokens = metrics.ACCEPTED_ECHO_TOKENS.labels(model_name)
 
-    def observe(
-        self,
-        figures: StepFigures,
-        commits: Sequence[SequenceCommit],
-        dropped: target_pb2.DroppedDrafts,
-        num_running: int,
-    ) -> None:
-        """Record one step; `num_running` counts the sequences that go on after it."""
+    def observe(self, news: StepNews) -> None:
+        """Record one step."""
+        figures, commits, dropped = news.figures, news.commits, news.dropped
         laps = figures.laps
         self._step_seconds.observe(figures.step_s)
         self._forward_seconds.observe(laps[Stage.FORWARD])
@@ -64,7 +56,7 @@ class StepObserver:
         for stage, seconds in laps.items():
             self._stage_seconds[stage].inc(seconds)
         self._num_rows.observe(figures.num_rows)
-        self._num_running.set(num_running)
+        self._num_running.set(news.num_running)
         self._observe_room(figures)
         self._policy_version.set(figures.policy_version)
         if (choice := figures.choice) is not None:

@@ -1,11 +1,12 @@
-"""What a step did, gathered per session and sent as one frame each.
+"""What a step did, gathered per session and made into one frame each.
 
-Knows the packed layout of paceline.v1.StepReport and nothing of how the step came about.
+Knows the packed layout of paceline.v1.StepReport and nothing of how the step came about. The step loop gathers; frames
+are made on another thread, while the next pass runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from paceline.v1 import peer_pb2, sampling_pb2, target_pb2
@@ -98,36 +99,33 @@ class Drops:
         return taken
 
 
-@dataclass(slots=True)
-class Reporter:
-    """Turns commits into one StepReport for each session."""
+@dataclass(frozen=True, slots=True)
+class StepNews:
+    """What others are told of a step; nothing in it changes afterwards.
 
-    drops: Drops = field(default_factory=Drops)
+    Attributes:
+        commits: in the order of the step.
+        sessions: those with a sequence in the step or waiting for room. All are told, also while only prompts are run:
+            a conductor takes silence as trouble.
+        log_probs: what was asked for, by whom.
+        dropped: draft nodes that were not verified since the last step.
+        num_running: sequences that go on after it.
+    """
 
-    def send(
-        self,
-        figures: StepFigures,
-        present: Sequence[TargetSequence],
-        commits: Sequence[SequenceCommit],
-        log_probs: Sequence[tuple[TargetSequence, target_pb2.SequenceLogProbs]] = (),
-    ) -> target_pb2.DroppedDrafts:
-        """Push each session its part of a step; returns the drops reported with it.
+    figures: StepFigures
+    commits: Sequence[SequenceCommit]
+    sessions: Sequence[Session]
+    log_probs: Sequence[tuple[Session, target_pb2.SequenceLogProbs]]
+    dropped: target_pb2.DroppedDrafts
+    num_running: int
 
-        Every session with a sequence in the step or waiting for room gets a report, also while only prompts are run: a
-        conductor takes silence as trouble.
-        """
-        by_session: dict[Session, list[SequenceCommit]] = {sequence.owner: [] for sequence in present}
-        for commit in commits:
-            by_session[commit.sequence.owner].append(commit)
-        dropped = self.drops.take()
-        for session, own in by_session.items():
-            report = _report(figures, own, dropped)
-            if log_probs:
-                report.log_probs.extend(
-                    message for sequence, message in log_probs if sequence.owner is session
-                )
-            session.push(target_pb2.VerifyResponse(step=report))
-        return dropped
+    def frames(self) -> Iterator[tuple[Session, target_pb2.VerifyResponse]]:
+        """Each session's part of the step."""
+        for session in self.sessions:
+            own = [commit for commit in self.commits if commit.sequence.owner is session]
+            report = _report(self.figures, own, self.dropped)
+            report.log_probs.extend(message for owner, message in self.log_probs if owner is session)
+            yield session, target_pb2.VerifyResponse(step=report)
 
 
 def _report(

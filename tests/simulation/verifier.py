@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 
 import torch
 
@@ -14,7 +13,7 @@ from services.verifier.colocated import ColocatedDrafter
 from services.verifier.features import FeatureHub, Subscriber
 from services.verifier.inbox import Command, Inbox
 from services.verifier.loop import StepLoop
-from services.verifier.report import SequenceCommit, StepFigures
+from services.verifier.report import StepFigures, StepNews
 from services.verifier.room import RoomFigures
 from services.verifier.session import Session
 from services.verifier.table import SequenceTable
@@ -85,7 +84,7 @@ class SteppedVerifier:
         self.room = RoomFigures()
         # What is verified follows from the seed alone here, not from how long a step took.
         budget = budget or NodeBudget(learns=False)
-        self._loop = StepLoop(engine, self.inbox, self.table, self.features, drafter, budget, self._observe)
+        self._loop = StepLoop(engine, self.inbox, self.table, self.features, drafter, budget, self._tell)
         self.limit_kv(kv_limit_tokens)
 
     def limit_kv(self, num_tokens: int | None) -> None:
@@ -111,13 +110,10 @@ class SteppedVerifier:
         assert self.engine.cache.num_slots == 0
         self.limit_kv(None)
 
-    def _observe(
-        self,
-        figures: StepFigures,
-        commits: Sequence[SequenceCommit],
-        dropped: target_pb2.DroppedDrafts,
-        num_running: int,
-    ) -> None:
+    def _tell(self, news: StepNews) -> None:
+        for session, frame in news.frames():
+            session.push(frame)
+        figures = news.figures
         self.figures.append(figures)
         for name in RoomFigures.__dataclass_fields__:
             setattr(self.room, name, getattr(self.room, name) + getattr(figures.room, name))

@@ -20,6 +20,7 @@ from services.verifier.budget import Basis, NodeBudget
 from services.verifier.inbox import Drafts, Open, SetPolicy
 from services.verifier.observer import StepObserver
 from services.verifier.policy import StepPolicy
+from services.verifier.report import StepNews
 from services.verifier.sequence import SequenceSpec
 from tests.simulation.verifier import ListedSession, SteppedVerifier
 
@@ -157,7 +158,7 @@ def test_one_sequence_with_draws_decides_for_its_step(
     assert figures.choice is not None
     assert (figures.choice.basis, figures.choice.num_offered) == (basis, 6)
     assert figures.num_rows == 2 + figures.choice.num_chosen
-    observer.observe(figures, [], target_pb2.DroppedDrafts(), 2)
+    observer.observe(StepNews(figures, [], [], [], target_pb2.DroppedDrafts(), 2))
     exported = generate_latest(metrics.REGISTRY).decode()
     labels = f'basis="{basis.value}",model_name="budget-{mode.value}"'
     assert f"paceline_draft_nodes_offered_total{{{labels}}} 6.0" in exported
