@@ -104,7 +104,7 @@ class CostModel:
         after_hit, after_miss = self._hit_rate(ahead, outcomes), self._hit_rate(length, outcomes)
         leaving = 1 - after_hit + after_miss
         share_after_hit = after_miss / leaving if leaving > 0 else 0.0
-        miss_wait_s = draft_s + inputs.rtt_s
+        miss_wait_s = max(0.0, draft_s + inputs.rtt_s - inputs.overlap_s)
         miss_tokens, miss_s = self._arriving(length, miss_wait_s, is_holding, slow)
         tokens = seconds = longest_late_s = 0.0
         for share, hit_rate, verified in (

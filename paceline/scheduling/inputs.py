@@ -58,8 +58,8 @@ class PlanInputs:
         rtt_s: mean time on the wire and in serialisation, both ways. Ignored when co-located.
         rtt_p95_s: its 95th percentile, for the hold; None takes the mean.
         queue_s: mean wait at the drafter.
-        overlap_s: how much of draft and round trip is hidden behind the target's step, because drafters draft
-            ahead.
+        overlap_s: how much of draft and round trip is hidden: behind the target's own bookkeeping, or because features
+            are on the wire beside commits, which are measured one by one.
         concurrent_slowdown: how much longer, as a fraction, a step takes while the drafter works: 0 on machines of
             their own, more where the two share a memory bus.
         num_sequences: sequences that decode together.

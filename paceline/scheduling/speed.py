@@ -20,6 +20,8 @@ MODEL_ERROR = 0.1
 """How far a model's speed-up may be off, as a standard deviation."""
 
 _DECAY = 0.998  # of a pass's weight with each later one: about the last five hundred count
+_WAIT_LEARNING = 0.05  # share of a new wait: another network shows in a second
+_LEAST_WAIT_S = 1e-4  # looking whether there is a draft takes less, waiting for one more
 _LEARNING = 0.05  # share of a new plain pass in what one costs besides its step
 
 
@@ -70,12 +72,14 @@ class MeasuredSpeed:
         error: its standard error.
         hit_rate: share of the sequences' passes that ended with the next tokens proposed already.
         num_passes: passes that it rests on; old ones count for less than one.
+        wait_s: how long the newest passes that waited for a draft did; None where too few did.
     """
 
     speedup: float
     error: float
     hit_rate: float
     num_passes: float
+    wait_s: float | None = None
 
     def believed(self, expected: float) -> float:
         """The likeliest speed-up, given what a model expected of it before anything was measured.
@@ -101,6 +105,7 @@ class SpeedMeter:
     def _clear(self) -> None:
         self._weight = self._hits = self._sequences = 0.0
         self._plain = self._real = 0.0  # seconds
+        self._waits, self._wait_s = 0, 0.0  # passes that waited, and how long of late
         self._plain_2 = self._real_2 = self._both = 0.0  # of squares and products, for the error
 
     def add(self, one: TimedPass, plain_step: Callable[[int], float]) -> None:
@@ -132,6 +137,10 @@ class SpeedMeter:
             ("_both", plain * real),
         ):
             setattr(self, name, _DECAY * getattr(self, name) + value)
+        if one.wait_s > _LEAST_WAIT_S:
+            known = self._wait_s
+            self._wait_s = one.wait_s if not self._waits else known + _WAIT_LEARNING * (one.wait_s - known)
+            self._waits += 1
 
     def measured(self, policy_version: int) -> MeasuredSpeed | None:
         """What a policy brought; None where too few passes were made under it."""
@@ -141,4 +150,5 @@ class SpeedMeter:
         # Of a ratio of sums: the squares of what each pass gave beyond its share.
         squares = self._plain_2 - 2 * speedup * self._both + speedup * speedup * self._real_2
         error = math.sqrt(max(squares, 0.0)) / self._real
-        return MeasuredSpeed(speedup, error, self._hits / self._sequences, self._weight)
+        wait_s = self._wait_s if self._waits >= MIN_PASSES else None
+        return MeasuredSpeed(speedup, error, self._hits / self._sequences, self._weight, wait_s)

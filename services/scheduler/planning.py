@@ -9,7 +9,7 @@ Called by services.scheduler.registry at every planning interval.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from paceline.scheduling import (
@@ -80,6 +80,7 @@ class Planner:
         self._limits = limits
         self.measured_speed: MeasuredSpeed | None = None
         self._meter = SpeedMeter()
+        self._overlap_s = 0.0  # as last measured
         self._state = PolicyState(
             clock,
             probe_interval_s=limits.probe_interval_s,
@@ -112,12 +113,15 @@ class Planner:
         if missing:
             return self._decision(self._cold_policy(missing, max_length), num_sequences, 1.0)
         curve = measurements.curve.estimator()
+        has_passes = False
         for one in passes:
             self._meter.add(one, curve.seconds)
+            has_passes = True
         speed = self.measured_speed = (
             self._meter.measured(version) if self._state.current.draft_length else None
         )
         inputs = self._inputs(measurements, curve, max(1, num_sequences), max_length, self._hits(speed))
+        inputs = self._with_overlap(inputs, speed if has_passes else None)
         policy = self._state.decide(inputs, self._verdict(speed, inputs))
         expected = evaluate_policy(inputs, policy).speedup
         return self._decision(policy, num_sequences, expected)
@@ -136,6 +140,15 @@ class Planner:
         if speed is None or not policy.outcomes or not policy.draft_length:
             return None
         return MeasuredHits(speed.hit_rate, policy.draft_length, policy.outcomes)
+
+    def _with_overlap(self, inputs: PlanInputs, speed: MeasuredSpeed | None) -> PlanInputs:
+        """Inputs whose wait under the policy in force is the measured one, as far as less than half of it is hidden."""
+        policy = self._state.current
+        # With outcomes some of the waits are for what is late, not for a draft made from nothing.
+        if speed is not None and speed.wait_s is not None and policy.hold_us and not policy.outcomes:
+            modelled_s = evaluate_policy(inputs, policy).wait_s
+            self._overlap_s = min(max(0.0, modelled_s - speed.wait_s), modelled_s / 2)
+        return replace(inputs, overlap_s=self._overlap_s)
 
     def _missing(self, measurements: Measurements) -> str:
         """What has to be measured before the planner can say anything."""

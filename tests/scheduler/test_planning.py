@@ -296,3 +296,43 @@ def test_measured_hits_change_what_is_enumerated() -> None:
     assert planner.measured_speed is not None
     assert planner.measured_speed.hit_rate == 0
     assert never.expected_speedup < believed.expected_speedup
+
+
+def held(version: int, wait_us: int, count: int = 200) -> list[TimedPass]:
+    """Passes of a good draft, each after such a wait."""
+    return [TimedPass(version, 5, 1, 3, 0, True, 20.5e-3, wait_us * 1e-6, 1e-3)] * count
+
+
+def test_waits_that_were_measured_are_believed() -> None:
+    planner = Planner(subject(), LIMITS, Clock())
+    slow = measured(rtt_us=5_000)
+    modelled = planner.decide(slow, 1)
+    assert modelled.policy.hold_us > 0
+    wait_us = 5_000 + 1_000 * modelled.policy.draft_length
+    shorter = planner.decide(slow, 1, held(1, wait_us * 3 // 4), 1)
+    assert shorter.expected_speedup > modelled.expected_speedup
+    assert shorter.policy.hold_us >= 1.4 * wait_us * 3 // 4  # there is still room for what comes later
+    # It is known without passes as well, and for another network.
+    assert planner.decide(slow, 1, [], 1).expected_speedup == pytest.approx(shorter.expected_speedup)
+    far = dataclasses.replace(slow, network=NetworkPart.of([40_000] * 32))
+    unlearned = Planner(subject(), LIMITS, Clock()).decide(far, 1)
+    assert planner.decide(far, 1, [], 1).expected_speedup < unlearned.expected_speedup * 1.15
+
+
+def test_a_wait_is_at_least_half_of_what_it_is_made_of() -> None:
+    planner = Planner(subject(), LIMITS, Clock())
+    slow = measured(rtt_us=5_000)
+    assert planner.decide(slow, 1).policy.hold_us > 0
+    half = planner.decide(slow, 1, held(1, 6_500), 1).expected_speedup
+    for wait_us in (3_000, 200):
+        other = Planner(subject(), LIMITS, Clock())
+        other.decide(slow, 1)
+        assert other.decide(slow, 1, held(1, wait_us), 1).expected_speedup <= half * 1.01
+
+
+def test_a_longer_wait_than_modelled_does_not_lengthen_the_model() -> None:
+    """Such waits are holds that ran out: the measured speed speaks of them."""
+    planner = Planner(subject(), LIMITS, Clock())
+    slow = measured(rtt_us=5_000)
+    expected = planner.decide(slow, 1).expected_speedup
+    assert planner.decide(slow, 1, held(1, 25_000), 1).expected_speedup == pytest.approx(expected)

@@ -99,3 +99,19 @@ def test_few_passes_move_a_belief_a_little_and_many_overrule_it() -> None:
 def test_passes_that_cannot_be_are_refused(change: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=r"cannot be|negative"):
         dataclasses.replace(DRAFTED, **change)  # type: ignore[arg-type]
+
+
+def test_waits_are_those_of_passes_that_waited() -> None:
+    meter = SpeedMeter()
+    looked = dataclasses.replace(DRAFTED, wait_s=5e-6)
+    for _ in range(MIN_PASSES - 1):
+        meter.add(DRAFTED, plain_step)
+        meter.add(looked, plain_step)
+    found = meter.measured(3)
+    assert found is not None
+    assert found.wait_s is None  # too few
+    for _ in range(4):
+        meter.add(DRAFTED, plain_step)
+    found = meter.measured(3)
+    assert found is not None
+    assert found.wait_s == pytest.approx(7e-3)
