@@ -10,14 +10,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import structlog
 import torch
 
 from paceline.sampling import FinalKind, RuleError, Verdict
-from paceline.target import KVCacheFullError, SequenceRows, StepOutput, TargetEngine
-from paceline.trie import EMPTY_TREE, DraftTree
+from paceline.target import KVCacheFullError, StepOutput, TargetEngine
+from paceline.trie import EMPTY_TREE
 from paceline.v1 import target_pb2
 from services.verifier.budget import MODES_OF_DRAWS, Basis, NodeBudget, NodeChoice
 from services.verifier.calibration import learn
@@ -25,10 +25,8 @@ from services.verifier.colocated import ColocatedDrafter
 from services.verifier.features import FeatureHub, owned
 from services.verifier.inbox import Inbox
 from services.verifier.log_probs import (
-    MAX_PROMPT_ROWS,
     Share,
     committed_share,
-    num_prompt_rows,
     prompt_share,
     raw_rows,
     report_shares,
@@ -39,30 +37,13 @@ from services.verifier.sequence import Finish, SequenceState, TargetSequence
 from services.verifier.step_clock import StepClock
 from services.verifier.stopwatch import Stage, Stopwatch
 from services.verifier.table import SequenceTable
+from services.verifier.turns import Turn, num_rows, offer_turns, rows_of
 from services.verifier.verdicts import judge
 
 log = structlog.get_logger()
 
 MAX_MISSED_HOLDS = 2
 """A drafter that has let this many holds pass is not waited for again until a draft of its comes in."""
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """One sequence's share of a step.
-
-    Attributes:
-        num_settled: leading rows that are committed tokens, the root included where it is in this step.
-        tree: draft nodes run behind the root; empty while the prompt is still being run.
-        reaches_root: True where the step runs the root, so that tokens are committed.
-        num_prompt_logits: leading rows whose logits are wanted for the prompt's log-probabilities.
-    """
-
-    sequence: TargetSequence
-    num_settled: int
-    tree: DraftTree
-    reaches_root: bool
-    num_prompt_logits: int = 0
 
 
 class StepLoop:
@@ -151,7 +132,7 @@ class StepLoop:
         started_s = watch.lap(Stage.CHOOSE)
         turns, output = self._run_what_fits(turns)
         if turns:
-            self._clock.stretch(started_s, _num_rows(turns))
+            self._clock.stretch(started_s, num_rows(turns))
         watch.lap(Stage.FORWARD)
         if not turns:  # the last one gave its slot back; it is admitted anew, alone, or fails
             return True
@@ -215,24 +196,7 @@ class StepLoop:
     def _choose(self) -> list[Turn]:
         """Rows of the next step: every running sequence, its drafts as far as they pay, prompts in chunks."""
         policy = self._policy
-        prefill_left = policy.max_prefill_tokens
-        prompt_logits_left = MAX_PROMPT_ROWS
-        turns: list[Turn] = []
-        for sequence in self._table.running:
-            if sequence.is_decoding:
-                tree = sequence.choose_tree(policy.max_nodes_per_sequence)
-                turns.append(Turn(sequence, 1, tree, reaches_root=True))
-            elif prefill_left > 0:
-                num_rows = min(sequence.num_uncached, prefill_left)
-                if sequence.spec.num_prompt_top is not None:
-                    num_rows = min(num_rows, prompt_logits_left)
-                    prompt_logits_left -= num_rows
-                    if num_rows == 0:
-                        continue
-                prefill_left -= num_rows
-                reaches_root = num_rows == sequence.num_uncached
-                num_logits = num_prompt_rows(sequence, num_rows)
-                turns.append(Turn(sequence, num_rows, EMPTY_TREE, reaches_root, num_logits))
+        turns = offer_turns(self._table.running, policy)
         modes = {turn.sequence.spec.sampling.resolved_mode for turn in turns}
         committing = [turn for turn in turns if turn.reaches_root]
         # The policy knows drafters; what is worth verifying of an echo is left to the measured step times.
@@ -270,27 +234,7 @@ class StepLoop:
                 turns = [turn for turn in turns if turn.sequence is not preempted]
 
     def _forward(self, turns: list[Turn]) -> StepOutput:
-        rows = []
-        for turn in turns:
-            sequence, tree = turn.sequence, turn.tree
-            settled = sequence.committed[sequence.num_cached : sequence.num_cached + turn.num_settled]
-            root = turn.num_settled - 1
-            num_rows = turn.num_settled + len(tree)
-            parents = None
-            if len(tree):
-                parents = [*range(-1, root), *(root if p < 0 else root + 1 + p for p in tree.parents)]
-            rows.append(
-                SequenceRows(
-                    slot=sequence.slot,
-                    tokens=[*settled, *tree.tokens],
-                    parents=parents,
-                    num_logits=[
-                        *range(turn.num_prompt_logits),
-                        *range(root, num_rows if turn.reaches_root else root),
-                    ],
-                    wants_features=sequence.may_be_read,
-                )
-            )
+        rows = [rows_of(turn) for turn in turns]
         return self._engine.step(rows, projects_features=self._projects_features, on_begin=self._tell_news)
 
     @property
@@ -412,7 +356,7 @@ class StepLoop:
         waiting, cache, drops = self._table.waiting, self._engine.cache, self._table.drops
         figures = StepFigures(
             step_index=self._step_index,
-            num_rows=_num_rows(turns),
+            num_rows=num_rows(turns),
             num_sequences=len(turns),
             num_context_tokens=sum(turn.sequence.num_cached for turn in turns),
             num_prefill_rows=sum(turn.num_settled - turn.reaches_root for turn in turns),
@@ -449,8 +393,3 @@ class StepLoop:
         )
         # What a draft takes is learned from this stage: a turn without one would make drafts look free.
         self._watch.lap(Stage.DRAFT if num_drafted else Stage.REPORT)
-
-
-def _num_rows(turns: Sequence[Turn]) -> int:
-    """Rows of a step."""
-    return sum(turn.num_settled + len(turn.tree) for turn in turns)
