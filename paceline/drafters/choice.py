@@ -20,7 +20,7 @@ from paceline.sampling import (
     draw_children,
     process_logits,
     race_listed,
-    race_sums,
+    race_ranks,
 )
 from paceline.trie import DrawRule, SiblingDraws
 
@@ -65,10 +65,12 @@ def rank_children(
     count: int,
 ) -> tuple[list[list[float]], list[list[int]]]:
     """The tokens that the target is likeliest to choose under each request's rule, best first; as in `rank_by_race`."""
+    coupled = [i for i, p in enumerate(params) if p.resolved_mode is VerifyMode.COUPLED]
+    if len(coupled) == len(params):
+        return rank_by_race(logits, draft_ids, positions, params, count)
     log_probs, ids = (
         top.tolist() for top in logits.log_softmax(-1).topk(min(count, logits.shape[1]), dim=-1)
     )
-    coupled = [i for i, p in enumerate(params) if p.resolved_mode is VerifyMode.COUPLED]
     if coupled:
         part = [positions[i] for i in coupled], [params[i] for i in coupled]
         for i, *own in zip(coupled, *rank_by_race(logits[coupled], draft_ids, *part, count), strict=True):
@@ -98,19 +100,8 @@ def rank_by_race(
     Returns:
         Natural logarithms of the chances, and draft ids.
     """
-    part = RowParams.build(params, [1] * len(params), logits.device)
-    processed = process_logits(logits, part)
-    left = processed.clone()
-    places: list[Tensor] = []
-    for _ in range(min(count, logits.shape[1])):
-        winners = race_listed(left, positions, part, draft_ids).unsqueeze(1)  # [rows, 1]
-        if places and bool(left.gather(1, winners).isneginf().any()):  # the filters left a row no other
-            break
-        places.append(winners)
-        left.scatter_(1, winners, -torch.inf)
-    chosen = torch.cat(places, dim=1)  # [rows, count]
-    sums = race_sums(processed, positions, part, chosen, draft_ids)
-    return sums.log_softmax(dim=-1).tolist(), chosen.tolist()
+    places, sums = race_ranks(logits, positions, params, draft_ids, count)
+    return sums.log_softmax(dim=-1).tolist(), places.tolist()
 
 
 def draw_chain_tokens(

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from paceline.sampling.batch import verify_step
     from paceline.sampling.bias import LogitBias
     from paceline.sampling.block import decide_block, verify_block
-    from paceline.sampling.choices import race_listed, race_sums, target_choices
+    from paceline.sampling.choices import race_listed, race_ranks, target_choices
     from paceline.sampling.distribution import MAX_WEIGHT, DraftDistribution, inverse_cdf
     from paceline.sampling.draws import SUPPORT_SIZE, draft_distributions, draw_children, draw_siblings
     from paceline.sampling.log_probs import TokenLogProbs, token_log_probs
@@ -71,7 +71,7 @@ _HOMES = {
     "maxima_of": "rows",
     "process_logits": "processors",
     "race_listed": "choices",
-    "race_sums": "choices",
+    "race_ranks": "choices",
     "seed_tensor": "noise",
     "target_choices": "choices",
     "target_probs": "processors",
@@ -122,7 +122,7 @@ __all__ = [
     "maxima_of",
     "process_logits",
     "race_listed",
-    "race_sums",
+    "race_ranks",
     "seed_tensor",
     "target_choices",
     "target_probs",

@@ -139,33 +139,37 @@ def race_listed(
     return noise.add_(processed).argmax(dim=-1)
 
 
-def race_sums(
-    processed: Tensor,
+def race_ranks(
+    logits: Tensor,
     positions: Sequence[int],
-    rows: RowParams,
-    places: Tensor,
+    params: Sequence[SamplingParams],
     token_ids: Tensor | None,
-) -> Tensor:
-    """What some places of rows bring to the race: their logits with the target's noise.
+    count: int,
+) -> tuple[Tensor, Tensor]:
+    """The first places of the target's race in rows over some token ids only, filters applied.
 
     Args:
-        processed: as in `race_listed`.
-        positions: as in `race_listed`.
-        rows: as in `race_listed`.
-        places: [rows, m] int64.
-        token_ids: as in `race_listed`.
+        logits: [rows, n] float32
+        positions: absolute position of the token that each row chooses.
+        params: sampling parameters of each, temperature above 0.
+        token_ids: [n] int64 target id of each place; None where they are the places.
+        count: places wanted, at least 1.
 
     Returns:
-        [rows, m] float32, -inf where a filter removed the token.
+        Places [rows, m] int64, best first, and what they ran with, scaled logits plus noise, [rows, m] float32; m is
+        `count`, or less where filters leave some row less.
     """
-    ids = places if token_ids is None else token_ids[places]
-    if kernel_rows.can_run(processed):
-        seeds = [param.seed for param in rows.params]
-        noise = kernel_rows.gumbels(seeds, positions, NoiseRole.TARGET, ids)
-    else:
-        where = torch.tensor(positions, device=processed.device)
-        noise = gumbel_at(rows.seeds, where, NoiseRole.TARGET, ids)
-    return noise.add_(processed.gather(1, places))
+    if kernel_rows.can_run(logits):
+        ranked = kernel_rows.rank(logits, positions, params, token_ids, count)
+        if ranked is not None:
+            return ranked
+    rows = RowParams.build(params, [1] * len(params), logits.device)
+    ids = torch.arange(logits.shape[1], device=logits.device) if token_ids is None else token_ids
+    where = torch.tensor(positions, device=logits.device)
+    sums = gumbel_at(rows.seeds, where, NoiseRole.TARGET, ids.expand(logits.shape[0], -1))
+    best, places = sums.add_(process_logits(logits, rows)).topk(min(count, logits.shape[1]), dim=-1)
+    left = int((~best.isneginf()).sum(dim=-1).min())
+    return places[:, :left], best[:, :left]
 
 
 def greedy_choices(logits: Tensor, maxima: Tensor | None = None) -> list[int]:

@@ -108,11 +108,7 @@ def race(
     only_scalar: bool = False,
 ) -> list[int | None]:
     """The winners' places in rows as `process` gives them; `token_ids`: `[vocab]` int64, whose noise a place has."""
-    if token_ids is not None and (
-        token_ids.shape != processed.shape[1:] or token_ids.dtype != torch.int64 or token_ids.is_cuda
-    ):
-        raise ValueError(f"{list(token_ids.shape)} {token_ids.dtype} ids for rows of {processed.shape[1]}")
-    ids = None if token_ids is None else token_ids.contiguous()
+    ids = _checked_ids(token_ids, processed.shape[1])
     pointer = 0 if ids is None else ids.data_ptr()
     described = (kernels.Row * len(positions))()
     pointers = _pointers(processed, range(len(positions)))
@@ -123,23 +119,47 @@ def race(
     return _choose(described, only_scalar)
 
 
-def gumbels(seeds: Sequence[int], positions: Sequence[int], role: NoiseRole, token_ids: Tensor) -> Tensor:
-    """What `noise.gumbel_at` gives for `[rows, n]` int64 ids in memory of the CPU: `[rows, n]` float32.
+def rank(
+    logits: Tensor,
+    positions: Sequence[int],
+    params: Sequence[SamplingParams],
+    token_ids: Tensor | None,
+    count: int,
+    only_scalar: bool = False,
+) -> tuple[Tensor, Tensor] | None:
+    """The first of each row's coupled race, filters applied, and what they ran with: one call for all of them.
 
-    A torch operator for each step of the noise takes longer than a few numbers do.
+    Args:
+        logits: `[rows, n]` that `can_run`.
+        positions: absolute position of the token that each row chooses.
+        params: sampling parameters of each, temperature above 0.
+        token_ids: `[n]` int64 target id of each place; None where they are the places.
+        count: places wanted of each row, at least 1; fewer where filters leave some row fewer.
+        only_scalar: as in `choose`.
+
+    Returns:
+        Places `[rows, count]` int64, best first, and sums of scaled logit and noise, float32; None where a row has no
+        finite largest logit.
     """
     library = kernels.load()
     assert library is not None, "checked by can_run"
-    ids = token_ids.contiguous()
-    if ids.dtype != torch.int64 or ids.is_cuda or ids.shape[0] != len(positions):
-        raise ValueError(f"{list(ids.shape)} {ids.dtype} ids for {len(positions)} rows")
-    out = torch.empty(ids.shape, dtype=torch.float32)
-    for row, (seed, position) in enumerate(zip(seeds, positions, strict=True)):
-        key = _key(seed, position, role)
-        library.pl_gumbel(
-            key.seed, key.position, key.role, ids[row].data_ptr(), ids.shape[1], out[row].data_ptr()
-        )
-    return out
+    num_rows, width = logits.shape
+    ids = _checked_ids(token_ids, width)
+    described = (kernels.Row * num_rows)()
+    for row, place, position, param in zip(
+        described, _places(logits, None, range(num_rows)), positions, params, strict=True
+    ):
+        _describe(row, place, width, param)
+        row.ids = 0 if ids is None else ids.data_ptr()
+        row.key = _key(param.seed, position, NoiseRole.TARGET)
+    places = torch.empty(num_rows, count, dtype=torch.int64)
+    sums, counts = torch.empty(num_rows, count), (ctypes.c_int64 * num_rows)()
+    library.pl_rank(
+        *(described, num_rows, count, torch.get_num_threads(), only_scalar),
+        *(places.data_ptr(), sums.data_ptr(), ctypes.addressof(counts)),
+    )
+    fewest = min(counts, default=0)
+    return None if fewest < 0 else (places[:, :fewest], sums[:, :fewest])
 
 
 def process(logits: Tensor, params: Sequence[SamplingParams], only_scalar: bool = False) -> Tensor | None:
@@ -266,6 +286,15 @@ def _choose(described: ctypes.Array[kernels.Row], only_scalar: bool) -> list[int
         described, len(described), torch.get_num_threads(), only_scalar, ctypes.addressof(chosen)
     )
     return [None if place < 0 else place for place in chosen]
+
+
+def _checked_ids(token_ids: Tensor | None, width: int) -> Tensor | None:
+    """Target ids of places, dense; checked, because the kernels would not notice."""
+    if token_ids is None:
+        return None
+    if token_ids.shape != (width,) or token_ids.dtype != torch.int64 or token_ids.is_cuda:
+        raise ValueError(f"{list(token_ids.shape)} {token_ids.dtype} ids for rows of {width}")
+    return token_ids.contiguous()
 
 
 def _describe(row: kernels.Row, place: tuple[int, int | None], width: int, param: SamplingParams) -> None:

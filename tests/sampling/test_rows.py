@@ -20,9 +20,10 @@ from paceline.sampling import (
     kernels,
     maxima_of,
     noise,
+    process_logits,
     processors,
     race_listed,
-    race_sums,
+    race_ranks,
     rows,
     target_choices,
 )
@@ -143,17 +144,42 @@ def test_a_listed_race_without_kernels_is_the_same(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("has_ids", [False, True])
-def test_sums_of_a_race_without_kernels_are_the_same(has_ids: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "filters", [{}, {"top_p": 0.9}, {"top_k": 12}, {"min_p": 0.05}, {"top_k": 40, "top_p": 0.8}], ids=str
+)
+@pytest.mark.parametrize("only_scalar", [False, True])
+def test_ranks_of_a_race_are_those_of_the_operators(
+    has_ids: bool, filters: dict[str, float], only_scalar: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     generator = torch.Generator().manual_seed(7)
     ids = torch.randperm(5000, generator=generator)[:700] if has_ids else None
-    processed = torch.randn(5, 700, generator=generator)
-    processed[processed < -1] = -torch.inf
-    places = torch.randint(0, 700, (5, 9), generator=generator)
-    part = RowParams.build([SamplingParams(seed=2**64 - 1 - seed) for seed in range(5)], [1] * 5)
-    fast = race_sums(processed, range(40, 45), part, places, ids)
-    assert fast.isneginf().any()
+    logits = 4 * torch.randn(6, 700, generator=generator)
+    logits[4] = logits[4].clamp(max=-2)  # many equals
+    params = [SamplingParams(0.7, seed=2**64 - 1 - i, **filters) for i in range(6)]  # type: ignore[arg-type]
+    positions = range(40, 46)
+    found = rows.rank(logits, positions, params, ids, 8, only_scalar)
+    assert found is not None
     monkeypatch.setattr(rows, "can_run", lambda _: False)
-    assert torch.equal(race_sums(processed, range(40, 45), part, places, ids), fast)
+    places, sums = race_ranks(logits, positions, params, ids, 8)
+    assert torch.equal(found[0], places)
+    assert torch.equal(found[1], sums)
+    part = RowParams.build(params, [1] * 6)
+    assert torch.equal(places[:, 0], race_listed(process_logits(logits, part), positions, part, ids))
+
+
+def test_ranks_end_where_a_row_has_no_more_and_rows_without_a_choice_are_refused() -> None:
+    logits = torch.full((2, 50), -torch.inf)
+    logits[:, 7:10] = torch.tensor([1.0, 2.0, 3.0])
+    params = [SamplingParams(0.7, seed=1), SamplingParams(0.7, seed=2, top_k=2)]
+    found = rows.rank(logits, [3, 4], params, None, 8)
+    assert found is not None
+    assert found[0].shape == found[1].shape == (2, 2)
+    assert set(found[0].flatten().tolist()) <= {7, 8, 9}
+    assert set(found[0][1].tolist()) == {8, 9}
+    logits[1] = -torch.inf
+    assert rows.rank(logits, [3, 4], params, None, 8) is None
+    with pytest.raises(ValueError, match="ids for rows of 50"):
+        rows.rank(logits, [3, 4], params, torch.arange(49), 8)
 
 
 def test_choices_without_kernels_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ import torch  # noqa: F401  its OpenMP runtime must be in the process before the
 from paceline.native_library import check_build, open_library
 
 LIBRARY_STEM = "_choose"
-KERNELS_VERSION, KERNELS_REVISION = 5, 1  # of `choose.c`
+KERNELS_VERSION, KERNELS_REVISION = 5, 2  # of `choose.c`
 
 
 class NoiseKey(ctypes.Structure):
@@ -61,6 +61,17 @@ def load() -> ctypes.CDLL | None:
     check_build(library, "sampling_kernels", library.pl_noise_built_as, facts)
     library.pl_choose.argtypes = (POINTER(Row), c_int64, c_int32, c_int32, c_void_p)
     library.pl_choose.restype = None
+    library.pl_rank.argtypes = (
+        POINTER(Row),
+        c_int64,
+        c_int64,
+        c_int32,
+        c_int32,
+        c_void_p,
+        c_void_p,
+        c_void_p,
+    )
+    library.pl_rank.restype = None
     library.pl_largest.argtypes = (
         *(c_void_p, c_int64, c_void_p, c_int64, c_int64, c_int64),
         *(c_int32, c_int32, c_void_p),

@@ -346,8 +346,8 @@ AVX512_INLINE __m512i words_16(const __m512i tokens[2], const struct wide_key *k
     return _mm512_inserti32x8(_mm512_castsi256_si512(half[0]), half[1], 1);
 }
 
-AVX512 static int64_t race_kept(const struct kept *kept, const int64_t *ids, const struct noise_key *key) {
-    struct leader leader = {BELOW_ANY_WINNER, 0};
+AVX512 static int64_t race_kept(const struct kept *kept, const int64_t *ids, const struct noise_key *key, float bar) {
+    struct leader leader = {bar, 0};
     struct wide_key wide;
     widen(key, &wide);
     for (int64_t i = 0; i < kept->count; i += 16) {

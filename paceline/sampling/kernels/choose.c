@@ -5,7 +5,7 @@
 
 #include "passes.h"
 
-enum { KERNELS_VERSION = 5, KERNELS_REVISION = 1, NOT_CHOSEN = -1, PADDING = 16, STRIDE = 512 };
+enum { KERNELS_VERSION = 5, KERNELS_REVISION = 2, NOT_CHOSEN = -1, PADDING = 16, STRIDE = 512 };
 
 /* One row, as Python describes it; `kernels/__init__.py` has the same structure. */
 struct row {
@@ -184,7 +184,26 @@ static int64_t choose(const struct passes *passes, const struct row *row) {
     /* Words come four to a block: where many are left, all of them are cheaper than some. */
     if (!row->ids && scratch->kept.count > row->width / 8)
         return passes->race(row->logits, row->width, scaling, &row->key);
-    return scratch->kept.places[passes->race_kept(&scratch->kept, row->ids, &row->key)];
+    return scratch->kept.places[passes->race_kept(&scratch->kept, row->ids, &row->key, BELOW_ANY_WINNER)];
+}
+
+/* The first `count` places of the race, best first, and the sums they ran with; fewer where filters left fewer. */
+static int64_t rank(const struct passes *passes, const struct row *row, int64_t count, int64_t *places, float *sums) {
+    struct scratch *scratch = scratch_for(row->width);
+    struct scaling scaling;
+    if (!scratch || !scale(passes, row, scratch, &scaling)) return NOT_CHOSEN;
+    filter(passes, row, scratch, scaling);
+    struct kept *kept = &scratch->kept;
+    int64_t found = 0;
+    for (; found < count && found < kept->count; ++found) {
+        int64_t winner = passes->race_kept(kept, row->ids, &row->key, -INFINITY);
+        if (kept->values[winner] == -INFINITY) break;
+        int64_t place = kept->places[winner];
+        places[found] = place;
+        sums[found] = kept->values[winner] + (float)gumbel_of(noise_word(row->ids ? row->ids[place] : place, &row->key));
+        kept->values[winner] = -INFINITY; /* out of the race */
+    }
+    return found;
 }
 
 static int64_t process(const struct passes *passes, const struct row *row, float *out) {
@@ -249,6 +268,16 @@ void pl_choose(const struct row *rows, int64_t num_rows, int32_t num_threads, in
     const struct passes *passes = form(only_scalar);
 #pragma omp parallel for schedule(dynamic) num_threads(num_threads) if (num_rows > 1)
     for (int64_t i = 0; i < num_rows; ++i) out[i] = choose(passes, rows + i);
+}
+
+/* `places` and `sums`, `count` of each row one after the other, get the first of each race; `counts` how many, -1 for a row
+ * as above. */
+void pl_rank(const struct row *rows, int64_t num_rows, int64_t count, int32_t num_threads, int32_t only_scalar,
+             int64_t *places, float *sums, int64_t *counts) {
+    const struct passes *passes = form(only_scalar);
+#pragma omp parallel for schedule(dynamic) num_threads(num_threads) if (num_rows > 1)
+    for (int64_t i = 0; i < num_rows; ++i)
+        counts[i] = rank(passes, rows + i, count, places + i * count, sums + i * count);
 }
 
 /* The first of `n` entries that is `value`, or NaN where that is what it is. */

@@ -36,8 +36,9 @@ struct passes {
     void (*share)(const float *x, int64_t n, struct scaling scaling, double *out);
     /* Where value plus Gumbel number is largest, first of equals: a place in the row. Token ids are the places. */
     int64_t (*race)(const float *x, int64_t n, struct scaling scaling, const struct noise_key *key);
-    /* The same among kept entries: an index into them. Token ids are the places, or `ids[place]`. */
-    int64_t (*race_kept)(const struct kept *kept, const int64_t *ids, const struct noise_key *key);
+    /* The same among kept entries with a sum above `bar`: an index into them, 0 where there is none. Token ids are the
+     * places, or `ids[place]`. */
+    int64_t (*race_kept)(const struct kept *kept, const int64_t *ids, const struct noise_key *key, float bar);
 };
 
 static inline int64_t count_of_sets(int64_t n) { return (n + SET - 1) / SET; }

@@ -95,8 +95,8 @@ static int64_t race(const float *x, int64_t n, struct scaling scaling, const str
     return winner;
 }
 
-static int64_t race_kept(const struct kept *kept, const int64_t *ids, const struct noise_key *key) {
-    float best = BELOW_ANY_WINNER;
+static int64_t race_kept(const struct kept *kept, const int64_t *ids, const struct noise_key *key, float bar) {
+    float best = bar;
     int64_t winner = 0;
     for (int64_t i = 0; i < kept->count; ++i) {
         if (!(kept->values[i] + LARGEST_GUMBEL > best)) continue;
