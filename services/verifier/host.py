@@ -49,6 +49,7 @@ class Host:
         self.engine = engine
         self._profile = profile
         self._event_loop: asyncio.AbstractEventLoop | None = None
+        self._failure: Exception | None = None  # of telling what steps did
         parts = engine.taps[0].parts(engine.shape.hidden_size) if engine.taps else ()
         self._features = FeatureHub(engine.project, parts)
         self._inbox = Inbox()
@@ -148,13 +149,17 @@ class Host:
         self._event_loop.call_soon_threadsafe(self._publish, news)
 
     def _publish(self, news: StepNews) -> None:
-        for session, frame in news.frames():
-            session.put(frame)
-        self._observer.observe(news)
+        try:
+            for session, frame in news.frames():
+                session.put(frame)
+            self._observer.observe(news)
+        except Exception as error:  # streams with a step missing are of no use
+            self._failure = error
+            log.exception("a step could not be told")
 
     async def _watch(self) -> None:
         """Without its loop a verifier can do nothing: end at once, so that its peers see it gone."""
-        while self._loop.is_alive:
+        while self._loop.is_alive and self._failure is None:
             await asyncio.sleep(LOOP_CHECK_S)
-        log.critical("the step loop ended; exiting", error=repr(self._loop.failure))
+        log.critical("the step loop ended; exiting", error=repr(self._loop.failure or self._failure))
         os._exit(1)

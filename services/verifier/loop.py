@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import structlog
@@ -103,19 +104,26 @@ class StepLoop:
                     if not self._turn():
                         self._inbox.wait_until(None)
                         self._watch.lap(Stage.IDLE)
+            self._tell_news()
         except BaseException as error:  # the process must not go on without its loop
             self.failure = error
             log.exception("step loop failed")
+            with suppress(Exception):
+                self._tell_news()
 
-    def turn(self) -> bool:
-        """Take in what has come, run one step and tell of it; False where there was nothing to run.
+    def turn(self, *, tells: bool = True) -> bool:
+        """Take in what has come, and run one step; False where there was nothing to run.
 
-        What the thread does again and again; a test that calls it instead of starting the thread decides what comes in
+        The thread does so again and again; a test that calls it instead of starting the thread decides what comes in
         before each step.
+
+        Args:
+            tells: whether to tell of the step at once; the thread leaves that to the next turn, where it may wait.
         """
         with torch.inference_mode():
             has_run = self._turn()
-            self._tell_news()
+            if tells:
+                self._tell_news()
             return has_run
 
     def _turn(self) -> bool:
@@ -379,7 +387,7 @@ class StepLoop:
             num_running=len(self._table.running),
         )
         is_awaited = self._policy.is_drafting and self._drafter is None
-        if is_awaited or figures.num_prefill_rows or any(c.finish is not Finish.NOT_YET for c in commits):
+        if is_awaited or figures.num_prefill_rows or any(c.is_first or c.is_last for c in commits):
             self._tell_news()
 
     def _draft(self, commits: list[SequenceCommit]) -> None:

@@ -46,6 +46,16 @@ class SequenceCommit:
     is_draft_hit: bool
     outcomes: tuple[int, ...] = ()
 
+    @property
+    def is_first(self) -> bool:
+        """Whether its tokens are the first that the request gets."""
+        return self.start == len(self.sequence.spec.prompt)
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the sequence ended with it."""
+        return self.finish is not Finish.NOT_YET
+
 
 @dataclass(slots=True)
 class StepFigures:
@@ -101,7 +111,7 @@ class Drops:
 
 @dataclass(frozen=True, slots=True)
 class StepNews:
-    """What others are told of a step; nothing in it changes afterwards.
+    """What others are told of a step. Another thread reads it: nothing in it may change afterwards.
 
     Attributes:
         commits: in the order of the step.

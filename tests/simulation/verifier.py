@@ -97,9 +97,14 @@ class SteppedVerifier:
         for command in commands:
             self.inbox.put(command)
 
-    def turn(self, count: int = 1) -> int:
-        """Make steps; returns how many found something to run."""
-        return sum(self._loop.turn() for _ in range(count))
+    def turn(self, count: int = 1, *, tells: bool = True) -> int:
+        """Make steps; returns how many found something to run. Without `tells` as the loop's own thread does."""
+        return sum(self._loop.turn(tells=tells) for _ in range(count))
+
+    def start(self) -> StepLoop:
+        """Let the loop's own thread make the steps; the caller stops it."""
+        self._loop.start()
+        return self._loop
 
     def close(self) -> None:
         """Drop what is kept, once every sequence has ended, and see that nothing is left."""
