@@ -213,7 +213,7 @@ class AutoregressiveDrafter(FeatureFollower[SequenceState]):
         wanted, num_rows = [], []
         for request, state in zip(requests, states, strict=True):
             self._drop_drafted(state)
-            state.chain = None
+            state.chain = state.tree = None  # now: should a pass fail, their rows are gone
             size = request.num_tokens, request.max_nodes
             width, branch = self._rule.width(*size), min(self._rule.branch(*size), self._vocab)
             root = place_of.get(id(state), state.stable)

@@ -21,7 +21,7 @@ from paceline.target import Device
 from paceline.target.decoder_weights import group_major
 from paceline.target.growth import GrowingBuffers, GrownTree, Growth, grow
 from paceline.target.packed_weight import PackedWeight
-from paceline.target.program import Epilogue, Program, RowSegment, runs_on_kernels
+from paceline.target.program import Epilogue, Program, RowSegment, longest_of, runs_on_kernels
 
 Enter = Callable[[Program, int], tuple[int, int]]
 """Adds what comes before the block, given the program and the buffer of the rows' states; returns the buffer that
@@ -179,6 +179,8 @@ class NativeLayer:
         growths = [self._growth(tree, output, wanted) for tree in trees]
         num_wide = sum(growth.width for growth in growths)
         longest = max(growth.past + growth.max_rows for growth in growths)
+        if rows:
+            longest = max(longest, longest_of(segments))
         program.reserve(max(num_wide, sum(part.num_rows for part in rows)), longest)
         if output is not None:
             first = program.describe(

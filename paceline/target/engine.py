@@ -276,7 +276,8 @@ class TargetEngine:
         Args:
             batch: rows of each sequence.
             projects_features: False leaves features as captured, `[n_i, num_sources * hidden]`, for `project`.
-            on_begin: called when the pass is about to begin, as late as there is work for the interpreter.
+            on_begin: called before the pass: on the CPU kernels right before they run without the interpreter,
+                elsewhere before the first operator.
 
         Raises:
             StepError: rows are malformed; nothing was changed.
@@ -284,8 +285,8 @@ class TargetEngine:
             KVCacheFullError: no room; nothing was changed.
         """
         if not batch:
-            nothing = torch.empty((0, self.shape.vocab_size), device=self.device.torch_device)
-            return StepOutput(nothing, [], [], tap_features=[[] for _ in self._taps])
+            no_rows = torch.empty((0, self.shape.vocab_size), device=self.device.torch_device)
+            return StepOutput(no_rows, [], [], tap_features=[[] for _ in self._taps])
         if len({rows.slot for rows in batch}) != len(batch):
             raise StepError("a slot may appear once in a step")
         for rows in batch:

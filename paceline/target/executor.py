@@ -93,7 +93,7 @@ class Executor(Protocol):
 
         Args:
             plan: the rows.
-            on_begin: called before the pass, as late as the form allows.
+            on_begin: called before the pass, as late as the executor can.
         """
 
     def embed(self, tokens: Tensor) -> Tensor:

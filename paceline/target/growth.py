@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from paceline.target import kernels
@@ -125,14 +126,16 @@ def grow(
 
     Args:
         program: it goes on from its own output.
-        buffers: of it.
+        buffers: of it; `ranked` and `state` of the trees are rows of theirs.
         growths: the trees.
         passes: a run of as many rows as all widths together, whose bound tensors the passes use.
         first: a run to make before, of the rows that the trees begin behind.
         token_of: `[vocab]` int64 target id of each id that the program ranks; None where they are the same.
 
     Raises:
-        IndexError: rows do not fit a slot, a position is out of range, or a token is none that the program can run.
+        ValueError: `token_of` is something else.
+        IndexError: rows do not fit a slot or the passes, a position is out of range, or a token is none that the
+            program can run.
     """
     for growth in growths:
         if not (growth.depth >= 1 and growth.width >= 1 and 1 <= growth.branch <= buffers.num_best):
@@ -142,6 +145,11 @@ def grow(
         if growth.past + growth.max_rows > growth.storage.shape[2]:
             raise IndexError(f"{growth.max_rows} rows at {growth.past} do not fit their slot")
         program.check_positions((growth.position + 1, growth.position + growth.depth - 1))
+    num_wide = sum(growth.width for growth in growths)
+    if passes.step.num_rows < num_wide:
+        raise IndexError(f"passes of {passes.step.num_rows} rows for trees {num_wide} wide")
+    if token_of is not None and (token_of.dtype != torch.int64 or not token_of.is_contiguous()):
+        raise ValueError(f"target ids are {token_of.dtype}, not dense int64")
     trees = (kernels.Tree * len(growths))()
     arrays = [_Arrays(growth) for growth in growths]
     for growth, own, tree in zip(growths, arrays, trees, strict=True):

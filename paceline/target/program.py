@@ -256,7 +256,7 @@ class Program:
         *,
         tokens: Sequence[int] = (),
         selected: Sequence[int] = (),
-        on_begin: Callable[[], None] | None = None,
+        on_begin: Callable[[], None] = lambda: None,
     ) -> None:
         """Run all operations over some rows.
 
@@ -275,8 +275,7 @@ class Program:
         self.reserve(max(len(positions), len(selected)), longest_of(segments))
         description = self.describe(segments, positions, bound, tokens=tokens, selected=selected)
         operations = self.operations
-        if on_begin is not None:
-            on_begin()
+        on_begin()
         self._library.pl_run(operations, len(self._ops), description.step)
 
     def grow(self, first: Description | None, passes: Description, forest: kernels.Forest) -> None:

@@ -157,3 +157,23 @@ def test_sizes_out_of_range_are_refused(load: Load) -> None:
     late = TreeWanted(state.slot, 1 << 20, 4, 2, 2, state.stable)
     with pytest.raises(IndexError, match="position"):
         layer.grow([], [], [late], None)
+
+
+def test_a_draft_that_fails_leaves_no_tree_behind(load: Load) -> None:
+    drafter = load()
+    begin(drafter, [10])
+    drafter.draft([DraftRequest(0, 5, 30)])
+    good = drafter._draft_ids
+    drafter._draft_ids = torch.full((drafter._vocab,), -1)
+    with pytest.raises(IndexError):
+        drafter.draft([DraftRequest(0, 3, 9)])
+    drafter._draft_ids = good
+    assert drafter.draft_outcomes([OutcomeRequest(0, 2, 4, 40)]) == [None]
+
+
+def test_likelihoods_that_are_no_numbers_do_no_harm(load: Load) -> None:
+    drafter = load()
+    drafter.open(0, random_text(10, 0))
+    drafter.feed(0, 0, torch.full((9, 64), torch.nan, dtype=torch.bfloat16))
+    (entry,) = drafter.draft([DraftRequest(0, 4, 9)])
+    assert entry is None or all(0 <= token < 97 for token in entry.tokens)

@@ -60,7 +60,7 @@ struct step {
     int32_t is_resident; /* the weights stay in a cache between runs: arithmetic takes the time, not memory */
 };
 
-/* A sequence's tree; see `grow.c`. Arrays have room for `branch` nodes and `width` rows at each level but the last row's. */
+/* A sequence's tree; see `grow.c`. Its arrays have room for r = (depth - 1) * width rows and branch * (1 + r) nodes. */
 struct tree {
     int32_t depth, width, branch;          /* levels of nodes, rows run at each but the last, children of every row */
     int32_t num_nodes, num_rows;           /* so far */
