@@ -8,7 +8,7 @@ Called by: `planner`, `state`, the scheduler service, the simulator.
 
 With n sequences, E(k) = 1 + sum of the first k survivals, T(rows) the step time and D(k) the draft time:
     co-located          n E(k) / (T(n (1 + k)) + D(k))
-    separate, holding   n E(k) / (T(n (1 + k)) + wait),  wait = max(0, D(k) + RTT + queue - overlap)
+    separate, holding   n E(k) / (T(n (1 + k)) + wait),  wait = D(k) + RTT + queue - overlap
     separate, running   the verifier takes m = ceil(wait / T(n)) plain steps while the draft travels; the first m
                         drafted tokens are then committed already, and with probability survival(m) they were right:
                         n (m + 1 + sum of survivals m+1..k) / ((1 + s) (m T(n) + T(n (1 + k - m)))),
@@ -21,7 +21,8 @@ With n sequences, E(k) = 1 + sum of the first k survivals, T(rows) the step time
                         tokens, so steps after hits and after misses are two states of a chain. A held step waits as
                         soon as one of its sequences misses. For one sequence and g = k it comes to
                         E / (h max(T, queue + D' + RTT) + (1 - h) (T + wait))  (SSD, arXiv 2603.03251;
-                        theory.outcomes)
+                        theory.outcomes). Behind a hit a drafter of features has drafted on its own outputs: of the
+                        accepted tokens there is a share
 A longer round trip makes the best length of the second longer, more load makes each shorter.
 """
 
@@ -88,11 +89,13 @@ class CostModel:
         if inputs.placement is Placement.COLOCATED:
             seconds = self._step_s(length) + inputs.draft_time(length)
             return self._evaluation(length, False, 1.0 + self._gain(length), seconds)
-        wait_s = self._wait_s(length, inputs.rtt_s)
+        wait_s = inputs.wait_s(length)
         tokens, seconds = self._arriving(length, wait_s, is_holding)
         if not is_holding:
             return self._evaluation(length, False, tokens, seconds * (1 + inputs.concurrent_slowdown))
-        hold_s = min(self._wait_s(length, inputs.slowest_rtt_s), inputs.max_hold_s)
+        # What overlaps today may not tomorrow, and a hold that ends too early costs both.
+        longest_s = inputs.draft_time(length) + inputs.slowest_rtt_s + inputs.queue_s
+        hold_s = min(longest_s, inputs.max_hold_s)
         return self._evaluation(length, True, tokens, seconds, hold_s, wait_s=wait_s)
 
     def enumerating(self, length: int, is_holding: bool, outcomes: int, ahead: int) -> Evaluation:
@@ -100,11 +103,10 @@ class CostModel:
         inputs = self.inputs
         slow = 1 + inputs.concurrent_slowdown
         build_s = inputs.queue_s + inputs.enumeration_s(outcomes, ahead)
-        draft_s = inputs.queue_s + inputs.draft_time(length)
         after_hit, after_miss = self._hit_rate(ahead, outcomes), self._hit_rate(length, outcomes)
         leaving = 1 - after_hit + after_miss
         share_after_hit = after_miss / leaving if leaving > 0 else 0.0
-        miss_wait_s = max(0.0, draft_s + inputs.rtt_s - inputs.overlap_s)
+        miss_wait_s = inputs.wait_s(length)
         miss_tokens, miss_s = self._arriving(length, miss_wait_s, is_holding, slow)
         tokens = seconds = longest_late_s = 0.0
         for share, hit_rate, verified in (
@@ -112,14 +114,17 @@ class CostModel:
             (1 - share_after_hit, after_miss, length),
         ):
             late_s = max(0.0, build_s + inputs.rtt_s - self._step_s(verified) * slow)
-            hit_tokens, hit_s = self._arriving(ahead, late_s, is_holding, slow)
+            hit_tokens, hit_s = self._arriving(ahead, late_s, is_holding, slow, inputs.ahead_share)
             tokens += share * (hit_rate * hit_tokens + (1 - hit_rate) * miss_tokens)
             seconds += share * (hit_rate * hit_s + (1 - hit_rate) * miss_s)
             if is_holding and inputs.num_sequences > 1:
                 seconds += share * self._waiting_for_others_s(hit_rate, late_s, miss_wait_s)
             longest_late_s = max(longest_late_s, late_s)
         wait_s = max(longest_late_s, miss_wait_s)
-        hold_s = min(wait_s + inputs.slowest_rtt_s - inputs.rtt_s, inputs.max_hold_s) if is_holding else 0.0
+        hold_s = 0.0
+        if is_holding:
+            longest_s = max(longest_late_s, inputs.queue_s + inputs.draft_time(length) + inputs.rtt_s)
+            hold_s = min(longest_s + inputs.slowest_rtt_s - inputs.rtt_s, inputs.max_hold_s)
         return self._evaluation(
             length,
             is_holding,
@@ -148,21 +153,16 @@ class CostModel:
             and evaluation.wait_s <= inputs.max_hold_s
         )
 
-    def _wait_s(self, length: int, rtt_s: float) -> float:
-        """How long after a step its draft arrives, beyond what the step hides."""
-        inputs = self.inputs
-        return max(0.0, inputs.draft_time(length) + rtt_s + inputs.queue_s - inputs.overlap_s)
-
     def _arriving(
-        self, length: int, wait_s: float, is_holding: bool, slow: float = 1.0
+        self, length: int, wait_s: float, is_holding: bool, slow: float = 1.0, share: float = 1.0
     ) -> tuple[float, float]:
         """Tokens and seconds from the end of a step to the end of the one that verifies a draft that comes after
-        ``wait_s``; steps take ``slow`` times as long as alone."""
+        ``wait_s``; steps take ``slow`` times as long as alone, and of the accepted tokens there is this ``share``."""
         if is_holding or wait_s <= 0:
-            return 1.0 + self._gain(length), max(wait_s, 0.0) + self._step_s(length) * slow
+            return 1.0 + share * self._gain(length), max(wait_s, 0.0) + self._step_s(length) * slow
         missed = math.ceil(wait_s / (self._plain_s * slow))
         left = max(0, length - missed)
-        tokens = missed + 1.0 + max(0.0, self._gain(length) - self._gain(min(missed, length)))
+        tokens = missed + 1.0 + share * max(0.0, self._gain(length) - self._gain(min(missed, length)))
         return tokens, (missed * self._plain_s + self._step_s(left)) * slow
 
     def _waiting_for_others_s(self, hit_rate: float, late_s: float, miss_wait_s: float) -> float:

@@ -59,7 +59,7 @@ class PlanInputs:
         rtt_p95_s: its 95th percentile, for the hold; None takes the mean.
         queue_s: mean wait at the drafter.
         overlap_s: how much of draft and round trip is hidden: behind the target's own bookkeeping, or because features
-            are on the wire beside commits, which are measured one by one.
+            are on the wire beside commits, which are measured one by one. At most half of what they add up to.
         concurrent_slowdown: how much longer, as a fraction, a step takes while the drafter works: 0 on machines of
             their own, more where the two share a memory bus.
         num_sequences: sequences that decode together.
@@ -73,6 +73,8 @@ class PlanInputs:
             takes a draft's time for each outcome: what it is at worst.
         sibling_acceptance: chance that the drafter's next choice is the target's token, given that all before it were
             not. None takes half the acceptance of a first choice; independent choices would reach all of it.
+        ahead_share: of the tokens that a draft of true features gets accepted, how many one gets that was drafted past
+            an outcome, on the drafter's own outputs. 1 for drafters that read tokens alone.
         measured_hits: corrects the hit rate that follows from acceptance; None where nothing was measured.
     """
 
@@ -93,6 +95,7 @@ class PlanInputs:
     max_outcomes: int = 0
     enumeration_time: Callable[[int, int], float] | None = None
     sibling_acceptance: float | None = None
+    ahead_share: float = 1.0
     measured_hits: MeasuredHits | None = None
 
     def __post_init__(self) -> None:
@@ -108,6 +111,8 @@ class PlanInputs:
             raise ValueError(
                 "num_sequences must be at least 1, max_draft_length, max_nodes and max_outcomes not negative"
             )
+        if not 0 <= self.ahead_share <= 1:
+            raise ValueError(f"ahead_share must lie between 0 and 1, got {self.ahead_share!r}")
         if self.sibling_acceptance is not None and not 0 <= self.sibling_acceptance <= 1:
             raise ValueError(f"sibling_acceptance must lie between 0 and 1, got {self.sibling_acceptance!r}")
 
@@ -115,6 +120,11 @@ class PlanInputs:
     def slowest_rtt_s(self) -> float:
         """The round trip that a hold allows for."""
         return self.rtt_s if self.rtt_p95_s is None else max(self.rtt_p95_s, self.rtt_s)
+
+    def wait_s(self, length: int) -> float:
+        """How long after a step a draft of this length is there."""
+        whole_s = self.draft_time(length) + self.rtt_s + self.queue_s
+        return whole_s - min(self.overlap_s, whole_s / 2)
 
     @property
     def longest_draft(self) -> int:

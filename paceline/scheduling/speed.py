@@ -58,6 +58,11 @@ class TimedPass:
             raise ValueError(f"times must not be negative: {self}")
 
     @property
+    def has_waited(self) -> bool:
+        """Whether it waited for a draft, or for one to be made."""
+        return self.wait_s > _LEAST_WAIT_S
+
+    @property
     def period_s(self) -> float:
         """From the end of the pass before it to its own."""
         return self.step_s + self.wait_s + self.other_s
@@ -137,7 +142,7 @@ class SpeedMeter:
             ("_both", plain * real),
         ):
             setattr(self, name, _DECAY * getattr(self, name) + value)
-        if one.wait_s > _LEAST_WAIT_S:
+        if one.has_waited:
             known = self._wait_s
             self._wait_s = one.wait_s if not self._waits else known + _WAIT_LEARNING * (one.wait_s - known)
             self._waits += 1

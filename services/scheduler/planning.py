@@ -113,15 +113,17 @@ class Planner:
         if missing:
             return self._decision(self._cold_policy(missing, max_length), num_sequences, 1.0)
         curve = measurements.curve.estimator()
-        has_passes = False
+        has_waited = False
         for one in passes:
             self._meter.add(one, curve.seconds)
-            has_passes = True
+            has_waited |= one.has_waited
         speed = self.measured_speed = (
             self._meter.measured(version) if self._state.current.draft_length else None
         )
         inputs = self._inputs(measurements, curve, max(1, num_sequences), max_length, self._hits(speed))
-        inputs = self._with_overlap(inputs, speed if has_passes else None)
+        if has_waited and speed is not None and speed.wait_s is not None:
+            self._learn_overlap(inputs, speed.wait_s)
+        inputs = replace(inputs, overlap_s=self._overlap_s)
         policy = self._state.decide(inputs, self._verdict(speed, inputs))
         expected = evaluate_policy(inputs, policy).speedup
         return self._decision(policy, num_sequences, expected)
@@ -141,14 +143,12 @@ class Planner:
             return None
         return MeasuredHits(speed.hit_rate, policy.draft_length, policy.outcomes)
 
-    def _with_overlap(self, inputs: PlanInputs, speed: MeasuredSpeed | None) -> PlanInputs:
-        """Inputs whose wait under the policy in force is the measured one, as far as less than half of it is hidden."""
+    def _learn_overlap(self, inputs: PlanInputs, wait_s: float) -> None:
+        """Hold a measured wait against the model's, which `inputs` has without any overlap."""
         policy = self._state.current
-        # With outcomes some of the waits are for what is late, not for a draft made from nothing.
-        if speed is not None and speed.wait_s is not None and policy.hold_us and not policy.outcomes:
-            modelled_s = evaluate_policy(inputs, policy).wait_s
-            self._overlap_s = min(max(0.0, modelled_s - speed.wait_s), modelled_s / 2)
-        return replace(inputs, overlap_s=self._overlap_s)
+        # Of what is drafted ahead of a step's end some waits are the rest of a draft alone.
+        if policy.hold_us and not policy.draft_ahead:
+            self._overlap_s = max(0.0, inputs.wait_s(policy.draft_length) - wait_s)
 
     def _missing(self, measurements: Measurements) -> str:
         """What has to be measured before the planner can say anything."""

@@ -243,16 +243,30 @@ def test_paths_must_land_before_the_step_ends() -> None:
         {"concurrent_slowdown": 1.0},
         {"enumeration_time": lambda outcomes, ahead: 5.0 * outcomes * ahead},
         {"measured_hits": MeasuredHits(0.0, 4, 8)},
+        {"ahead_share": 0.1},
         {"max_outcomes": 0},
         {"placement": Placement.COLOCATED},
     ],
-    ids=["shared-bus", "slow-paths", "no-hits", "forbidden", "colocated"],
+    ids=["shared-bus", "slow-paths", "no-hits", "bad-ahead", "forbidden", "colocated"],
 )
 def test_outcomes_are_left_where_they_do_not_pay(changes: dict[str, object]) -> None:
     assert evaluate(inputs(0.8, 0.05, rtt_s=0.3)).is_enumerating
     best = evaluate(inputs(0.8, 0.05, **{"rtt_s": 0.3, **changes}))
     assert not best.is_enumerating
     assert best.draft_length > 0
+
+
+def test_what_is_drafted_on_own_outputs_brings_its_share() -> None:
+    """Every step ends in a hit, in time: it commits one token and a share of what a fresh draft would get accepted."""
+    certain = MeasuredHits(1.0, 4, 8)
+
+    def speed(share: float) -> float:
+        case = inputs(0.8, 0.1, rtt_s=0.3, measured_hits=certain, ahead_share=share)
+        return evaluate_outcomes(case, 4, True, 8, 4).speedup
+
+    gain = speed(1.0) - 1.0
+    assert speed(0.5) == pytest.approx(1.0 + 0.5 * gain, rel=1e-3)
+    assert speed(0.0) == pytest.approx(1.0, rel=1e-3)
 
 
 def test_paths_cost_a_draft_each_unless_it_is_known_better() -> None:
@@ -304,7 +318,7 @@ def test_a_policy_stays_with_its_outcomes_while_they_are_nearly_the_best() -> No
 
 @pytest.mark.parametrize(
     "changes",
-    [{"max_outcomes": -1}, {"sibling_acceptance": 1.5}],
+    [{"max_outcomes": -1}, {"sibling_acceptance": 1.5}, {"ahead_share": 1.1}, {"ahead_share": -0.1}],
 )
 def test_impossible_inputs_are_refused(changes: dict[str, object]) -> None:
     with pytest.raises(ValueError):

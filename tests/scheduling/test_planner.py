@@ -97,11 +97,13 @@ def test_a_hold_longer_than_allowed_is_never_planned() -> None:
     assert not found.is_holding or 0.05 * found.draft_length + 0.1 <= 0.12
 
 
-def test_hidden_time_costs_nothing() -> None:
-    hidden = evaluate_length(inputs(0.8, 0.05, Placement.SEPARATE, rtt_s=0.2, overlap_s=10.0), 4, True)
-    free = evaluate_length(inputs(0.8, 0.0, Placement.SEPARATE), 4, True)
-    assert hidden.speedup == free.speedup
-    assert hidden.hold_s == 0
+def test_hidden_time_costs_nothing_and_is_at_most_half() -> None:
+    case = inputs(0.8, 0.05, Placement.SEPARATE, rtt_s=0.2)
+    for overlap_s, wait_s in ((0.1, 0.3), (0.2, 0.2), (10.0, 0.2)):
+        hidden = evaluate_length(dataclasses.replace(case, overlap_s=overlap_s), 4, True)
+        shorter = evaluate_length(inputs(0.8, 0.0, Placement.SEPARATE, rtt_s=wait_s), 4, True)
+        assert hidden.speedup == pytest.approx(shorter.speedup)
+        assert hidden.hold_s == pytest.approx(0.4)  # of what may come later
 
 
 def brute_force(given_inputs: PlanInputs) -> float:
@@ -115,7 +117,8 @@ def brute_force(given_inputs: PlanInputs) -> float:
         if given_inputs.placement is Placement.COLOCATED:
             best = max(best, load * (1 + sum(survivals)) / (step(load * (1 + length)) + draft))
             continue
-        wait = max(0.0, draft + given_inputs.rtt_s + given_inputs.queue_s - given_inputs.overlap_s)
+        whole = draft + given_inputs.rtt_s + given_inputs.queue_s
+        wait = whole - min(given_inputs.overlap_s, whole / 2)
         if wait <= given_inputs.max_hold_s:
             best = max(best, load * (1 + sum(survivals)) / (step(load * (1 + length)) + wait))
         passed = math.ceil(wait / step(load))
