@@ -169,5 +169,5 @@ async def test_a_colocated_drafter_is_right_and_changes_nothing(
             sequence_id = await conductor.open(PROMPT, NUM_TOKENS)
             await conductor.read_until(lambda i=sequence_id: i in conductor.finished)  # type: ignore[misc]
             assert [*PROMPT, *conductor.tokens[sequence_id]] == known_text
-            # Seventeen tokens, up to five a step once the heads have begun.
-            assert len(conductor.steps) - before < NUM_TOKENS // 2
+            # Seventeen tokens, up to five a step once the heads have begun; how many are worth it is measured.
+            assert len(conductor.steps) - before < 2 * NUM_TOKENS // 3
