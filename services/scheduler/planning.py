@@ -33,7 +33,13 @@ _MIN_BUCKETS = 2  # a single point of the curve tells no slope
 _COLD_EXTRA_NODES = 2  # beyond a chain, before anything is known
 
 ONE_PASS_METHODS = frozenset({"medusa1", "medusa2", "p_eagle", "pard1", "pard2", "dflash", "dspark"})
-"""Drafters that make all tokens of a draft in one pass: their time does not grow with its length."""
+"""Drafters that make all tokens of a draft in one pass: their time does not grow with its length, and they go on from
+no outcome before its features, or its token, are there."""
+
+AHEAD_SHARES = {"eagle1": 0.71, "eagle2": 0.72, "eagle3": 0.66, "deepseek_mtp": 0.88}
+"""Of the tokens that a draft from true features gets accepted, how many one does that was drafted past an outcome, on
+the drafter's own outputs: measured with `python -m experiments.ahead` (docs/methods/README.md). Drafters that read
+tokens alone lose nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,8 +220,9 @@ class Planner:
             max_nodes=limits.max_nodes_per_sequence,
             max_hold_s=limits.max_hold_s,
             margin=limits.margin,
-            max_outcomes=limits.max_outcomes,
+            max_outcomes=0 if is_one_pass else limits.max_outcomes,
             enumeration_time=enumeration_time,
+            ahead_share=AHEAD_SHARES.get(self._subject.method, 1.0),
             measured_hits=hits,
         )
 

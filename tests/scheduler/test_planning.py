@@ -14,7 +14,7 @@ from services.scheduler.measurements import (
     Measurements,
     NetworkPart,
 )
-from services.scheduler.planning import Planner, PlanningLimits
+from services.scheduler.planning import Decision, Planner, PlanningLimits
 from services.scheduler.publication import PublishedPolicy, next_version
 from services.scheduler.subject import Subject
 
@@ -125,8 +125,8 @@ def test_the_hold_covers_draft_and_round_trip() -> None:
 def test_outcomes_are_drafted_past_where_the_step_leaves_time_for_it() -> None:
     may = dataclasses.replace(LIMITS, max_outcomes=8)
     slow_target = measured(step_us=40_000, rtt_us=10_000)
-    without = Planner(subject(), LIMITS, Clock()).decide(slow_target, 1)
-    past = Planner(subject(), may, Clock()).decide(slow_target, 1)
+    without = Planner(subject(method="independent"), LIMITS, Clock()).decide(slow_target, 1)
+    past = Planner(subject(method="independent"), may, Clock()).decide(slow_target, 1)
     assert (without.policy.outcomes, past.policy.draft_ahead > 0) == (0, True)
     assert past.policy.outcomes > 1
     assert past.expected_speedup > 1.1 * without.expected_speedup
@@ -134,7 +134,7 @@ def test_outcomes_are_drafted_past_where_the_step_leaves_time_for_it() -> None:
     # One after another they would not be done before the step is.
     fast_target = measured(step_us=4_000, rtt_us=3_000)
     dear = dataclasses.replace(may, outcome_cost=1.0)
-    assert Planner(subject(), dear, Clock()).decide(fast_target, 1).policy.outcomes < past.policy.outcomes
+    assert Planner(subject(method="independent"), dear, Clock()).decide(fast_target, 1).policy.outcomes < past.policy.outcomes
     assert Planner(subject("colocated"), may, Clock()).decide(slow_target, 1).policy.outcomes == 0
 
 
@@ -284,6 +284,21 @@ def test_what_is_a_loss_is_turned_off_until_a_trial_proves_otherwise() -> None:
     assert planner.decide(good, 1, passes(8, 3), 8).policy.draft_length > 0
     clock.now += 20
     assert planner.decide(good, 1, passes(8, 2), 8).policy.draft_length > 0  # a gain, if a smaller one
+
+
+def test_outcomes_are_chosen_by_what_a_method_can_make_of_them() -> None:
+    may = dataclasses.replace(LIMITS, max_outcomes=8, outcome_cost=0.0)
+    slow_target = measured(step_us=60_000, rtt_us=30_000)
+
+    def decided(method: str) -> Decision:
+        return Planner(subject(method=method), may, Clock()).decide(slow_target, 1)
+
+    tokens_alone, features = decided("independent"), decided("eagle3")
+    assert tokens_alone.policy.outcomes > 0
+    assert features.policy.outcomes > 0
+    assert features.expected_speedup < tokens_alone.expected_speedup  # it goes on from its own outputs
+    for method in ("medusa1", "pard1", "dflash"):
+        assert decided(method).policy.outcomes == 0
 
 
 def test_measured_hits_change_what_is_enumerated() -> None:
