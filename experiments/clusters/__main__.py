@@ -16,6 +16,11 @@ def clusters(
     heldout: Annotated[Path, typer.Argument(help="Shards that it has not seen.")],
     model: Annotated[str, typer.Option(help="Name of a fetched model or a directory.")] = "gemma3-270m",
     selected: Annotated[str, typer.Option(help="Clusters scored, separated by commas.")] = "8,16,32,64,128",
+    fit: Annotated[
+        Path | None,
+        typer.Option(help="Shards to fit clusters to that are made here; without, their means count."),
+    ] = None,
+    fit_rows: Annotated[int, typer.Option(min=1, help="Rows of them.")] = 4096,
     num_clusters: Annotated[int, typer.Option(min=1, help="Made here where the checkpoint has none.")] = 2048,
     rows: Annotated[str, typer.Option(help="Rows in a timed call, separated by commas.")] = "1,4,16",
     max_rows: Annotated[int, typer.Option(min=1, help="Chains compared at most.")] = 2000,
@@ -36,9 +41,12 @@ def clusters(
 
     configure_threads(threads)
     assistant, tensors = heads.load(drafter, resolve(model), getattr(torch, dtype))
-    held = heads.heldout_rows(assistant, heldout, batch_tokens, max_rows)
+    held = heads.rows_of(assistant, heldout, batch_tokens, max_rows)
+    seen = None
+    if fit is not None:
+        seen = heads.rows_of(assistant, fit, batch_tokens, fit_rows, greedy_only=False).states[0]
     figures = heads.compare(
-        assistant, tensors, held, _numbers(selected), num_clusters, _numbers(rows), repeats
+        assistant, tensors, held, _numbers(selected), num_clusters, _numbers(rows), repeats, seen
     )
     report: dict[str, Any] = {
         "command": " ".join(["python -m experiments.clusters", *sys.argv[1:]]),

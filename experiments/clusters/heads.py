@@ -27,7 +27,7 @@ from paceline.training.eagle3 import TargetFacts
 from paceline.training.gemma4_mtp import TABLE, Gemma4MtpObjective, TargetTables
 from paceline.training.shards import shard_indices
 from paceline.training.target_rows import TargetRows
-from paceline.training.token_clusters import cluster_tokens
+from paceline.training.token_clusters import cluster_tokens, fit_centroids
 
 CHAIN = 5
 Head = Callable[[Tensor], Tensor]
@@ -80,11 +80,13 @@ def load(
 
 
 @torch.no_grad()
-def heldout_rows(assistant: Gemma4MtpObjective, folder: Path, batch_tokens: int, max_rows: int) -> Rows:
-    """Chains from answer positions of greedily answered texts, at most so many."""
+def rows_of(
+    assistant: Gemma4MtpObjective, folder: Path, batch_tokens: int, max_rows: int, *, greedy_only: bool = True
+) -> Rows:
+    """Chains from answer positions of texts, at most so many; of greedily answered ones where their tokens matter."""
     states: list[Tensor] = []
     wanted: list[Tensor] = []
-    corpus, count = Corpus(folder, batch_tokens, 1, greedy_only=True, with_features=False), 0
+    corpus, count = Corpus(folder, batch_tokens, 1, greedy_only=greedy_only, with_features=False), 0
     for batch in corpus.epoch(0, shard_indices(folder)):
         found = _chains(assistant, batch)
         if found is not None:
@@ -116,6 +118,7 @@ def compare(
     num_clusters: int,
     batch_rows: Sequence[int],
     repeats: int,
+    seen: Tensor | None = None,
 ) -> list[Figures]:
     """The dense head, then heads that score so many clusters.
 
@@ -127,6 +130,8 @@ def compare(
         num_clusters: of clusters made here.
         batch_rows: rows in a call, for its time.
         repeats: calls that are timed, of all heads in turn.
+        seen: `[n, hidden]`, what the head read of other texts: clusters made here get centroids fitted to it. None
+            takes their means.
     """
     table = assistant.named_parameters()[TABLE].detach().to(assistant.dtype)
     if "masked_embedding.centroids.weight" in tensors:
@@ -135,6 +140,8 @@ def compare(
         )
     else:
         centroids, order = cluster_tokens(table, num_clusters)
+        if seen is not None:
+            centroids = fit_centroids(seen, table, order, num_clusters)
     centroids = centroids.to(assistant.dtype)
     dense: Head = Device.parse("cpu").pack(table)
     heads: dict[int, Head] = {0: dense}

@@ -32,12 +32,14 @@ from paceline.training.eagle3 import TargetFacts
 from paceline.training.losses import head_best, linear_cross_entropy, linear_divergence
 from paceline.training.objective import checked_parameters
 from paceline.training.target_rows import TargetRows
-from paceline.training.token_clusters import cluster_tokens
+from paceline.training.token_clusters import cluster_tokens, fit_centroids
 from paceline.training.token_rows import depth_loss, depth_weights
 
 TABLE = "model.embed_tokens.weight"
 _PRE, _POST = "pre_projection.weight", "post_projection.weight"
 _EVAL_CHAIN = 5
+_STATES_PER_WIDTH = 4  # with fewer, a cluster's mean foretells more
+_CENTROID_STATES = 4096  # that the centroids of a clustered head are fitted to; the newest of a run
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,7 @@ class Gemma4MtpObjective:
         self._weights = depth_weights(steps, step_decay)
         self._loss, self._token_rows = loss, token_rows
         self._num_clusters, self._num_selected = num_clusters, num_selected
+        self._seen: list[Tensor] = []  # what the head read of late, each [n, hidden]
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
         """Everything the optimiser moves, by checkpoint name."""
@@ -139,6 +142,8 @@ class Gemma4MtpObjective:
         table = self._parameters[TABLE].to(self.dtype)
 
         def row_loss(states: Tensor, row: Tensor, place: Tensor) -> Tensor:
+            if self._num_clusters:
+                self._note(states.detach())
             if self._loss == "kl":
                 wanted = features[row, place, : self.shape.backbone]
                 return linear_divergence(states, table, wanted, self._head)
@@ -149,6 +154,12 @@ class Gemma4MtpObjective:
         if not shown:  # a batch without a single row
             total = sum((p.sum() * 0.0 for p in self._parameters.values()), total)
         return total, shown
+
+    def _note(self, states: Tensor) -> None:
+        """Keep what the head read, for the clusters' centroids; of the newest as many as are needed."""
+        self._seen.append(states)
+        while sum(len(part) for part in self._seen[1:]) >= _CENTROID_STATES:
+            del self._seen[0]
 
     @torch.no_grad()
     def evaluate(self, batch: Batch) -> AcceptanceCounts:
@@ -216,7 +227,11 @@ class Gemma4MtpObjective:
         shape = self.shape
         if self._num_clusters:
             shape = replace(shape, num_clusters=self._num_clusters, num_selected=self._num_selected)
-            centroids, order = cluster_tokens(self._parameters[TABLE].detach(), self._num_clusters)
+            table = self._parameters[TABLE].detach()
+            centroids, order = cluster_tokens(table, self._num_clusters)
+            states = torch.cat([table[:0], *self._seen])[-_CENTROID_STATES:]
+            if len(states) >= _STATES_PER_WIDTH * states.shape[1]:
+                centroids = fit_centroids(states, table, order, self._num_clusters)
             tensors["masked_embedding.centroids.weight"] = centroids.bfloat16()
             tensors["masked_embedding.token_ordering"] = order
         content = {

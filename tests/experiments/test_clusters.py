@@ -23,13 +23,17 @@ def test_all_clusters_are_the_dense_head(target_dir: Path, tmp_path: Path) -> No
         )
     )
     assistant, tensors = heads.load(drafter, target_dir, torch.float32)
-    rows = heads.heldout_rows(assistant, tmp_path / "text", 400, 30)
+    rows = heads.rows_of(assistant, tmp_path / "text", 400, 30)
     assert rows.states.shape == (heads.CHAIN, 30, 24)
     dense, few, all_ = heads.compare(assistant, tensors, rows, [2, 7, 8], 7, [1, 3], 2)
     assert (dense.num_selected, few.num_selected, all_.num_selected) == (0, 2, 7)  # eight there are not
     assert dense.agreement == all_.agreement == 1.0
     assert few.agreement < 1.0
     assert all_.mean_accepted == dense.mean_accepted
+    seen = rows.states.flatten(0, 1)
+    _, fitted, whole = heads.compare(assistant, tensors, rows, [2, 7], 7, [1], 1, seen)
+    assert fitted.agreement > few.agreement
+    assert whole.agreement == 1.0
     assert [(size, found["count"]) for size, found in dense.times.items()] == [(1, 2), (3, 2)]
     assert all(found["min"] > 0 for one in (dense, few, all_) for found in one.times.values())
     drawn = ContinueOptions(
@@ -37,7 +41,7 @@ def test_all_clusters_are_the_dense_head(target_dir: Path, tmp_path: Path) -> No
     )
     run(drawn)
     with pytest.raises(ValueError, match="no greedily answered"):
-        heads.heldout_rows(assistant, drawn.out_dir, 400, 30)
+        heads.rows_of(assistant, drawn.out_dir, 400, 30)
 
 
 def test_the_table() -> None:

@@ -16,14 +16,14 @@ from paceline.drafters import DrafterConfig, DraftRequest, load_drafter
 from paceline.drafters.checkpoint import save_drafter
 from paceline.drafters.gemma4_mtp_model import FULL, SLIDING
 from paceline.target import SequenceRows, TapSpec, TargetEngine
-from paceline.training import gemma4_mtp_start
+from paceline.training import gemma4_mtp, gemma4_mtp_start
 from paceline.training.data import Batch
 from paceline.training.eagle3 import TargetFacts
 from paceline.training.errors import TrainingDataError
 from paceline.training.gemma4_mtp import Gemma4MtpObjective, TargetTables
 from paceline.training.target_rows import TargetRows
 from paceline.training.teacher import read_weights
-from paceline.training.token_clusters import cluster_tokens
+from paceline.training.token_clusters import cluster_tokens, fit_centroids
 from paceline.training.trainer import run
 from tests.drafters.conftest import text
 from tests.drafters.gemma4_checkpoint import save_gemma3
@@ -196,6 +196,48 @@ def test_tokens_fall_into_clusters_of_one_size_by_their_rows() -> None:
     torch.testing.assert_close(centroids, torch.stack([table[m].mean(0) for m in order.view(6, 10)]))
     with pytest.raises(TrainingDataError, match="num_clusters 7 must divide 60"):
         cluster_tokens(table, 7)
+
+
+def test_fitted_centroids_find_the_cluster_of_the_likeliest_token() -> None:
+    """On states of other texts, where one token of a cluster stands out and its mean does not."""
+    random = torch.Generator().manual_seed(5)
+    table = torch.randn(240, 16, generator=random)
+    means, order = cluster_tokens(table, 24)
+    states, others = torch.randn(2, 2000, 16, generator=random) + torch.randn(16, generator=random)
+    owner = torch.empty(240, dtype=torch.int64)
+    owner[order] = torch.arange(240) // 10
+    likeliest = owner[(others @ table.T).argmax(-1)]
+
+    def share(centroids: Tensor) -> float:
+        best = (others @ centroids.T).topk(4, dim=-1).indices
+        return float((best == likeliest[:, None]).any(-1).float().mean())
+
+    fitted = fit_centroids(states, table, order, 24)
+    assert fitted.shape == means.shape
+    assert share(fitted) > share(means) + 0.05
+    # Of one token a cluster there is nothing to foretell: its row is the answer.
+    torch.testing.assert_close(
+        fit_centroids(states, table[:24], torch.arange(24), 24), table[:24], rtol=0.02, atol=0.02
+    )
+    assert fit_centroids(torch.zeros(3, 16), table, order, 24).isfinite().all()
+
+
+def test_a_run_keeps_the_newest_states_that_its_head_read(
+    target_dir: Path, text_dir: Path, heldout_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[Tensor] = []
+
+    def watched(states: Tensor, *others: Any) -> Tensor:
+        found.append(states)
+        return fit_centroids(states, *others)
+
+    monkeypatch.setattr(gemma4_mtp, "_CENTROID_STATES", 100)
+    monkeypatch.setattr(gemma4_mtp, "fit_centroids", watched)
+    changes = {**SMALL, "num_steps": 3, "eval_every": 3, "num_clusters": 7, "num_selected": 3}
+    options = _options(target_dir, text_dir, heldout_dir, tmp_path, **changes)
+    run(options)
+    assert found[-1].shape == (100, 24)
+    load_drafter(options.export_dir, target_dir, dtype=torch.float32)
 
 
 def test_sizes_follow_the_target(gemma_dir: Path, target_dir: Path) -> None:
