@@ -199,9 +199,9 @@ def fixed(policy: Policy) -> Chooser:
 def planned(trace: Trace, limits: PlanningLimits, interval_s: float = 0.5) -> Chooser:
     """The scheduler's own planner, which knows what was measured up to then and decides anew every `interval_s`."""
     now = [0.0]
-    planner = Planner(
-        Subject("trace", "float32", "trace", "eagle3", trace.info.placement), limits, lambda: now[0]
-    )
+    # A trace's drafts are accepted alike wherever they begin, as those of a drafter that reads tokens alone.
+    subject = Subject("trace", "float32", "trace", "independent", trace.info.placement)
+    planner = Planner(subject, limits, lambda: now[0])
     measurements, policy, due_s = Measurements(), Policy.off(0, "not begun"), 0.0
 
     def choose(now_s: float, num_sequences: int, seen: Seen) -> Policy:
