@@ -48,7 +48,7 @@ class Evaluation:
         outcomes: outcomes of a step that are drafted past while it is made; 0 for none.
         ahead: tokens drafted past each of them.
         hit_rate: share of steps whose outcome is among them.
-        wait_s: mean time that a step waits where it waits longest.
+        wait_s: mean time that a step waits where it waits longest, without what overlaps today.
     """
 
     draft_length: int
@@ -89,13 +89,12 @@ class CostModel:
         if inputs.placement is Placement.COLOCATED:
             seconds = self._step_s(length) + inputs.draft_time(length)
             return self._evaluation(length, False, 1.0 + self._gain(length), seconds)
-        wait_s = inputs.wait_s(length)
-        tokens, seconds = self._arriving(length, wait_s, is_holding)
+        tokens, seconds = self._arriving(length, inputs.wait_s(length), is_holding)
         if not is_holding:
             return self._evaluation(length, False, tokens, seconds * (1 + inputs.concurrent_slowdown))
         # What overlaps today may not tomorrow, and a hold that ends too early costs both.
-        longest_s = inputs.draft_time(length) + inputs.slowest_rtt_s + inputs.queue_s
-        hold_s = min(longest_s, inputs.max_hold_s)
+        wait_s = inputs.whole_wait_s(length)
+        hold_s = min(wait_s + inputs.slowest_rtt_s - inputs.rtt_s, inputs.max_hold_s)
         return self._evaluation(length, True, tokens, seconds, hold_s, wait_s=wait_s)
 
     def enumerating(self, length: int, is_holding: bool, outcomes: int, ahead: int) -> Evaluation:
@@ -120,11 +119,8 @@ class CostModel:
             if is_holding and inputs.num_sequences > 1:
                 seconds += share * self._waiting_for_others_s(hit_rate, late_s, miss_wait_s)
             longest_late_s = max(longest_late_s, late_s)
-        wait_s = max(longest_late_s, miss_wait_s)
-        hold_s = 0.0
-        if is_holding:
-            longest_s = max(longest_late_s, inputs.queue_s + inputs.draft_time(length) + inputs.rtt_s)
-            hold_s = min(longest_s + inputs.slowest_rtt_s - inputs.rtt_s, inputs.max_hold_s)
+        wait_s = max(longest_late_s, inputs.whole_wait_s(length))
+        hold_s = min(wait_s + inputs.slowest_rtt_s - inputs.rtt_s, inputs.max_hold_s) if is_holding else 0.0
         return self._evaluation(
             length,
             is_holding,

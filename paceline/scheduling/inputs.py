@@ -123,8 +123,12 @@ class PlanInputs:
 
     def wait_s(self, length: int) -> float:
         """How long after a step a draft of this length is there."""
-        whole_s = self.draft_time(length) + self.rtt_s + self.queue_s
+        whole_s = self.whole_wait_s(length)
         return whole_s - min(self.overlap_s, whole_s / 2)
+
+    def whole_wait_s(self, length: int) -> float:
+        """The same without what overlaps today."""
+        return self.draft_time(length) + self.rtt_s + self.queue_s
 
     @property
     def longest_draft(self) -> int:

@@ -119,7 +119,7 @@ def brute_force(given_inputs: PlanInputs) -> float:
             continue
         whole = draft + given_inputs.rtt_s + given_inputs.queue_s
         wait = whole - min(given_inputs.overlap_s, whole / 2)
-        if wait <= given_inputs.max_hold_s:
+        if whole <= given_inputs.max_hold_s:  # what overlaps today may not tomorrow
             best = max(best, load * (1 + sum(survivals)) / (step(load * (1 + length)) + wait))
         passed = math.ceil(wait / step(load))
         tokens = passed + 1 + sum(survivals[passed:])
