@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -27,21 +28,22 @@ SHAPE = {
 }
 
 
-def save_target(path: Path) -> Path:
-    """A random target with a head of its own."""
+def save_target(path: Path, **changes: object) -> Path:
+    """A random target of two layers with a head of its own, and widths that the kernels take."""
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=WIDTH,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        tie_word_embeddings=False,
-        initializer_range=0.2,
-    )
-    LlamaForCausalLM(config).bfloat16().save_pretrained(path)
+    sizes: dict[str, Any] = {
+        "vocab_size": VOCAB,
+        "hidden_size": WIDTH,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "tie_word_embeddings": False,
+        "initializer_range": 0.2,
+        **changes,
+    }
+    LlamaForCausalLM(LlamaConfig(**sizes)).bfloat16().save_pretrained(path)
     return path
 
 
@@ -68,18 +70,7 @@ def save_eagle3(path: Path, target_dir: Path) -> tuple[Path, Path]:
     """A random EAGLE-3 drafter with a vocabulary of its own, and its random target of four layers."""
     draft_vocab = 50
     shape_of = Eagle3Shape(WIDTH, WIDTH, 3, 4, 2, 32, 96, draft_vocab, VOCAB, 10000.0, 1e-5)
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=WIDTH,
-        intermediate_size=96,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        tie_word_embeddings=True,
-    )
-    LlamaForCausalLM(config).bfloat16().save_pretrained(target_dir)
+    save_target(target_dir, num_hidden_layers=4, tie_word_embeddings=True, initializer_range=0.02)
     random = torch.Generator().manual_seed(5)
     tensors: dict[str, torch.Tensor] = {}
     for name, size in shape_of.parameter_shapes().items():

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from paceline.drafters import DraftRequest, load_drafter
 from paceline.drafters.block_drafter import BlockDrafter
@@ -21,11 +20,11 @@ from paceline.target import Device, kernels
 from paceline.target.kv_cache import KVCache, KVLayout
 from paceline.training.dflash import DFlashShape
 from tests.drafters.dflash_checkpoint import MASK_TOKEN, random_tensors, save
-from tests.drafters.native import draft_one, random_features, random_text
+from tests.drafters.native import VOCAB, WIDTH, draft_one, random_features, random_text, save_target
 
 pytestmark = pytest.mark.skipif(kernels.load() is None, reason="the CPU kernels do not run here")
 
-VOCAB, WIDTH, RANK = 97, 64, 16
+RANK = 16
 DRAFT_IDS = list(range(3, 53))
 SHAPE = DFlashShape(
     hidden=WIDTH,
@@ -50,19 +49,7 @@ METHODS = ["dflash", "dspark"]
 def target_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random target with widths that the kernels take."""
     path = tmp_path_factory.mktemp("target")
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=WIDTH,
-        intermediate_size=96,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        initializer_range=0.3,
-        tie_word_embeddings=True,
-    )
-    LlamaForCausalLM(config).bfloat16().save_pretrained(path)
+    save_target(path, num_hidden_layers=4, tie_word_embeddings=True, initializer_range=0.3)
     return path
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from paceline.drafters import DraftRequest, load_drafter
 from paceline.drafters.checkpoint import DrafterConfig
@@ -17,12 +16,11 @@ from paceline.models import model_fingerprint
 from paceline.target import Device, kernels
 from paceline.target.kv_cache import KVCache, KVLayout
 from paceline.training.p_eagle import PEagleShape
-from tests.drafters.native import draft_one, random_text
+from tests.drafters.native import VOCAB, WIDTH, draft_one, random_text, save_target
 from tests.drafters.p_eagle_checkpoint import MASK_TOKEN, random_tensors, save
 
 pytestmark = pytest.mark.skipif(kernels.load() is None, reason="the CPU kernels do not run here")
 
-VOCAB, WIDTH = 97, 64
 DRAFT_IDS = list(range(3, 53))
 SHAPE = PEagleShape(WIDTH, WIDTH, 3, 4, 2, 32, 96, 50, VOCAB, 10000.0, 1e-5, 3, 6, MASK_TOKEN)
 VARIANTS = [
@@ -78,18 +76,7 @@ def test_layer_is_near_to_the_torch_form(variant: dict[str, object]) -> None:
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A random drafter and its random target, with widths that the kernels take."""
     target_dir, drafter_dir = tmp_path_factory.mktemp("target"), tmp_path_factory.mktemp("drafter")
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=WIDTH,
-        intermediate_size=96,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        tie_word_embeddings=True,
-    )
-    LlamaForCausalLM(config).bfloat16().save_pretrained(target_dir)
+    save_target(target_dir, num_hidden_layers=4, tie_word_embeddings=True, initializer_range=0.02)
     tensors = random_tensors(SHAPE, DRAFT_IDS, seed=5)
     tensors = {k: v.bfloat16() if v.is_floating_point() else v for k, v in tensors.items()}
     save(drafter_dir, SHAPE, tensors, model_fingerprint(target_dir), [0, 1, 2], 512)
