@@ -1,0 +1,1 @@
+"""A real drafter behind an emulated link, beside plain decoding: `paceline bench distance`."""
