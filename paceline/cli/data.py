@@ -20,6 +20,11 @@ class DataGroup(LazyGroup):
             "continue_text",
             "Let a target without a chat template write text to learn from.",
         ),
+        "features": LazyCommand(
+            "paceline.cli.data_features",
+            "data_features",
+            "Add the target's features to text that was written without them.",
+        ),
         "synth": LazyCommand(
             "paceline.cli.synth", "synth", "Let a target write conversations to learn from."
         ),

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from paceline.training.attention import Pattern
 from paceline.training.rotary import rope_tables, rotate
-from paceline.training.teacher import TeacherShape
+from paceline.training.sizes import ModelSizes
 
 LinearMap = Callable[[str, Tensor], Tensor]
 """Applies the linear map of a name, such as ``model.layers.0.self_attn.q_proj``, to ``[..., in]``."""
@@ -27,7 +27,7 @@ LINEAR_NAMES = (
 
 def final_hidden(
     weights: Mapping[str, Tensor],
-    shape: TeacherShape,
+    shape: ModelSizes,
     embedding: Tensor,
     tokens: Tensor,
     linear: LinearMap | None = None,
@@ -51,7 +51,7 @@ def final_hidden(
 
 def run_layers(
     weights: Mapping[str, Tensor],
-    shape: TeacherShape,
+    shape: ModelSizes,
     x: Tensor,
     rope: tuple[Tensor, Tensor],
     pattern: Pattern,

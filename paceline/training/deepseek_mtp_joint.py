@@ -18,7 +18,7 @@ from paceline.training.deepseek_mtp import run_depths
 from paceline.training.deepseek_mtp_start import default_shape
 from paceline.training.errors import TrainingDataError
 from paceline.training.losses import head_best, linear_cross_entropy
-from paceline.training.teacher import TeacherShape
+from paceline.training.sizes import ModelSizes
 
 EMBEDDING = "model.embed_tokens.weight"
 _FIRST_PHASE = 10.0 / 14.8  # of the report's 14.8 trillion tokens
@@ -39,7 +39,7 @@ class JointPretraining:
         seed: of the starting weights.
     """
 
-    def __init__(self, target: TeacherShape, num_modules: int, seed: int) -> None:
+    def __init__(self, target: ModelSizes, num_modules: int, seed: int) -> None:
         self.target = target
         # As published: what a module hands on is not normed.
         self.shape = replace(default_shape(target, num_modules), carries_norm=False)

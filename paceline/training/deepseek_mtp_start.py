@@ -13,13 +13,13 @@ from paceline.drafters.deepseek_mtp_layer import module_prefix
 from paceline.training.data import Batch, Corpus, take_rows
 from paceline.training.deepseek_mtp import MtpShape
 from paceline.training.errors import TrainingDataError
-from paceline.training.teacher import TeacherShape
+from paceline.training.sizes import ModelSizes
 
 _RIDGE = 1e-3
 _BRANCH_SCALE = 0.1  # of attention's and the gated product's outputs
 
 
-def default_shape(target: TeacherShape, num_modules: int) -> MtpShape:
+def default_shape(target: ModelSizes, num_modules: int) -> MtpShape:
     """Blocks like the target's own.
 
     What is handed on is normed: the first module reads the target's state behind its final norm, and so all of them,

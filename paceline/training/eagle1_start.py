@@ -13,13 +13,13 @@ from torch import Tensor
 from paceline.training.data import Batch, Corpus, take_rows
 from paceline.training.eagle1 import Eagle1Shape
 from paceline.training.errors import TrainingDataError
-from paceline.training.teacher import TeacherShape
+from paceline.training.sizes import ModelSizes
 
 _RIDGE = 1e-3
 _BRANCH_SCALE = 0.1  # of attention's and the gated product's first outputs
 
 
-def default_shape(target: TeacherShape) -> Eagle1Shape:
+def default_shape(target: ModelSizes) -> Eagle1Shape:
     """One layer like the target's own."""
     return Eagle1Shape(
         hidden=target.hidden,

@@ -13,7 +13,7 @@ from torch import Tensor
 from paceline.training.data import Batch, Corpus, take_rows
 from paceline.training.eagle3 import Eagle3Shape
 from paceline.training.errors import TrainingDataError
-from paceline.training.teacher import TeacherShape
+from paceline.training.sizes import ModelSizes
 
 _RIDGE = 1e-3
 _FAST_PAIRS = 8  # rotary pairs that turn fast enough to tell neighbours apart
@@ -21,7 +21,7 @@ _OWN_POSITION_NATS = 6.0  # lead of one's own position over the one before, abou
 
 
 def default_shape(
-    target: TeacherShape, num_taps: int, draft_vocab: int, intermediate: int | None
+    target: ModelSizes, num_taps: int, draft_vocab: int, intermediate: int | None
 ) -> Eagle3Shape:
     """One layer of the target's own width."""
     return Eagle3Shape(

@@ -25,7 +25,7 @@ from paceline.training.draft_vocabulary import id_offsets
 from paceline.training.eagle3 import TargetFacts
 from paceline.training.errors import TrainingDataError
 from paceline.training.losses import head_argmax, linear_soft_cross_entropy, softmax_head
-from paceline.training.teacher import TeacherShape, read_weights
+from paceline.training.teacher import llama_sizes, read_weights
 from paceline.weights_file import write_weights
 from paceline.whole_file import write_json
 
@@ -84,7 +84,7 @@ class IndependentObjective:
         draft_ids: Tensor | None = None,
     ) -> None:
         self.config = config
-        self.shape = TeacherShape.from_config(config)
+        self.shape = llama_sizes(config)
         self.target = target
         self.dtype = dtype
         self._frozen = {

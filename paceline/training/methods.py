@@ -40,8 +40,9 @@ from paceline.training.pard1 import Pard1Objective
 from paceline.training.pard2 import FeatureSettings, Pard2Objective, rms_features
 from paceline.training.pard_start import mask_token_for
 from paceline.training.shards import shard_indices
+from paceline.training.sizes import ModelSizes
 from paceline.training.target_rows import TargetRows
-from paceline.training.teacher import TeacherShape, default_tap_layers, read_weights
+from paceline.training.teacher import default_tap_layers, read_weights
 from paceline.training.token_clusters import check_clusters
 from paceline.training.tuned_backbone import LoraSettings, TunedBackbone
 
@@ -73,7 +74,7 @@ def build_objective(options: TrainOptions, corpus: Corpus) -> Objective:
 
 
 def _build_eagle3(options: TrainOptions, corpus: Corpus, fingerprint: str) -> Objective:
-    target = TeacherShape.from_config(json.loads((options.model_dir / "config.json").read_text()))
+    target = ModelSizes.read(options.model_dir)
     weights = read_weights(options.model_dir)
     taps = default_tap_layers(target.num_layers)
     counts = corpus.count_answer_tokens(target.vocab)
@@ -113,7 +114,7 @@ def _draft_part(options: TrainOptions, corpus: Corpus, vocab: int) -> Tensor | N
 
 
 def _build_eagle1(options: TrainOptions, corpus: Corpus, fingerprint: str) -> Objective:
-    target = TeacherShape.from_config(json.loads((options.model_dir / "config.json").read_text()))
+    target = ModelSizes.read(options.model_dir)
     weights = read_weights(options.model_dir)
     embedding = weights["model.embed_tokens.weight"]
     shape = eagle1_start.default_shape(target)
@@ -135,9 +136,10 @@ def _build_eagle1(options: TrainOptions, corpus: Corpus, fingerprint: str) -> Ob
 
 
 def _build_deepseek_mtp(options: TrainOptions, corpus: Corpus, fingerprint: str) -> Objective:
-    target = TeacherShape.from_config(json.loads((options.model_dir / "config.json").read_text()))
+    target = ModelSizes.read(options.model_dir)
     weights = read_weights(options.model_dir)
-    embedding, final_norm = weights["model.embed_tokens.weight"], weights["model.norm.weight"]
+    embedding = weights["model.embed_tokens.weight"]
+    final_norm = weights["model.norm.weight"] + target.norm_offset
     shape = deepseek_mtp_start.default_shape(target, options.num_modules)
     projection = deepseek_mtp_start.fit_projection(corpus, embedding, final_norm, shape.rms_eps, _FIT_TOKENS)
     return DeepseekMtpObjective(
@@ -191,7 +193,7 @@ def _build_gemma4_mtp(options: TrainOptions, corpus: Corpus, fingerprint: str) -
 
 
 def _build_p_eagle(options: TrainOptions, corpus: Corpus, fingerprint: str) -> Objective:
-    target = TeacherShape.from_config(json.loads((options.model_dir / "config.json").read_text()))
+    target = ModelSizes.read(options.model_dir)
     weights = read_weights(options.model_dir)
     taps = default_tap_layers(target.num_layers)
     counts = corpus.count_answer_tokens(target.vocab)
@@ -226,7 +228,7 @@ def _build_p_eagle(options: TrainOptions, corpus: Corpus, fingerprint: str) -> O
 
 
 def _build_dflash(options: TrainOptions, corpus: Corpus, fingerprint: str) -> Objective:
-    target = TeacherShape.from_config(json.loads((options.model_dir / "config.json").read_text()))
+    target = ModelSizes.read(options.model_dir)
     weights = read_weights(options.model_dir)
     taps = default_tap_layers(target.num_layers)
     counts = corpus.count_answer_tokens(target.vocab)
@@ -272,7 +274,7 @@ def _build_dflash(options: TrainOptions, corpus: Corpus, fingerprint: str) -> Ob
 
 
 def _build_independent(options: TrainOptions, corpus: Corpus, fingerprint: str) -> Objective:
-    vocab = int(json.loads((options.model_dir / "config.json").read_text())["vocab_size"])
+    vocab = ModelSizes.read(options.model_dir).vocab
     return IndependentObjective.cut_from_target(
         options.model_dir,
         options.num_layers,
@@ -284,7 +286,7 @@ def _build_independent(options: TrainOptions, corpus: Corpus, fingerprint: str) 
 
 def _build_pard(options: TrainOptions, corpus: Corpus, fingerprint: str) -> Objective:
     target_config = json.loads((options.model_dir / "config.json").read_text())
-    target = TeacherShape.from_config(target_config)
+    target = ModelSizes.from_config(target_config)
     if options.start_dir is None:
         config, weights = cut_model(options.model_dir, options.num_layers)
     else:
@@ -327,14 +329,14 @@ def _build_pard(options: TrainOptions, corpus: Corpus, fingerprint: str) -> Obje
 
 
 def _build_medusa1(options: TrainOptions, corpus: Corpus, fingerprint: str) -> Objective:
-    target = TeacherShape.from_config(json.loads((options.model_dir / "config.json").read_text()))
+    target = ModelSizes.read(options.model_dir)
     facts = TargetFacts(fingerprint, options.model_dir.name, (), target.max_positions)
     heads = _medusa_heads(options, corpus, target, read_weights(options.model_dir))
     return Medusa1Objective(heads, facts, options.step_decay)
 
 
 def _medusa_heads(
-    options: TrainOptions, corpus: Corpus, target: TeacherShape, weights: dict[str, Tensor]
+    options: TrainOptions, corpus: Corpus, target: ModelSizes, weights: dict[str, Tensor]
 ) -> HeadStack:
     if options.num_heads > MAX_HEADS:
         raise TrainingDataError(f"num_heads must be at most {MAX_HEADS}")

@@ -33,7 +33,7 @@ from paceline.training.errors import TrainingDataError
 from paceline.training.losses import head_argmax, linear_cross_entropy
 from paceline.training.p_eagle_rows import FlatRows, all_rows, sample_rows
 from paceline.training.rotary import rope_tables
-from paceline.training.teacher import TeacherShape
+from paceline.training.teacher import llama_sizes
 
 _EVAL_CHAIN = 5
 _EVAL_TEXTS = 2  # at once: all depths of all anchors are many rows
@@ -75,7 +75,7 @@ class Pard1Objective:
         tokenizer_dir: Path | None = None,
     ) -> None:
         self.config = dict(config)
-        self.shape = TeacherShape.from_config(self.config)
+        self.shape = llama_sizes(self.config)
         self.target = target
         self.mask_token = mask_token
         self.num_depths = num_depths

@@ -25,7 +25,7 @@ from paceline.training.deepseek_mtp_joint import JointPretraining
 from paceline.training.errors import TrainingDataError
 from paceline.training.loop import Loop, LoopSettings
 from paceline.training.shards import shard_indices
-from paceline.training.teacher import TeacherShape
+from paceline.training.sizes import ModelSizes
 from paceline.weights_file import write_weights
 from paceline.whole_file import copy_file, write_json
 
@@ -168,7 +168,7 @@ class _Run:
         self._options = options
         config = json.loads((options.tokenizer_dir / "config.json").read_text())
         self._tokenizer_config: Mapping[str, Any] = config
-        shape = TeacherShape(
+        shape = ModelSizes(
             hidden=options.hidden,
             num_layers=options.num_layers,
             num_heads=options.num_heads,

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,52 +21,26 @@ from torch import Tensor
 from paceline.target import Device
 from paceline.target.device import Linear
 from paceline.training.errors import TrainingDataError
+from paceline.training.sizes import ModelSizes
 
 _SUPPORTED = ("llama",)
 
 
-@dataclass(frozen=True, slots=True)
-class TeacherShape:
-    """The numbers of a Llama checkpoint that the forward pass needs."""
+def llama_sizes(config: dict[str, Any]) -> ModelSizes:
+    """Sizes of a transformers ``config.json`` of the Llama family, which this forward and its like compute.
 
-    hidden: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    intermediate: int
-    vocab: int
-    rope_theta: float
-    rms_eps: float
-    max_positions: int
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> TeacherShape:
-        """Reads a transformers ``config.json`` of the Llama family.
-
-        Raises:
-            TrainingDataError: the model type is not one that this forward computes.
-        """
-        if config.get("model_type") not in _SUPPORTED:
-            raise TrainingDataError(
-                f"model_type {config.get('model_type')!r}: the teacher runs {_SUPPORTED} only"
-            )
-        rope = config.get("rope_parameters") or {}
-        if rope.get("rope_type", "default") != "default":
-            raise TrainingDataError(f"rope_type {rope['rope_type']!r} is not supported by the teacher")
-        heads = int(config["num_attention_heads"])
-        return cls(
-            hidden=int(config["hidden_size"]),
-            num_layers=int(config["num_hidden_layers"]),
-            num_heads=heads,
-            num_kv_heads=int(config.get("num_key_value_heads") or heads),
-            head_dim=int(config.get("head_dim") or int(config["hidden_size"]) // heads),
-            intermediate=int(config["intermediate_size"]),
-            vocab=int(config["vocab_size"]),
-            rope_theta=float(rope.get("rope_theta", config.get("rope_theta", 10000.0))),
-            rms_eps=float(config.get("rms_norm_eps", 1e-6)),
-            max_positions=int(config.get("max_position_embeddings", 2048)),
+    Raises:
+        TrainingDataError: another family, or rotary positions that are scaled.
+    """
+    if config.get("model_type") not in _SUPPORTED:
+        raise TrainingDataError(
+            f"model_type {config.get('model_type')!r}: only {', '.join(_SUPPORTED)} is run here. Drafters that learn "
+            "from features alone can be trained for any target: `paceline data continue`, then `paceline data features`"
         )
+    rope = config.get("rope_parameters") or {}
+    if rope.get("rope_type", "default") != "default":
+        raise TrainingDataError(f"rope_type {rope['rope_type']!r} is not supported by the teacher")
+    return ModelSizes.from_config(config)
 
 
 def default_tap_layers(num_layers: int) -> tuple[int, int, int]:
@@ -105,7 +78,7 @@ class TeacherCache:
     copies a strided operand first, which took twice the time of the product itself.
     """
 
-    def __init__(self, shape: TeacherShape, rows: int, capacity: int, dtype: torch.dtype) -> None:
+    def __init__(self, shape: ModelSizes, rows: int, capacity: int, dtype: torch.dtype) -> None:
         self.max_length = capacity
         self.length = 0
         heads = rows * shape.num_kv_heads
@@ -154,7 +127,7 @@ class Teacher:
     def __init__(
         self,
         weights: dict[str, Tensor],
-        shape: TeacherShape,
+        shape: ModelSizes,
         dtype: torch.dtype,
         tap_layers: Sequence[int] | None = None,
     ) -> None:
@@ -191,7 +164,7 @@ class Teacher:
     @classmethod
     def load(cls, model_dir: Path, dtype: torch.dtype, tap_layers: Sequence[int] | None = None) -> Teacher:
         """Loads a transformers Llama directory (``config.json`` and safetensors)."""
-        shape = TeacherShape.from_config(json.loads((model_dir / "config.json").read_text()))
+        shape = ModelSizes.from_config(json.loads((model_dir / "config.json").read_text()))
         return cls(read_weights(model_dir), shape, dtype, tap_layers)
 
     def new_cache(self, rows: int, capacity: int) -> TeacherCache:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from paceline.models.fetch import PROVENANCE_FILE
 from paceline.training.backbone import LINEAR_NAMES, final_hidden
-from paceline.training.teacher import TeacherShape, read_weights
+from paceline.training.teacher import llama_sizes, read_weights
 from paceline.weights_file import write_weights
 
 PREFIX = "backbone."
@@ -56,7 +56,7 @@ class TunedBackbone:
 
     def __init__(self, model_dir: Path, settings: LoraSettings, seed: int, dtype: torch.dtype) -> None:
         self.model_dir = model_dir
-        self.shape = TeacherShape.from_config(json.loads((model_dir / "config.json").read_text()))
+        self.shape = llama_sizes(json.loads((model_dir / "config.json").read_text()))
         self.settings = settings
         self.dtype = dtype
         self._source = read_weights(model_dir)

@@ -10,10 +10,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from paceline.training.deepseek_mtp_joint import JointPretraining, modules_weight
 from paceline.training.errors import TrainingDataError
-from paceline.training.teacher import TeacherShape
+from paceline.training.sizes import ModelSizes
 from tests.drafters.mtp_reference import ReferenceMtp
 
-SHAPE = TeacherShape(
+SHAPE = ModelSizes(
     hidden=32, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8, intermediate=48, vocab=29, rope_theta=1e4,
     rms_eps=1e-5, max_positions=64,
 )  # fmt: skip

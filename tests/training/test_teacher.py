@@ -9,7 +9,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from paceline.training.errors import TrainingDataError
-from paceline.training.teacher import Teacher, TeacherShape, default_tap_layers
+from paceline.training.teacher import Teacher, default_tap_layers, llama_sizes
 
 
 def test_forward_equals_transformers(target_dir: Path) -> None:
@@ -54,7 +54,7 @@ def test_cache_refuses_what_does_not_fit(target_dir: Path) -> None:
 
 def test_other_families_are_refused() -> None:
     with pytest.raises(TrainingDataError, match="model_type 'gpt2'"):
-        TeacherShape.from_config({"model_type": "gpt2"})
+        llama_sizes({"model_type": "gpt2"})
 
 
 @pytest.mark.parametrize(("num_layers", "layers"), [(32, (2, 16, 29)), (36, (2, 18, 33)), (30, (2, 15, 27))])

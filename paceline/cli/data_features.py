@@ -1,0 +1,29 @@
+"""``paceline data features``: what drafters learn from, beside text that was written without it.
+
+Responsible for: the command over :func:`paceline.training.features.run`. Deliberately does not know: what is computed.
+Called by :mod:`paceline.cli.data`, which imports it only when it is called: it needs torch.
+"""
+
+from __future__ import annotations
+
+import typer
+
+from paceline.cli.dataclass_options import command_for
+from paceline.cli.logs import configure_cli_logs
+from paceline.models import resolve
+from paceline.training.features import FeatureOptions, run
+
+
+def _run(options: FeatureOptions) -> None:
+    configure_cli_logs()
+    counts = run(options)
+    typer.echo(", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.items()))
+
+
+data_features = command_for(
+    FeatureOptions,
+    _run,
+    arguments=("model_dir", "data_dir"),
+    converters={"model_dir": resolve},
+    help_text="Run a target of any family over text that it wrote, and keep its features in the shards.",
+)

@@ -1,0 +1,178 @@
+"""Features beside text that was written without them: the target's own, and enough to train drafters for any target."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from paceline.drafters import DraftRequest, drafter_tap, load_drafter
+from paceline.target import SequenceRows, TargetEngine
+from paceline.training import shards
+from paceline.training.continuations import ContinueOptions
+from paceline.training.continuations import run as write_text
+from paceline.training.errors import TrainingDataError
+from paceline.training.features import FeatureOptions, run
+from paceline.training.sizes import ModelSizes
+from paceline.training.teacher import default_tap_layers
+from paceline.training.trainer import TrainOptions
+from paceline.training.trainer import run as train
+from tests.drafters.gemma4_checkpoint import save_gemma3
+
+FROM_FEATURES = ("deepseek_mtp", "dflash", "dspark", "eagle1", "eagle2", "eagle3", "medusa1", "p_eagle")
+"""Methods that learn from features alone; the others run a target's layers themselves, or read its cache."""
+
+
+@pytest.fixture(scope="module")
+def gemma_dir(target_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Gemma 3 with the tokenizer of the tiny Llama."""
+    path = save_gemma3(tmp_path_factory.mktemp("gemma3"))
+    tokenizer = json.loads((target_dir / "tokenizer.json").read_text())
+    vocab = tokenizer["model"]["vocab"]
+    tokenizer["model"]["vocab"] = {token: i for token, i in vocab.items() if i < 108}
+    tokenizer["model"]["unk_token"] = "<pad>"
+    (path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    return path
+
+
+def written(model_dir: Path, out_dir: Path, seed: int, num_shards: int = 1) -> Path:
+    """Text without features."""
+    write_text(
+        ContinueOptions(
+            model_dir, out_dir, seed=seed, num_shards=num_shards, rows=8, max_tokens=60, ask_share=0.0,
+            greedy_share=1.0, dtype="float32", num_threads=1,
+        )
+    )  # fmt: skip
+    return out_dir
+
+
+def options(model_dir: Path, data_dir: Path) -> FeatureOptions:
+    return FeatureOptions(model_dir, data_dir, batch_tokens=150, dtype="float32", num_threads=1)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_features_are_the_hidden_states_of_transformers(
+    family: str, target_dir: Path, gemma_dir: Path, tmp_path: Path
+) -> None:
+    model_dir = target_dir if family == "llama" else gemma_dir
+    folder = written(model_dir, tmp_path / "text", seed=3)
+    before = shards.read_shard(shards.shard_path(folder, 0))
+    assert before.hidden is None
+    assert run(options(model_dir, folder))["conversations"] == 8
+    shard = shards.read_shard(shards.shard_path(folder, 0))
+    assert shard.taps is not None
+    assert shard.hidden is not None
+    for name in ("tokens", "top_tokens", "segments", "offsets", "is_greedy"):
+        assert torch.equal(getattr(shard, name), getattr(before, name)), name
+    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
+    layers = default_tap_layers(ModelSizes.read(model_dir).num_layers)
+    for start, end in zip(shard.offsets[:-1].tolist(), shard.offsets[1:].tolist(), strict=True):
+        with torch.inference_mode():
+            states = model(
+                shard.tokens[None, start : end - 1].long(), output_hidden_states=True
+            ).hidden_states
+        expected = torch.cat([states[layer][0] for layer in layers], dim=1)
+        torch.testing.assert_close(shard.taps[start : end - 1].float(), expected, atol=0.05, rtol=0.02)
+        torch.testing.assert_close(shard.hidden[start : end - 1].float(), states[-1][0], atol=0.05, rtol=0.02)
+        assert not shard.hidden[end - 1].any()
+        assert not shard.taps[end - 1].any()
+
+
+def test_shards_that_have_features_are_kept(target_dir: Path, tmp_path: Path) -> None:
+    folder = written(target_dir, tmp_path / "text", seed=4)
+    run(options(target_dir, folder))
+    path = shards.shard_path(folder, 0)
+    before = path.stat().st_mtime_ns
+    written(target_dir, folder, seed=4, num_shards=2)
+    assert run(options(target_dir, folder))["shards"] == 2
+    assert path.stat().st_mtime_ns == before
+    assert shards.read_shard(shards.shard_path(folder, 1)).hidden is not None
+
+
+def test_text_of_another_target_is_refused(target_dir: Path, gemma_dir: Path, tmp_path: Path) -> None:
+    folder = written(target_dir, tmp_path / "text", seed=5)
+    with pytest.raises(TrainingDataError, match="another target"):
+        run(options(gemma_dir, folder))
+    with pytest.raises(TrainingDataError, match="no shards"):
+        run(options(target_dir, tmp_path))
+    with pytest.raises(TrainingDataError, match="batch_tokens"):
+        run(replace(options(target_dir, folder), batch_tokens=0))
+
+
+@pytest.fixture(scope="module")
+def gemma_text(gemma_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Text to learn from and held-out text, with features."""
+    folders = []
+    for seed in (1, 2):
+        folder = written(gemma_dir, tmp_path_factory.mktemp("gemma-text"), seed)
+        run(options(gemma_dir, folder))
+        folders.append(folder)
+    return folders[0], folders[1]
+
+
+@pytest.mark.parametrize("method", FROM_FEATURES)
+def test_a_drafter_is_trained_and_drafts_for_a_target_that_is_no_llama(
+    method: str, gemma_dir: Path, gemma_text: tuple[Path, Path], tmp_path: Path
+) -> None:
+    data_dir, heldout_dir = gemma_text
+    result = train(
+        TrainOptions(
+            method, gemma_dir, data_dir, heldout_dir, tmp_path / "run", tmp_path / "export", num_steps=3,
+            batch_tokens=200, draft_vocab=64, num_layers=1, block_size=4, num_depths=3, num_heads=2, test_steps=2,
+            markov_rank=8, num_anchors=4, eval_every=3, dtype="float32", num_threads=1,
+        )
+    )  # fmt: skip
+    assert result.step == 3
+    tap = drafter_tap(tmp_path / "export")
+    assert tap is not None
+    engine = TargetEngine.load(gemma_dir, dtype=torch.float32, taps=[tap])
+    drafter = load_drafter(tmp_path / "export", gemma_dir, dtype=torch.float32)
+    text = [5, 9, 40, 77, 12]
+    features = engine.step([SequenceRows(engine.open(16), text[:-1])]).features[0]
+    drafter.open(1, text)
+    drafter.feed(1, 0, features)
+    (entry,) = drafter.draft([DraftRequest(1, num_tokens=2)])
+    assert entry is not None
+    assert entry.tokens
+    assert all(0 <= token < 108 for token in entry.tokens)
+
+
+@pytest.mark.parametrize("method", ["independent", "pard1", "medusa2"])
+def test_methods_that_run_a_target_s_layers_say_which_families_they_know(
+    method: str, gemma_dir: Path, gemma_text: tuple[Path, Path], tmp_path: Path
+) -> None:
+    with pytest.raises(TrainingDataError, match=r"'gemma3_text': only llama .*`paceline data features`"):
+        train(
+            TrainOptions(
+                method,
+                gemma_dir,
+                *gemma_text,
+                tmp_path / "run",
+                tmp_path / "export",
+                num_layers=2,
+                draft_vocab=0,
+            )
+        )
+
+
+def test_logits_that_are_bent_behind_the_head_are_refused() -> None:
+    with pytest.raises(TrainingDataError, match="soft cap"):
+        ModelSizes.from_config({"model_type": "gemma2", "final_logit_softcapping": 30.0})
+    with pytest.raises(TrainingDataError, match="hidden_size"):
+        ModelSizes.from_config({"model_type": "mamba"})
+
+
+def test_sizes_of_a_model_with_several_parts_are_its_text_s() -> None:
+    text = {
+        "model_type": "gemma3_text", "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "intermediate_size": 16, "vocab_size": 32,
+        "rope_parameters": {"full_attention": {"rope_theta": 7.0}, "sliding_attention": {"rope_theta": 3.0}},
+    }  # fmt: skip
+    sizes = ModelSizes.from_config({"model_type": "gemma3", "text_config": text})
+    assert (sizes.hidden, sizes.head_dim, sizes.num_kv_heads, sizes.rope_theta) == (8, 2, 4, 7.0)
+    assert sizes.norm_offset == 1.0
+    assert ModelSizes.from_config({**text, "model_type": "gemma4_text"}).norm_offset == 0.0
