@@ -144,9 +144,12 @@ class Pattern:
     chains: tuple[Chain, ...] = ()
 
     @classmethod
-    def causal(cls, length: int, dtype: torch.dtype) -> Pattern:
-        """Each row sees those up to itself."""
-        return cls(torch.full((1, length, length), -torch.inf, dtype=dtype).triu(1))
+    def causal(cls, length: int, dtype: torch.dtype, window: int | None = None) -> Pattern:
+        """Each row sees those up to itself; with a window so many of them, itself included."""
+        hidden = torch.ones(1, length, length, dtype=torch.bool).triu(1)
+        if window is not None:
+            hidden |= ~torch.ones_like(hidden).triu(1 - window)
+        return cls(torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, -torch.inf))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """What rows read, ``[texts, rows, heads * head_dim]``.

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.drafters.deepseek_mtp_layer import module_prefix
-from paceline.training.backbone import final_hidden
+from paceline.training.backbone import Backbone
 from paceline.training.deepseek_mtp import run_depths
 from paceline.training.deepseek_mtp_start import default_shape
 from paceline.training.errors import TrainingDataError
@@ -41,6 +41,7 @@ class JointPretraining:
 
     def __init__(self, target: ModelSizes, num_modules: int, seed: int) -> None:
         self.target = target
+        self._backbone = Backbone.llama(target)
         # As published: what a module hands on is not normed.
         self.shape = replace(default_shape(target, num_modules), carries_norm=False)
         random = torch.Generator().manual_seed(seed)
@@ -90,7 +91,7 @@ class JointPretraining:
             raise TrainingDataError("texts are too short for the modules to propose anything")
         weights: dict[str, Tensor] = dict(self._parameters)
         table = weights[EMBEDDING]
-        hidden = final_hidden(weights, self.target, table, tokens)
+        hidden = self._backbone.final_hidden(weights, table, tokens)
         own = self._cross_entropy(hidden, tokens, lengths, 1)
         depths = [
             self._cross_entropy(out, tokens, lengths, 2 + j)
@@ -114,7 +115,7 @@ class JointPretraining:
         """
         weights: dict[str, Tensor] = dict(self._parameters)
         table = weights[EMBEDDING]
-        hidden = final_hidden(weights, self.target, table, tokens)
+        hidden = self._backbone.final_hidden(weights, table, tokens)
         found = []
         depths = run_depths(self.shape, weights, tokens, hidden, table, self.shape.num_modules)
         for j, out in enumerate(depths):

@@ -19,13 +19,13 @@ from torch import Tensor, nn
 from paceline.drafters.checkpoint import DrafterConfig, save_drafter
 from paceline.drafters.draft_model import MODEL_DIR
 from paceline.training.acceptance import AcceptanceCounts
-from paceline.training.backbone import final_hidden
+from paceline.training.backbone import Backbone
 from paceline.training.data import Batch
 from paceline.training.draft_vocabulary import id_offsets
 from paceline.training.eagle3 import TargetFacts
 from paceline.training.errors import TrainingDataError
 from paceline.training.losses import head_argmax, linear_soft_cross_entropy, softmax_head
-from paceline.training.teacher import llama_sizes, read_weights
+from paceline.training.teacher import read_weights
 from paceline.weights_file import write_weights
 from paceline.whole_file import write_json
 
@@ -59,11 +59,14 @@ def cut_model(model_dir: Path, num_layers: int) -> tuple[dict[str, Any], dict[st
         weights |= {
             f"model.layers.{new}." + k[len(prefix) :]: v for k, v in source.items() if k.startswith(prefix)
         }
-    return {**config, "num_hidden_layers": num_layers}, weights
+    config["num_hidden_layers"] = num_layers
+    if config.get("layer_types"):
+        config["layer_types"] = [config["layer_types"][old] for old in kept]
+    return config, weights
 
 
 class IndependentObjective:
-    """Distillation loss and acceptance of a small Llama with the target's embedding and head.
+    """Distillation loss and acceptance of a small model with the target's embedding and head.
 
     Args:
         config: the small model's transformers configuration.
@@ -84,7 +87,7 @@ class IndependentObjective:
         draft_ids: Tensor | None = None,
     ) -> None:
         self.config = config
-        self.shape = llama_sizes(config)
+        self.shape = Backbone.from_config(config)
         self.target = target
         self.dtype = dtype
         self._frozen = {
@@ -182,4 +185,4 @@ class IndependentObjective:
     def _forward(self, tokens: Tensor) -> Tensor:
         """Final-norm hidden ``[rows, length, hidden]``."""
         weights = {k: p.to(self.dtype) for k, p in self._parameters.items()}
-        return final_hidden(weights, self.shape, self._embedding, tokens)
+        return self.shape.final_hidden(weights, self._embedding, tokens)

@@ -363,7 +363,8 @@ def _build_medusa2(options: TrainOptions, corpus: Corpus, fingerprint: str) -> O
     settings = LoraSettings(options.lora_rank, options.lora_alpha, options.lora_dropout)
     backbone = TunedBackbone(options.model_dir, settings, options.seed, getattr(torch, options.dtype))
     facts = TargetFacts(fingerprint, options.model_dir.name, (), backbone.shape.max_positions)
-    heads = _medusa_heads(options, corpus, backbone.shape, read_weights(options.model_dir))
+    sizes = ModelSizes.read(options.model_dir)
+    heads = _medusa_heads(options, corpus, sizes, read_weights(options.model_dir))
     joint = JointSettings(
         decay=options.step_decay,
         coefficient=options.heads_coefficient,

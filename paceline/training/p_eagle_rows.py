@@ -101,13 +101,21 @@ class FlatRows:
             own[index, : part.shape[1]] = part_own
         return cls(padded[0], padded[1], own)
 
-    def pattern(self, dtype: torch.dtype) -> Pattern:
-        """Who sees whom: true rows up to one's anchor, and one's own chain up to oneself; nobody sees padding."""
+    def pattern(self, dtype: torch.dtype, window: int | None = None) -> Pattern:
+        """Who sees whom: true rows up to one's anchor, and one's own chain up to oneself; nobody sees padding.
+
+        Args:
+            dtype: compute type.
+            window: positions that a row sees, its own included; None for all.
+        """
         texts, count = self.anchors.shape
         place = torch.arange(count)
         is_true = (self.depths == 0) & (self.anchors == place)
-        behind = place[: int(is_true.sum(1).max())] > self.anchors[..., None]
-        bias = torch.zeros(behind.shape, dtype=dtype).masked_fill_(behind, -torch.inf)
+        shared = place[: int(is_true.sum(1).max())]
+        is_hidden = shared > self.anchors[..., None]
+        if window is not None:
+            is_hidden |= self.positions[..., None] - shared >= window
+        bias = torch.zeros(is_hidden.shape, dtype=dtype).masked_fill_(is_hidden, -torch.inf)
         # Which row has an anchor and a depth. Padding overwrites the first row's entry, which no chain asks for.
         deepest, text = int(self.depths.max()), torch.arange(texts)[:, None]
         row_of = torch.zeros(texts, int(self.anchors.max()) + 1, deepest + 1, dtype=torch.int64)
@@ -117,7 +125,10 @@ class FlatRows:
             has = self.depths >= depth
             first = int(has.any(0).nonzero()[0])
             rows = row_of[text, self.anchors[:, first:], depth]
-            hidden = torch.zeros(rows.shape, dtype=dtype).masked_fill_(~has[:, first:], -torch.inf)
+            is_hidden = ~has[:, first:]
+            if window is not None:
+                is_hidden |= self.depths[:, first:] - depth >= window
+            hidden = torch.zeros(rows.shape, dtype=dtype).masked_fill_(is_hidden, -torch.inf)
             chains.append(Chain(first, rows, hidden))
         return Pattern(bias, tuple(chains))
 

@@ -25,15 +25,13 @@ from torch import Tensor, nn
 from paceline.drafters.checkpoint import ANY_TARGET, DrafterConfig
 from paceline.drafters.pard_checkpoint import MODEL_CONFIG, save_pard
 from paceline.training.acceptance import AcceptanceCounts
-from paceline.training.backbone import run_layers
+from paceline.training.backbone import Backbone
 from paceline.training.data import Batch
 from paceline.training.draft_vocabulary import draft_ids_of, id_offsets
 from paceline.training.eagle3 import TargetFacts
 from paceline.training.errors import TrainingDataError
 from paceline.training.losses import head_argmax, linear_cross_entropy
 from paceline.training.p_eagle_rows import FlatRows, all_rows, sample_rows
-from paceline.training.rotary import rope_tables
-from paceline.training.teacher import llama_sizes
 
 _EVAL_CHAIN = 5
 _EVAL_TEXTS = 2  # at once: all depths of all anchors are many rows
@@ -75,7 +73,7 @@ class Pard1Objective:
         tokenizer_dir: Path | None = None,
     ) -> None:
         self.config = dict(config)
-        self.shape = llama_sizes(self.config)
+        self.shape = Backbone.from_config(self.config)
         self.target = target
         self.mask_token = mask_token
         self.num_depths = num_depths
@@ -159,11 +157,11 @@ class Pard1Objective:
         ids = batch.tokens.gather(1, rows.anchors)
         is_mask = (rows.depths > 0) | (ids == self.mask_token)
         x = torch.where(is_mask[..., None], w[MASK], F.embedding(ids, self._embedding))
-        x = self.fuse(w, batch, rows, x)
-        s = self.shape
-        cos, sin = rope_tables(s.rope_theta, s.head_dim, 0, int(rows.positions.max()) + 1, self.dtype)
-        rope = cos[rows.positions], sin[rows.positions]
-        return run_layers(w, s, x, rope, rows.pattern(self.dtype))
+        x = self.fuse(w, batch, rows, self.shape.scaled(x))
+        ropes = self.shape.ropes(int(rows.positions.max()) + 1, self.dtype)
+        at = {key: (cos[rows.positions], sin[rows.positions]) for key, (cos, sin) in ropes.items()}
+        patterns = {window: rows.pattern(self.dtype, window) for window in self.shape.windows}
+        return self.shape.run_layers(w, x, at, patterns)
 
     def fuse(self, w: dict[str, Tensor], batch: Batch, rows: FlatRows, x: Tensor) -> Tensor:
         """What the layers read; here the embeddings ``x`` ``[texts, n, hidden]`` alone."""

@@ -1,7 +1,7 @@
 """The numbers of a target that drafters are shaped after, read from its transformers configuration.
 
 For any decoder: what a drafter learns from is the target's features, whatever computed them. Deliberately knows no
-forward pass; one that runs certain families only says so itself (`teacher.llama_sizes`).
+forward pass; one that runs certain families only says so itself (`teacher.llama_sizes`, `backbone.Backbone`).
 """
 
 from __future__ import annotations

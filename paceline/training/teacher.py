@@ -27,15 +27,15 @@ _SUPPORTED = ("llama",)
 
 
 def llama_sizes(config: dict[str, Any]) -> ModelSizes:
-    """Sizes of a transformers ``config.json`` of the Llama family, which this forward and its like compute.
+    """Sizes of a transformers ``config.json`` of the Llama family, which this forward computes.
 
     Raises:
         TrainingDataError: another family, or rotary positions that are scaled.
     """
     if config.get("model_type") not in _SUPPORTED:
         raise TrainingDataError(
-            f"model_type {config.get('model_type')!r}: only {', '.join(_SUPPORTED)} is run here. Drafters that learn "
-            "from features alone can be trained for any target: `paceline data continue`, then `paceline data features`"
+            f"model_type {config.get('model_type')!r}: only {', '.join(_SUPPORTED)} is run here. A target of another "
+            "family writes with `paceline data continue`, and `paceline data features` adds what drafters learn from"
         )
     rope = config.get("rope_parameters") or {}
     if rope.get("rope_type", "default") != "default":

@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.models.fetch import PROVENANCE_FILE
-from paceline.training.backbone import LINEAR_NAMES, final_hidden
-from paceline.training.teacher import llama_sizes, read_weights
+from paceline.training.backbone import LINEAR_NAMES, Backbone
+from paceline.training.teacher import read_weights
 from paceline.weights_file import write_weights
 
 PREFIX = "backbone."
@@ -45,7 +45,7 @@ class LoraSettings:
 
 
 class TunedBackbone:
-    """A Llama with updates on all linear maps of its layers; at the start they are zero.
+    """A model with updates on all linear maps of its layers; at the start they are zero.
 
     Args:
         model_dir: the target as it was.
@@ -56,7 +56,7 @@ class TunedBackbone:
 
     def __init__(self, model_dir: Path, settings: LoraSettings, seed: int, dtype: torch.dtype) -> None:
         self.model_dir = model_dir
-        self.shape = llama_sizes(json.loads((model_dir / "config.json").read_text()))
+        self.shape = Backbone.from_config(json.loads((model_dir / "config.json").read_text()))
         self.settings = settings
         self.dtype = dtype
         self._source = read_weights(model_dir)
@@ -85,11 +85,11 @@ class TunedBackbone:
                 read, kept = x, F.dropout(x, self.settings.dropout, is_training)
             a, b = (self.parameters[f"{PREFIX}{name}.lora_{part}"] for part in "ab")
             low = F.linear(kept, a.to(self.dtype)).flatten(0, 1)
-            of_target = F.linear(x, self._weights[name + ".weight"])
+            of_target = F.linear(x, self._weights[name + ".weight"], self._weights.get(name + ".bias"))
             scaled = (self.settings.scale * b).to(self.dtype)
             return torch.addmm(of_target.flatten(0, 1), low, scaled.T).view_as(of_target)
 
-        return final_hidden(self._weights, self.shape, self._embedding, tokens, linear)
+        return self.shape.final_hidden(self._weights, self._embedding, tokens, linear)
 
     def merged(self) -> dict[str, Tensor]:
         """All weights with the updates added, in the types of the source."""

@@ -1,7 +1,8 @@
-"""A tiny target with a tokenizer and a chat template, and text that it wrote itself."""
+"""Tiny targets, one with a chat template and one without, and text that they wrote themselves."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,13 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from paceline.training.continuations import ContinueOptions
+from paceline.training.continuations import run as write_continuations
+from paceline.training.features import FeatureOptions
+from paceline.training.features import run as add_features
 from paceline.training.synth import SynthOptions
 from paceline.training.synth import run as synthesise
+from tests.drafters.gemma4_checkpoint import save_gemma3
 
 SPECIAL = ["<pad>", "<|im_start|>", "<|im_end|>"]
 TEMPLATE = (
@@ -84,3 +90,46 @@ def heldout_dir(target_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     path = tmp_path_factory.mktemp("heldout")
     synthesise(synth_options(target_dir, path, seed=2, num_shards=1, greedy_share=1.0))
     return path
+
+
+@pytest.fixture(scope="session")
+def gemma3_dir(target_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Gemma 3 whose sliding layers see eight tokens, with the bytes of the tiny Llama that fit its table."""
+    path = save_gemma3(tmp_path_factory.mktemp("gemma3"))
+    tokenizer = json.loads((target_dir / "tokenizer.json").read_text())
+    size = json.loads((path / "config.json").read_text())["vocab_size"]
+    vocab = tokenizer["model"]["vocab"]
+    tokenizer["model"]["vocab"] = {token: i for token, i in vocab.items() if i < size}
+    tokenizer["model"]["unk_token"] = SPECIAL[0]
+    (path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    return path
+
+
+def continued(model_dir: Path, out_dir: Path, seed: int, num_shards: int = 1) -> Path:
+    """Text without features: eight texts of 60 tokens a shard, greedy."""
+    write_continuations(
+        ContinueOptions(
+            model_dir,
+            out_dir,
+            seed=seed,
+            num_shards=num_shards,
+            rows=8,
+            max_tokens=60,
+            ask_share=0.0,
+            greedy_share=1.0,
+            dtype="float32",
+            num_threads=1,
+        )
+    )
+    return out_dir
+
+
+@pytest.fixture(scope="session")
+def gemma3_text_dirs(gemma3_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Text to learn from and held-out text of the tiny Gemma, with features."""
+    folders = []
+    for seed in (1, 2):
+        folder = continued(gemma3_dir, tmp_path_factory.mktemp("gemma3-text"), seed)
+        add_features(FeatureOptions(gemma3_dir, folder, dtype="float32", num_threads=1))
+        folders.append(folder)
+    return folders[0], folders[1]

@@ -1,17 +1,21 @@
-"""The differentiable forward equals the teacher's, padding or not, and a tuned backbone equals what it writes."""
+"""The differentiable forward is that of teacher and transformers, padding or not; a tuned one is what it writes."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from paceline.models import model_fingerprint, tokenizer_fingerprint
 from paceline.models.fetch import PROVENANCE_FILE
 from paceline.target import SequenceRows, TapSpec, TargetEngine
-from paceline.training.backbone import final_hidden
-from paceline.training.teacher import Teacher
+from paceline.training.backbone import Backbone
+from paceline.training.errors import TrainingDataError
+from paceline.training.teacher import Teacher, read_weights
 from paceline.training.tuned_backbone import LoraSettings, TunedBackbone
 
 
@@ -20,16 +24,73 @@ def _tokens(rows: int, length: int, seed: int) -> torch.Tensor:
 
 
 def test_forward_equals_the_teachers_logits(target_dir: Path) -> None:
-    from paceline.training.teacher import read_weights
-
     teacher, weights = Teacher.load(target_dir, torch.float32), read_weights(target_dir)
     tokens = _tokens(3, 40, seed=1)
     padded = torch.nn.functional.pad(tokens, (0, 9))
     with torch.no_grad():
         expected, _ = teacher.forward(tokens, teacher.new_cache(3, 40))
-        hidden = final_hidden(weights, teacher.shape, weights["model.embed_tokens.weight"], padded)
+        hidden = Backbone.llama(teacher.shape).final_hidden(
+            weights, weights["model.embed_tokens.weight"], padded
+        )
         logits, wanted = (teacher.logits(x[:, :40].flatten(0, 1)) for x in (hidden, expected))
     torch.testing.assert_close(logits, wanted, atol=2e-4, rtol=1e-4)
+
+
+def family(name: str) -> dict[str, Any]:
+    """A random model's configuration; what is particular to its family is not left at what does nothing."""
+    common: dict[str, Any] = {
+        "vocab_size": 120, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 3,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 256,
+        "initializer_range": 0.15, "tie_word_embeddings": True, "bos_token_id": 1, "eos_token_id": 2,
+    }  # fmt: skip
+    gemma = {"query_pre_attn_scalar": 9, "sliding_window": 9}
+    kinds = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+    own: dict[str, dict[str, Any]] = {
+        "llama": {"rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0}},
+        "mistral": {"sliding_window": 9},
+        "qwen2": {},
+        "qwen3": {},
+        "gemma3_text": {**gemma, **kinds},
+    }
+    return {"model_type": name, **common, **own[name]}
+
+
+def save_random(config: dict[str, Any], path: Path) -> Path:
+    """All parameters random, norms and biases too."""
+    torch.manual_seed(5)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config), dtype=torch.float32)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter.add_(torch.randn(parameter.shape) * 0.2)
+    model.save_pretrained(path)
+    return path
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "qwen2", "qwen3", "gemma3_text"])
+def test_the_forward_of_every_family_is_that_of_transformers(name: str, tmp_path: Path) -> None:
+    model_dir = save_random(family(name), tmp_path)
+    backbone = Backbone.from_config(json.loads((model_dir / "config.json").read_text()))
+    weights = read_weights(model_dir)
+    tokens = _tokens(2, 30, seed=7) % 120
+    with torch.no_grad():
+        hidden = backbone.final_hidden(weights, weights["model.embed_tokens.weight"], tokens)
+        model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
+        expected = model(tokens, output_hidden_states=True).hidden_states[-1]
+    torch.testing.assert_close(hidden, expected, atol=2e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"model_type": "gpt2"}, "learn from features alone can: `paceline data continue`"),
+        ({"model_type": "no-such-model"}, "'no-such-model' is not known"),
+        ({"model_type": "gemma2"}, "soft caps"),
+    ],
+)
+def test_what_is_not_computed_is_refused(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(TrainingDataError, match=message):
+        Backbone.from_config(config)
 
 
 def test_gradients_reach_every_update(target_dir: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,41 +12,24 @@ from transformers import AutoModelForCausalLM
 from paceline.drafters import DraftRequest, drafter_tap, load_drafter
 from paceline.target import SequenceRows, TargetEngine
 from paceline.training import shards
-from paceline.training.continuations import ContinueOptions
-from paceline.training.continuations import run as write_text
 from paceline.training.errors import TrainingDataError
 from paceline.training.features import FeatureOptions, run
 from paceline.training.sizes import ModelSizes
 from paceline.training.teacher import default_tap_layers
 from paceline.training.trainer import TrainOptions
 from paceline.training.trainer import run as train
-from tests.drafters.gemma4_checkpoint import save_gemma3
+from tests.training.conftest import continued
 
-FROM_FEATURES = ("deepseek_mtp", "dflash", "dspark", "eagle1", "eagle2", "eagle3", "medusa1", "p_eagle")
-"""Methods that learn from features alone; the others run a target's layers themselves, or read its cache."""
-
-
-@pytest.fixture(scope="module")
-def gemma_dir(target_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random Gemma 3 with the tokenizer of the tiny Llama."""
-    path = save_gemma3(tmp_path_factory.mktemp("gemma3"))
-    tokenizer = json.loads((target_dir / "tokenizer.json").read_text())
-    vocab = tokenizer["model"]["vocab"]
-    tokenizer["model"]["vocab"] = {token: i for token, i in vocab.items() if i < 108}
-    tokenizer["model"]["unk_token"] = "<pad>"
-    (path / "tokenizer.json").write_text(json.dumps(tokenizer))
-    return path
-
-
-def written(model_dir: Path, out_dir: Path, seed: int, num_shards: int = 1) -> Path:
-    """Text without features."""
-    write_text(
-        ContinueOptions(
-            model_dir, out_dir, seed=seed, num_shards=num_shards, rows=8, max_tokens=60, ask_share=0.0,
-            greedy_share=1.0, dtype="float32", num_threads=1,
-        )
-    )  # fmt: skip
-    return out_dir
+METHODS = (
+    *("deepseek_mtp", "dflash", "dspark", "eagle1", "eagle2", "eagle3", "medusa1", "p_eagle"),
+    *(
+        "independent",
+        "medusa2",
+        "pard1",
+        "pard2",
+    ),  # these train layers of the target itself, or a model cut from it
+)
+"""All but the one that was made for Gemma."""
 
 
 def options(model_dir: Path, data_dir: Path) -> FeatureOptions:
@@ -56,10 +38,10 @@ def options(model_dir: Path, data_dir: Path) -> FeatureOptions:
 
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
 def test_features_are_the_hidden_states_of_transformers(
-    family: str, target_dir: Path, gemma_dir: Path, tmp_path: Path
+    family: str, target_dir: Path, gemma3_dir: Path, tmp_path: Path
 ) -> None:
-    model_dir = target_dir if family == "llama" else gemma_dir
-    folder = written(model_dir, tmp_path / "text", seed=3)
+    model_dir = target_dir if family == "llama" else gemma3_dir
+    folder = continued(model_dir, tmp_path / "text", seed=3)
     before = shards.read_shard(shards.shard_path(folder, 0))
     assert before.hidden is None
     assert run(options(model_dir, folder))["conversations"] == 8
@@ -83,80 +65,53 @@ def test_features_are_the_hidden_states_of_transformers(
 
 
 def test_shards_that_have_features_are_kept(target_dir: Path, tmp_path: Path) -> None:
-    folder = written(target_dir, tmp_path / "text", seed=4)
+    folder = continued(target_dir, tmp_path / "text", seed=4)
     run(options(target_dir, folder))
     path = shards.shard_path(folder, 0)
     before = path.stat().st_mtime_ns
-    written(target_dir, folder, seed=4, num_shards=2)
+    continued(target_dir, folder, seed=4, num_shards=2)
     assert run(options(target_dir, folder))["shards"] == 2
     assert path.stat().st_mtime_ns == before
     assert shards.read_shard(shards.shard_path(folder, 1)).hidden is not None
 
 
-def test_text_of_another_target_is_refused(target_dir: Path, gemma_dir: Path, tmp_path: Path) -> None:
-    folder = written(target_dir, tmp_path / "text", seed=5)
+def test_text_of_another_target_is_refused(target_dir: Path, gemma3_dir: Path, tmp_path: Path) -> None:
+    folder = continued(target_dir, tmp_path / "text", seed=5)
     with pytest.raises(TrainingDataError, match="another target"):
-        run(options(gemma_dir, folder))
+        run(options(gemma3_dir, folder))
     with pytest.raises(TrainingDataError, match="no shards"):
         run(options(target_dir, tmp_path))
     with pytest.raises(TrainingDataError, match="batch_tokens"):
         run(replace(options(target_dir, folder), batch_tokens=0))
 
 
-@pytest.fixture(scope="module")
-def gemma_text(gemma_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Text to learn from and held-out text, with features."""
-    folders = []
-    for seed in (1, 2):
-        folder = written(gemma_dir, tmp_path_factory.mktemp("gemma-text"), seed)
-        run(options(gemma_dir, folder))
-        folders.append(folder)
-    return folders[0], folders[1]
-
-
-@pytest.mark.parametrize("method", FROM_FEATURES)
+@pytest.mark.parametrize("method", METHODS)
 def test_a_drafter_is_trained_and_drafts_for_a_target_that_is_no_llama(
-    method: str, gemma_dir: Path, gemma_text: tuple[Path, Path], tmp_path: Path
+    method: str, gemma3_dir: Path, gemma3_text_dirs: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    data_dir, heldout_dir = gemma_text
+    data_dir, heldout_dir = gemma3_text_dirs
     result = train(
         TrainOptions(
-            method, gemma_dir, data_dir, heldout_dir, tmp_path / "run", tmp_path / "export", num_steps=3,
+            method, gemma3_dir, data_dir, heldout_dir, tmp_path / "run", tmp_path / "export", num_steps=3,
             batch_tokens=200, draft_vocab=64, num_layers=1, block_size=4, num_depths=3, num_heads=2, test_steps=2,
-            markov_rank=8, num_anchors=4, eval_every=3, dtype="float32", num_threads=1,
+            markov_rank=8, num_anchors=4, lora_rank=4, max_loss_increase=9.0, eval_every=3, dtype="float32",
+            num_threads=1,
         )
     )  # fmt: skip
     assert result.step == 3
+    served = tmp_path / "export" / "target" if method == "medusa2" else gemma3_dir
     tap = drafter_tap(tmp_path / "export")
-    assert tap is not None
-    engine = TargetEngine.load(gemma_dir, dtype=torch.float32, taps=[tap])
-    drafter = load_drafter(tmp_path / "export", gemma_dir, dtype=torch.float32)
+    engine = TargetEngine.load(served, dtype=torch.float32, taps=[] if tap is None else [tap])
+    drafter = load_drafter(tmp_path / "export", served, dtype=torch.float32)
     text = [5, 9, 40, 77, 12]
-    features = engine.step([SequenceRows(engine.open(16), text[:-1])]).features[0]
+    step = engine.step([SequenceRows(engine.open(16), text[:-1])])
     drafter.open(1, text)
-    drafter.feed(1, 0, features)
+    if tap is not None:
+        drafter.feed(1, 0, step.features[0])
     (entry,) = drafter.draft([DraftRequest(1, num_tokens=2)])
     assert entry is not None
     assert entry.tokens
     assert all(0 <= token < 108 for token in entry.tokens)
-
-
-@pytest.mark.parametrize("method", ["independent", "pard1", "medusa2"])
-def test_methods_that_run_a_target_s_layers_say_which_families_they_know(
-    method: str, gemma_dir: Path, gemma_text: tuple[Path, Path], tmp_path: Path
-) -> None:
-    with pytest.raises(TrainingDataError, match=r"'gemma3_text': only llama .*`paceline data features`"):
-        train(
-            TrainOptions(
-                method,
-                gemma_dir,
-                *gemma_text,
-                tmp_path / "run",
-                tmp_path / "export",
-                num_layers=2,
-                draft_vocab=0,
-            )
-        )
 
 
 def test_logits_that_are_bent_behind_the_head_are_refused() -> None:

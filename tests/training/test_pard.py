@@ -168,10 +168,18 @@ def test_the_gate_leaves_features_out_of_whole_texts(
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("draft_vocab", [0, 128])
+@pytest.mark.parametrize(
+    ("family", "draft_vocab"), [("llama", 0), ("llama", 128), ("gemma3", 0), ("gemma3", 64)]
+)
 def test_what_is_exported_drafts_what_training_says(
-    method: str, draft_vocab: int, target_dir: Path, text_dir: Path, tmp_path: Path
+    method: str, family: str, draft_vocab: int, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
+    target_dir: Path = request.getfixturevalue("target_dir" if family == "llama" else "gemma3_dir")
+    text_dir: Path = (
+        request.getfixturevalue("text_dir")
+        if family == "llama"
+        else request.getfixturevalue("gemma3_text_dirs")[0]
+    )
     objective, batch = _objective(method, target_dir, text_dir, tmp_path, draft_vocab=draft_vocab)
     with torch.no_grad():  # what is exported is bfloat16
         for parameter in objective.named_parameters().values():
