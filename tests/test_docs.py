@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import shlex
 from pathlib import Path
 
 import pytest
+import typer
 from typer.main import get_command
 
+from experiments.pipeline.measure import Lengths, parse_cycles
 from paceline.cli.app import app
 
 ROOT = Path(__file__).parent.parent
@@ -70,3 +73,27 @@ def test_named_commands_take_these_options(line: str) -> None:
         name, command, arguments = command.resolve_command(context, rest)
         assert command is not None, name
         context = command.make_context(name, arguments, parent=context)
+
+
+EXPERIMENTS = [
+    pytest.param(line.strip(), id=f"{page.name}: {line.strip()[:70]}")
+    for page in PAGES
+    for block in re.findall(r"```(?:console)?\n(.*?)```", page.read_text(), re.DOTALL)
+    for line in block.replace("\\\n", " ").splitlines()
+    if line.strip().startswith("python -m experiments.")
+]
+
+
+def test_there_are_experiments() -> None:
+    assert len(EXPERIMENTS) > 4
+
+
+@pytest.mark.parametrize("line", EXPERIMENTS)
+def test_named_experiments_take_these_options(line: str) -> None:
+    _, _, module, *arguments = shlex.split(line, comments=True)
+    name = module.rpartition(".")[2]
+    command = typer.Typer(add_completion=False)
+    command.command()(getattr(importlib.import_module(f"{module}.__main__"), name))
+    context = get_command(command).make_context(name, arguments)
+    if name == "pipeline":  # what it makes of its words only shows when it runs
+        assert parse_cycles(context.params["cycles"], Lengths())

@@ -1,6 +1,6 @@
-"""`python -m experiments.dials.policy_process`: a policy from a file, served where the scheduler would be.
+"""`python -m experiments.dials.policy_process`: the scheduler, with policies from a file while it names one.
 
-Takes all flags of the scheduler, so that a deployment can start it in its place, and uses those of a server alone.
+Takes all flags of the scheduler, so that a deployment can start it in its place.
 """
 
 from __future__ import annotations
@@ -11,31 +11,32 @@ from pathlib import Path
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from experiments.dials.policy import FixedPolicy, FixedPolicyServicer
-from paceline.v1 import scheduler_pb2, scheduler_pb2_grpc
+from experiments.dials.policy import FixablePolicyServicer, read_policy
 from services.runtime.lifecycle import Process, serve
 from services.runtime.settings import load
+from services.scheduler.__main__ import build as build_scheduler
 from services.scheduler.settings import SchedulerSettings
 
 
-class FixedPolicySettings(SchedulerSettings):
-    """Serves a policy from a file, for experiments alone."""
+class FixablePolicySettings(SchedulerSettings):
+    """Serves a policy from a file, or the scheduler's own, for experiments alone."""
 
     model_config = SettingsConfigDict(env_prefix="PACELINE_FIXED_POLICY_")
 
-    policy: Path = Field(description="JSON file of the policy, read again whenever it was replaced")
+    policy: Path = Field(
+        description="JSON file of the policy, read again whenever it was replaced; null: the scheduler's own"
+    )
 
 
 def main() -> None:
     """Serve until told to end."""
-    settings = load(FixedPolicySettings, sys.argv[1:])
+    settings = load(FixablePolicySettings, sys.argv[1:])
 
     async def build(process: Process) -> None:
-        FixedPolicy.read(settings.policy)  # a bad file ends the start, not a stream
-        servicer = FixedPolicyServicer(settings.policy, process.draining)
-        scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(servicer, process.server)
-        process.add_service_name(scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"].full_name)
-        await process.ready()
+        read_policy(settings.policy)  # a bad file ends the start, not a stream
+        await build_scheduler(
+            process, lambda registry, draining: FixablePolicyServicer(registry, draining, settings.policy)
+        )
 
     serve("scheduler", settings, build)
 

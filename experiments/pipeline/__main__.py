@@ -24,9 +24,13 @@ def pipeline(
         str, typer.Option(help="Conductor to drafter and back: ms, or plain steps as in 0.5T; by commas.")
     ] = "0,1,5,0.5T,20,50",
     sequences: Annotated[str, typer.Option(help="Sequences at once, by commas.")] = "1",
-    cycles: Annotated[str, typer.Option(help="Of synchronous, ahead, enumerate; by commas.")] = (
-        "synchronous,ahead,enumerate"
-    ),
+    cycles: Annotated[
+        str,
+        typer.Option(
+            help="Of synchronous, ahead, enumerate, planned (as the scheduler decides); by commas. "
+            "A draft length of its own stands behind a colon, as in synchronous:4."
+        ),
+    ] = "synchronous,ahead,enumerate",
     step_curve: Annotated[str, typer.Option(help="Step time: ms, or rows:ms as in 1:30,64:45.")] = "30",
     draft_length: Annotated[
         int | None, typer.Option(min=1, max=63, help="Of the synchronous cycle; the best by theory.")
@@ -63,9 +67,9 @@ def pipeline(
 ) -> None:
     """Measure cycles of speculation beside plain decoding, through real services whose speeds are dials."""
     from experiments.dials.dials import Dials
-    from experiments.pipeline.cell import Cell, Cycle, parse_counts, parse_list, round_trips_ms
+    from experiments.pipeline.cell import Cell, parse_counts, parse_list, round_trips_ms
     from experiments.pipeline.laboratory import laboratory
-    from experiments.pipeline.measure import Lengths, arms_of, figures_of, run_rounds
+    from experiments.pipeline.measure import Lengths, arms_of, figures_of, parse_cycles, run_rounds
     from experiments.pipeline.picture import draw
     from experiments.pipeline.report import make_report, table
     from services.verifier.step_clock import StepCurve
@@ -75,7 +79,6 @@ def pipeline(
     try:
         curve = StepCurve.parse(step_curve)
         counts = parse_counts(sequences, "sequences", MAX_SEQUENCES)
-        chosen = [Cycle(name.strip()) for name in cycles.split(",")]
         further = json.loads(dials)
         cells = [
             Cell(
@@ -91,17 +94,14 @@ def pipeline(
             for c in parse_list(cost, "cost")
             for round_trip_ms in round_trips_ms(round_trips.split(","), curve.step_s(count) * 1e3)
         ]
-        arms = arms_of(
-            cells,
-            [cycle for cycle in chosen if cycle is not Cycle.PLAIN],
-            Lengths(
-                draft_length,
-                ahead_length,
-                draft_ahead,
-                outcomes,
-                None if hold_ms is None else round(hold_ms * 1e3),
-            ),
+        lengths = Lengths(
+            draft_length,
+            ahead_length,
+            draft_ahead,
+            outcomes,
+            None if hold_ms is None else round(hold_ms * 1e3),
         )
+        arms = arms_of(cells, parse_cycles(cycles, lengths))
     except (ValueError, TypeError) as error:  # InvalidRequestError is a ValueError
         raise typer.BadParameter(str(error)) from None
     with (

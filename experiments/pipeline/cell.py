@@ -29,6 +29,8 @@ class Cycle(StrEnum):
     """The drafter goes on from the end of its draft while the target verifies; no step waits."""
     ENUMERATE = "enumerate"
     """The drafter drafts past the likely outcomes while the target verifies; a step waits where none came about."""
+    PLANNED = "planned"
+    """As the scheduler decides, from what it has measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,7 @@ class Shape:
     """Lengths of a cycle.
 
     Attributes:
-        draft_length: tokens of a draft.
+        draft_length: tokens of a draft; 0 leaves all of them to the scheduler.
         draft_ahead: tokens past it, or past each outcome.
         outcomes: outcomes drafted past.
         hold_us: longest wait of a step for a draft that is due.
@@ -47,8 +49,10 @@ class Shape:
     outcomes: int = 0
     hold_us: int = 0
 
-    def policy(self, version: int) -> FixedPolicy:
-        """As verifier and drafter are told."""
+    def policy(self, version: int) -> FixedPolicy | None:
+        """As verifier and drafter are told; None: what the scheduler says."""
+        if not self.draft_length:
+            return None
         return FixedPolicy(
             version=version,
             draft_length=self.draft_length,

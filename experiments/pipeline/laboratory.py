@@ -73,7 +73,8 @@ class Laboratory:
         self._link.set_round_trip(LINK, cell.round_trip_ms)
         if shape != self._shape:
             self._version += 1
-            write_json(_policy_path(self.directory), shape.policy(self._version).as_dict())
+            policy = shape.policy(self._version)
+            write_json(_policy_path(self.directory), None if policy is None else policy.as_dict())
             self._shape = shape
             time.sleep(SETTLE_S)
 

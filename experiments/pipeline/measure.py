@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import mean, median
 from typing import Any
 
-from experiments.pipeline.cell import HOLD_US, MAX_NODES, Cell, Cycle, Shape
+from experiments.pipeline.cell import HOLD_US, MAX_NODES, Cell, Cycle, Shape, parse_counts
 from experiments.pipeline.counts import Counts
 from experiments.pipeline.laboratory import Laboratory
 from experiments.pipeline.prediction import best_synchronous_length, expected_tokens, predicted
 from experiments.pipeline.sample import Sample
+from paceline.errors import InvalidRequestError
 
 Progress = Callable[[str], None]
 
@@ -99,7 +100,7 @@ class Arm:
         """Tokens of a pass in the mean over all luck, where every pass has a whole draft."""
         if self.cycle is Cycle.PLAIN:
             return 1.0
-        if not self.shape.hold_us:
+        if not self.shape.hold_us:  # nothing waits, or the scheduler says when
             return None
         return expected_tokens(self.cell.dials.acceptance, self.shape.draft_length)
 
@@ -107,6 +108,11 @@ class Arm:
         """Speed over plain with the time of a pass as measured, in plain ones, and its tokens as expected."""
         tokens = self._expected_tokens()
         return None if tokens is None else tokens / pass_length
+
+    def over_best(self, others: Sequence[Arm]) -> float:
+        """Speed over that of the fastest of `others`, in the median of the rounds."""
+        best = max(others, key=lambda arm: median(arm.rounds))
+        return median(mine / its for mine, its in zip(self.rounds, best.rounds, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +141,8 @@ FIRST_AHEAD = 4
 def shape_of(cycle: Cycle, cell: Cell, lengths: Lengths) -> Shape:
     """The lengths of a cycle at a point."""
     best = lengths.synchronous or best_synchronous_length(cell)
-    if cycle is Cycle.PLAIN:
-        return Shape(1)
+    if cycle in (Cycle.PLAIN, Cycle.PLANNED):
+        return Shape(1 if cycle is Cycle.PLAIN else 0)
     if cycle is Cycle.SYNCHRONOUS:
         return Shape(best, hold_us=HOLD_US)
     if cycle is Cycle.AHEAD:
@@ -154,13 +160,37 @@ def _or(given: int | None, default: int) -> int:
     return default if given is None else given
 
 
-def arms_of(cells: Sequence[Cell], cycles: Sequence[Cycle], lengths: Lengths) -> list[Arm]:
+def parse_cycles(text: str, lengths: Lengths) -> list[tuple[Cycle, Lengths]]:
+    """Cycles by commas, each with its own draft length behind a colon where the common one does not hold.
+
+    Raises:
+        InvalidRequestError: no such cycle, or no such length.
+    """
+    found: list[tuple[Cycle, Lengths]] = []
+    for part in text.split(","):
+        name, _, length = part.strip().partition(":")
+        try:
+            cycle = Cycle(name)
+        except ValueError:
+            raise InvalidRequestError("cycles", f"{name!r} is none of {', '.join(Cycle)}") from None
+        own = lengths
+        if length:
+            (number,) = parse_counts(length, "cycles", MAX_NODES - 1)
+            own = replace(lengths, synchronous=number, ahead=number)
+        if cycle is not Cycle.PLAIN:
+            found.append((cycle, own))
+    return found
+
+
+def arms_of(cells: Sequence[Cell], cycles: Sequence[tuple[Cycle, Lengths]]) -> list[Arm]:
     """Every cycle at every point; plain decoding once for each number of sequences, before what is measured by it."""
     arms: list[Arm] = []
     for num_sequences in sorted({cell.num_sequences for cell in cells}):
         same = [cell for cell in cells if cell.num_sequences == num_sequences]
-        arms.append(Arm(same[0], Cycle.PLAIN, shape_of(Cycle.PLAIN, same[0], lengths)))
-        arms += [Arm(cell, cycle, shape_of(cycle, cell, lengths)) for cell in same for cycle in cycles]
+        arms.append(Arm(same[0], Cycle.PLAIN, Shape(1)))
+        arms += [
+            Arm(cell, cycle, shape_of(cycle, cell, lengths)) for cell in same for cycle, lengths in cycles
+        ]
     return arms
 
 
@@ -189,6 +219,10 @@ def run_rounds(
     for arm in arms[:2]:
         laboratory.set(arm.cell, arm.shape, seed)
         laboratory.generate(arm.cell.num_sequences, min(num_tokens, 32), speculation=True)
+    for arm in arms:
+        if arm.cycle is Cycle.PLANNED:  # the scheduler learns what its decisions rest on
+            laboratory.set(arm.cell, arm.shape, seed)
+            laboratory.generate(arm.cell.num_sequences, num_tokens, speculation=True)
     for index in range(num_rounds):
         for arm in arms:
             progress(
@@ -202,7 +236,15 @@ def run_rounds(
 def figures_of(arms: Sequence[Arm]) -> list[dict[str, Any]]:
     """The figures of every arm, beside plain decoding of as many sequences."""
     plain = {arm.cell.num_sequences: arm for arm in arms if arm.cycle is Cycle.PLAIN}
-    return [arm.figures(plain[arm.cell.num_sequences]) for arm in arms]
+    found = []
+    for arm in arms:
+        figures = arm.figures(plain[arm.cell.num_sequences])
+        if arm.cycle is Cycle.PLANNED:
+            fixed = [other for other in arms if other.cell == arm.cell and other.cycle is not Cycle.PLANNED]
+            rivals = [plain[arm.cell.num_sequences], *fixed]
+            figures["over_best_fixed"] = round(arm.over_best(rivals), 3)
+        found.append(figures)
+    return found
 
 
 def _gaps_s(samples: Sequence[Sample]) -> list[float]:

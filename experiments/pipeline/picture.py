@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-COLOURS = {"synchronous": "#3366aa", "ahead": "#d9822b", "enumerate": "#2e8b57"}
+COLOURS = {"synchronous": "#3366aa", "ahead": "#d9822b", "enumerate": "#2e8b57", "planned": "#8a4fa3"}
 LINES = ("-", "--", ":", "-.")
 
 

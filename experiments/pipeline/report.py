@@ -64,6 +64,8 @@ def table(report: Mapping[str, Any]) -> Table:
 
 
 def _lengths(arm: Mapping[str, Any]) -> str:
+    if arm["cycle"] == "planned":
+        return f"{arm['over_best_fixed']:.2f} of the best"
     past = f" + {arm['draft_ahead']}" if arm["draft_ahead"] else ""
     outcomes = f" x {arm['outcomes']}" if arm["outcomes"] else ""
     return f"{arm['draft_length']}{past}{outcomes}"

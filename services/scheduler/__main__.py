@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from urllib.parse import urlsplit
 
 from paceline.errors import InvalidRequestError
@@ -21,8 +21,16 @@ from services.scheduler.store import MeasurementStore
 _FIRST_CONNECT_S = 2.0  # a start waits this long for Redis, to begin warm; then it serves without
 
 
-async def build(process: Process) -> None:
-    """Add the servicer to a process and start what it needs."""
+MakeServicer = Callable[[Registry, asyncio.Event], SchedulerServicer]
+
+
+async def build(process: Process, make_servicer: MakeServicer = SchedulerServicer) -> None:
+    """Add the servicer to a process and start what it needs.
+
+    Args:
+        process: whose settings are the scheduler's.
+        make_servicer: of the registry and of what is set when streams should end; experiments bring their own.
+    """
     settings = process.settings
     assert isinstance(settings, SchedulerSettings)
     redis = _redis(settings)
@@ -48,7 +56,7 @@ async def build(process: Process) -> None:
     process.on_drain(registry.wake)
     process.on_close(close)
     scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(
-        SchedulerServicer(registry, process.draining), process.server
+        make_servicer(registry, process.draining), process.server
     )
     process.add_service_name(SERVICE_NAME)
     await process.ready()

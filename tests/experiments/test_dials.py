@@ -15,7 +15,7 @@ import pytest
 from experiments.dials.dials import Confidence, DialFile, Dials, fixed
 from experiments.dials.drafter import DialledDrafter
 from experiments.dials.luck import Luck
-from experiments.dials.policy import FixedPolicy
+from experiments.dials.policy import FixedPolicy, read_policy
 from experiments.dials.script import Script, ScriptText
 from paceline.drafters import Drafter, DrafterError, DraftRequest, OutcomeRequest, UnknownDraftSequenceError
 from paceline.errors import InvalidRequestError
@@ -407,8 +407,10 @@ def test_policies_are_written_and_read(tmp_path: Path) -> None:
     path = tmp_path / "policy.json"
     policy = FixedPolicy(version=3, draft_length=9, outcomes=4, draft_ahead=2)
     write_json(path, policy.as_dict())
-    assert FixedPolicy.read(path) == policy
+    assert read_policy(path) == policy
     assert policy.to_proto().outcomes == 4
+    write_json(path, None)
+    assert read_policy(path) is None  # the scheduler's own
     path.write_text(json.dumps({"draft": 3}))
     with pytest.raises(InvalidRequestError):
-        FixedPolicy.read(path)
+        read_policy(path)

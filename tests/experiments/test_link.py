@@ -37,8 +37,8 @@ class EchoServer:
         self._accepting.start()
 
     def close(self) -> None:
-        with socket.create_connection(("127.0.0.1", self.port)):
-            self._socket.close()  # the connection wakes the thread that waits for one
+        self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for a connection
+        self._socket.close()
         self._accepting.join(10)
 
     def _accept(self) -> None:

@@ -23,7 +23,7 @@ from experiments.pipeline import counts as counting
 from experiments.pipeline.__main__ import pipeline
 from experiments.pipeline.cell import HOLD_US, Cell, Cycle, Shape, parse_counts, parse_list, round_trips_ms
 from experiments.pipeline.counts import Counts
-from experiments.pipeline.measure import Arm, Lengths, arms_of, figures_of, shape_of
+from experiments.pipeline.measure import Arm, Lengths, arms_of, figures_of, parse_cycles, shape_of
 from experiments.pipeline.picture import draw
 from experiments.pipeline.prediction import (
     best_synchronous_length,
@@ -176,10 +176,39 @@ def test_lengths() -> None:
 
 def test_every_cycle_at_every_point_and_plain_once_for_each_load() -> None:
     points = [cell(0.8, 0.05, r, num_sequences=n) for n in (1, 4) for r in (0.0, 0.5)]
-    arms = arms_of(points, [Cycle.SYNCHRONOUS, Cycle.AHEAD], Lengths())
+    arms = arms_of(points, parse_cycles("synchronous,ahead", Lengths()))
     assert [arm.cycle for arm in arms].count(Cycle.PLAIN) == 2
     assert len(arms) == 2 + 8
     assert arms[0].cycle is Cycle.PLAIN
+
+
+def test_cycles_may_name_lengths_of_their_own() -> None:
+    common = Lengths(ahead=5, outcomes=3)
+    assert parse_cycles("plain, synchronous:2,enumerate,planned", common) == [
+        (Cycle.SYNCHRONOUS, Lengths(synchronous=2, ahead=2, outcomes=3)),
+        (Cycle.ENUMERATE, common),
+        (Cycle.PLANNED, common),
+    ]
+    for text in ("synchronous:0", "synchronous:64", "ahead:x", "ahead:1:2", "", "planned,"):
+        with pytest.raises(InvalidRequestError, match="cycles"):
+            parse_cycles(text, common)
+
+
+def test_what_the_scheduler_decides_is_held_against_the_best_fixed_cycle() -> None:
+    point = cell(0.8, 0.05, 0.5)
+    assert shape_of(Cycle.PLANNED, point, Lengths()).policy(3) is None
+    arms = arms_of(
+        [point, cell(0.9, 0.05, 0.5)], parse_cycles("synchronous:2,planned,synchronous:4", Lengths())
+    )
+    for arm, speeds in zip(
+        arms, ((10, 10), (15, 17), (18, 16), (14, 20), (1, 1), (3, 3), (2, 2)), strict=True
+    ):
+        arm.rounds += speeds
+        arm.samples += [sample(0.1, 3)] * 2
+        arm.wall_s, arm.counts = 1.0, Counts(step_s=0.5, num_steps=5)
+    planned = [figures["over_best_fixed"] for figures in figures_of(arms) if figures["cycle"] == "planned"]
+    # The longer fixed length is best in the median of the first point; plain decoding, 10 both times, of the second.
+    assert planned == pytest.approx([(18 / 14 + 16 / 20) / 2, 0.3], abs=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -249,7 +278,7 @@ def test_speed_leaves_the_first_and_the_last_chunk_out() -> None:
 
 
 def measured() -> list[Arm]:
-    arms = arms_of([cell(0.8, 0.05, 0.5)], [Cycle.SYNCHRONOUS, Cycle.AHEAD], Lengths())
+    arms = arms_of([cell(0.8, 0.05, 0.5)], parse_cycles("synchronous,ahead", Lengths()))
     for arm, per_chunk in zip(arms, (1, 4, 5), strict=True):
         for _ in range(2):
             one = sample(0.1, per_chunk, identical=arm.cycle is not Cycle.AHEAD)

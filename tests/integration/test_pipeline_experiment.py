@@ -11,7 +11,7 @@ import pytest
 from experiments.dials.dials import Dials
 from experiments.pipeline.cell import Cell, Cycle
 from experiments.pipeline.laboratory import Laboratory, laboratory
-from experiments.pipeline.measure import Arm, Lengths, arms_of, figures_of, run_rounds, shape_of
+from experiments.pipeline.measure import Arm, Lengths, arms_of, figures_of, parse_cycles, run_rounds, shape_of
 from experiments.pipeline.prediction import expected_tokens, predicted
 from services.verifier.step_clock import StepCurve
 
@@ -42,8 +42,7 @@ def up() -> Iterator[Laboratory]:
 def test_cycles_keep_the_text_and_come_near_the_theory(up: Laboratory) -> None:
     arms = arms_of(
         [point(0.8, 30.0)],
-        [Cycle.SYNCHRONOUS, Cycle.AHEAD, Cycle.ENUMERATE],
-        Lengths(ahead=4, past=4, outcomes=4),
+        parse_cycles("synchronous,ahead,enumerate", Lengths(ahead=4, past=4, outcomes=4)),
     )
     run_rounds(up, arms, num_rounds=1, num_tokens=64, num_plain_tokens=12, seed=3, progress=lambda text: None)
     plain, synchronous, ahead, enumerated = figures_of(arms)
@@ -78,10 +77,25 @@ def test_a_drafter_that_is_always_right_gains_its_whole_length(up: Laboratory) -
 
 def test_several_at_once_are_drafted_for_together(up: Laboratory) -> None:
     cell = point(0.9, 10.0, num_sequences=3)
-    arms = arms_of([cell], [Cycle.SYNCHRONOUS], Lengths(synchronous=6))
+    arms = arms_of([cell], parse_cycles("synchronous:6", Lengths()))
     run_rounds(up, arms, num_rounds=1, num_tokens=40, num_plain_tokens=10, seed=0, progress=lambda text: None)
     plain, synchronous = figures_of(arms)
     assert plain["identical"]
     assert synchronous["identical"]
     assert plain["tokens_per_s"] > 2.4 * 1e3 / (1.25 * STEP_MS)
     assert synchronous["speedup"] > 1.2
+
+
+def test_the_scheduler_decides_where_it_is_asked_to(up: Laboratory) -> None:
+    """After fixed cycles, and before them: a fixed one teaches it nothing and is not changed by it."""
+    arms = arms_of([point(0.9, 10.0)], parse_cycles("planned,synchronous:2", Lengths()))
+    run_rounds(up, arms, num_rounds=1, num_tokens=64, num_plain_tokens=10, seed=0, progress=lambda text: None)
+    _, planned, synchronous = figures_of(arms)
+    assert planned["identical"]
+    assert synchronous["identical"]
+    assert planned["draft_length"] == 0
+    assert (
+        planned["tokens_per_pass"] > 1.0
+    )  # it drafted, and of its own accord: the last file before it named plain steps
+    assert planned["over_best_fixed"] > 0
+    assert synchronous["tokens_per_pass"] <= 3
