@@ -31,6 +31,14 @@ def bench_distance(
         int | None,
         typer.Option(min=0, max=64, help="Most tokens from a text's own repetitions; 8 by default."),
     ] = None,
+    draft_length: Annotated[
+        int | None, typer.Option(min=0, help="Fixed; the policy decides by default.")
+    ] = None,
+    hold_us: Annotated[int | None, typer.Option(min=0, help="Fixed; the policy decides by default.")] = None,
+    draft_ahead: Annotated[
+        int | None, typer.Option(min=0, help="Fixed; the policy decides by default.")
+    ] = None,
+    outcomes: Annotated[int | None, typer.Option(min=0, help="Fixed; the policy decides by default.")] = None,
     json_path: Annotated[Path, typer.Option("--json", help="Where to write the figures.")] = Path(
         "distance.json"
     ),
@@ -49,6 +57,13 @@ def bench_distance(
         distances = [float(word) for word in round_trips.split(",")]
     except ValueError as error:
         raise typer.BadParameter(f"round trips are numbers separated by commas: {error}") from None
+    fixed = {
+        "lookup": lookup,
+        "draft_length": draft_length,
+        "hold_us": hold_us,
+        "draft_ahead": draft_ahead,
+        "outcomes": outcomes,
+    }
     plan = Plan(
         model_dir=resolve(model),
         drafter_dir=drafter or default_drafter(model),
@@ -59,7 +74,7 @@ def bench_distance(
         rounds=rounds,
         cores=sorted(os.sched_getaffinity(0)),
         warm_up=warm_up,
-        lookup=lookup,
+        fixed=fixed,
     )
     with console.status("") as status:
         pairs = measure(plan, status.update)
@@ -72,7 +87,7 @@ def bench_distance(
         "max_tokens": max_tokens,
         "rounds": rounds,
         "prompts": [prompt.prompt_id for prompt in plan.prompts],
-        "lookup": lookup,
+        "fixed": fixed,
         "commit": commit(),
         "command": " ".join(["paceline", *sys.argv[1:]]),
         "machine": f"{processor()}, {len(plan.cores)} cores",

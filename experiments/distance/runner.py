@@ -1,15 +1,15 @@
 """Plain and speculative decoding of one deployment in turn, its drafter at one distance after the other.
 
-Responsible for the deployment, the link in front of its drafter, and pairs of generations. Deliberately does not know:
+Responsible for the deployment, the links around its drafter, and pairs of generations. Deliberately does not know:
 what is made of the figures.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from experiments.bench.prompts import Prompt
@@ -19,7 +19,10 @@ from experiments.link.process import LinkProcess
 from paceline.client import PacelineClient
 from paceline.embedded import Deployment, DeploymentOptions, Ports
 
-LINK = "drafter"
+LINKS = {"drafter": "drafter", "features": "verifier"}
+"""What crosses the distance, with the role whose port is behind it: the conductor's stream to the drafter, and the
+drafter's to the verifier, for features and the tokens beside them."""
+
 Progress = Callable[[str], None]
 
 
@@ -28,9 +31,10 @@ class Plan:
     """What to measure.
 
     Attributes:
-        round_trips_ms: that the link adds between conductor and drafter.
+        round_trips_ms: that the links add between the drafter and everything else.
         cores: the first is the verifier's, the second the drafter's and the link's.
         warm_up: speculative generations at each distance that do not count: the policy learns the distance from them.
+        fixed: what is fixed in place of the policy, by `DeploymentOptions`' name; None leaves it to the policy.
     """
 
     model_dir: Path
@@ -42,7 +46,7 @@ class Plan:
     rounds: int
     cores: Sequence[int]
     warm_up: int
-    lookup: int | None = None
+    fixed: Mapping[str, int | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,46 +65,54 @@ class Pair:
 
 
 def measure(plan: Plan, progress: Progress) -> list[Pair]:
-    """All pairs, distance by distance."""
-    pairs: list[Pair] = []
+    """All pairs, distance by distance, of a deployment of their own."""
     progress("starting a deployment")
-    with serving(plan) as (client, link):
-        for round_trip_ms in plan.round_trips_ms:
-            link.set_round_trip(LINK, round_trip_ms)
-            progress(f"{round_trip_ms:g} ms: warming up")
-            generate(client, plan.prompts[0].text, plan.max_tokens, speculation=False)
-            for prompt in plan.prompts[: plan.warm_up]:
-                generate(client, prompt.text, plan.max_tokens, speculation=True)
-            for round_index in range(plan.rounds):
-                for place, prompt in enumerate(plan.prompts):
-                    progress(f"{round_trip_ms:g} ms, round {round_index + 1}: {prompt.prompt_id}")
-                    is_plain_first = (place + round_index) % 2 == 0
-                    samples = {
-                        speculation: generate(client, prompt.text, plan.max_tokens, speculation)
-                        for speculation in (not is_plain_first, is_plain_first)
-                    }
-                    pairs.append(Pair(round_trip_ms, prompt.prompt_id, samples[False], samples[True]))
+    with serving(plan) as (client, links):
+        return pairs_of(plan, client, links, progress)
+
+
+def pairs_of(plan: Plan, client: PacelineClient, links: LinkProcess, progress: Progress) -> list[Pair]:
+    """All pairs, distance by distance, of a deployment that is up."""
+    pairs: list[Pair] = []
+    for round_trip_ms in plan.round_trips_ms:
+        for name in LINKS:
+            links.set_round_trip(name, round_trip_ms)
+        progress(f"{round_trip_ms:g} ms: warming up")
+        generate(client, plan.prompts[0].text, plan.max_tokens, speculation=False)
+        for prompt in plan.prompts[: plan.warm_up]:
+            generate(client, prompt.text, plan.max_tokens, speculation=True)
+        for round_index in range(plan.rounds):
+            for place, prompt in enumerate(plan.prompts):
+                progress(f"{round_trip_ms:g} ms, round {round_index + 1}: {prompt.prompt_id}")
+                is_plain_first = (place + round_index) % 2 == 0
+                samples = {
+                    speculation: generate(client, prompt.text, plan.max_tokens, speculation)
+                    for speculation in (not is_plain_first, is_plain_first)
+                }
+                pairs.append(Pair(round_trip_ms, prompt.prompt_id, samples[False], samples[True]))
     return pairs
 
 
 @contextmanager
 def serving(plan: Plan) -> Iterator[tuple[PacelineClient, LinkProcess]]:
-    """Verifier and drafter on a core each, and the drafter behind a link."""
+    """Verifier and drafter on a core each, and links around the drafter."""
     with ExitStack() as stack:
         ports = Ports.free()
-        link = stack.enter_context(LinkProcess({LINK: f"127.0.0.1:{ports.grpc['drafter']}"}))
-        os.sched_setaffinity(link.pid, plan.cores[1:2] or plan.cores[:1])
+        links = stack.enter_context(
+            LinkProcess({name: f"127.0.0.1:{ports.grpc[role]}" for name, role in LINKS.items()})
+        )
+        os.sched_setaffinity(links.pid, plan.cores[1:2] or plan.cores[:1])
         options = DeploymentOptions(
             model=plan.model_dir,
             drafter=plan.drafter_dir,
             dtype=plan.dtype,
             verifier_cores=tuple(plan.cores[:1]),
             drafter_cores=tuple(plan.cores[1:2] or plan.cores[:1]),
-            lookup=plan.lookup,
             ports=ports,
-            endpoints={LINK: link.endpoint(LINK)},
+            endpoints={name: links.endpoint(name) for name in LINKS},
             # Rounds repeat their prompts; each time they are to be run.
             extra_flags={"verifier": ("--prefix-cache-mib", "0")},
+            **plan.fixed,  # type: ignore[arg-type]
         )
         deployment = stack.enter_context(Deployment(options))
-        yield stack.enter_context(PacelineClient(deployment.gateway_endpoint)), link
+        yield stack.enter_context(PacelineClient(deployment.gateway_endpoint)), links
