@@ -229,6 +229,7 @@ class Cycles:
             if asking is not None:
                 take_prompt_log_probs(asking, message, vocab_size)
         outcomes = outcomes_by_commit(step)
+        hits = step.draft_hits if len(step.draft_hits) == num_commits else [0] * num_commits
         now = self._clock()
         counters = self._counters
         counters.num_steps += 1
@@ -258,8 +259,12 @@ class Cycles:
             if depth:
                 counters.num_draft_tokens += step.num_draft_tokens[i]
                 counters.num_accepted_tokens += accepted
-            if drafter_depth := drafter_depths[i]:  # an echo says nothing of the drafter
+            # An echo says nothing of the drafter; and what one that reads features made without them says less than a
+            # draft with them: the planner knows by how much.
+            if (drafter_depth := drafter_depths[i]) and not sequence.drafting.is_past_outcome:
                 depths.append((drafter_depth, min(accepted_of_drafter[i], drafter_depth)))
+            is_hit = bool(hits[i]) and self._policy.outcomes > 0
+            sequence.drafting.is_past_outcome = is_hit and sequence.drafting.reads_features
             if fresh:
                 known = fresh_log_probs(sequence, log_probs.get(sequence_id), size, len(fresh))
                 sequence.mailbox.put(fresh, known)

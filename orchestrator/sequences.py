@@ -113,6 +113,7 @@ class Drafting:
         is_off: no drafter is to have it any more (asked for by the request, or past its positions).
         num_reopens: openings in a row that failed; sets the delay of the next.
         retry_at: loop time before which it is not opened again.
+        is_past_outcome: the next step verifies what a drafter made past this one's outcome.
     """
 
     attachments: dict[int, Attachment] = field(default_factory=dict)
@@ -121,6 +122,12 @@ class Drafting:
     is_off: bool = False
     num_reopens: int = 0
     retry_at: float = 0.0
+    is_past_outcome: bool = False
+
+    @property
+    def reads_features(self) -> bool:
+        """Whether a drafter that has it reads features, and so drafts past outcomes on its own outputs."""
+        return any(attachment.link.reads_features for attachment in self.attachments.values())
 
     def at(self, link: DrafterLink) -> Attachment | None:
         """The attachment to a drafter."""

@@ -83,7 +83,10 @@ class DraftingAhead:
     def _past_outcomes(
         self, wanted: Sequence[DraftSequence], may_go_on: Callable[[], bool]
     ) -> tuple[list[tuple[DraftSequence, DraftEntry]], float]:
-        """Once per draft: paths past the outcomes that are this drafter's share."""
+        """Once per draft: paths past the outcomes that are this drafter's share.
+
+        What is broken off for another session's sake is taken up again when that has been served.
+        """
         wanted = [sequence for sequence in wanted if sequence.outcomes_length != sequence.length]
         if not wanted or not may_go_on():
             return [], 0.0
@@ -99,16 +102,26 @@ class DraftingAhead:
             )
             for sequence in wanted
         ]
-        for sequence in wanted:
-            sequence.outcomes_length = sequence.length
         begun_at = self._clock()
+        was_broken_off = False
+
+        def go_on() -> bool:
+            nonlocal was_broken_off
+            was_broken_off = not may_go_on()
+            return not was_broken_off
+
         try:
-            entries = self._drafter.draft_outcomes(requests, may_go_on)
+            entries = self._drafter.draft_outcomes(requests, go_on)
             if len(entries) != len(requests):
                 raise ValueError(f"{len(entries)} entries for {len(requests)} requests")
         except Exception:  # a draft from the next commit will find the sequence that is at fault
             log.exception("drafting past outcomes failed", num_sequences=len(requests))
+            was_broken_off = False
             return [], 0.0
+        finally:
+            if not was_broken_off:
+                for sequence in wanted:
+                    sequence.outcomes_length = sequence.length
         made = [(s, entry) for s, entry in zip(wanted, entries, strict=True) if entry is not None]
         self._num_outcomes.inc(sum(len(entry.tokens) for _, entry in made))
         return made, self._clock() - begun_at

@@ -72,16 +72,16 @@ class DraftTimePart:
         return cls(buckets)
 
     @property
-    def mean_s(self) -> float:
-        """Mean of the rounds kept without the slowest and fastest eighth; 0 without any."""
-        kept = sorted(us for _, samples in self.buckets.values() for us in samples)
-        middle = kept[len(kept) // 8 : len(kept) - len(kept) // 8]
-        return sum(middle) / len(middle) / 1e6 if middle else 0.0
+    def mean_sequences(self) -> float | None:
+        """Sequences that a round drafted for, over all rounds ever; None without any."""
+        counts = [(sequences, count) for (_, sequences), (count, _) in self.buckets.items()]
+        total = sum(count for _, count in counts)
+        return sum(sequences * count for sequences, count in counts) / total if total else None
 
-    def estimator(self) -> DraftTimeModel:
-        """Draft time over draft steps and sequences."""
+    def estimator(self, *, grows_with_length: bool = True) -> DraftTimeModel:
+        """Draft time over draft steps and sequences; one step for all lengths where it does not grow with them."""
         return DraftTimeModel.fit(
-            (steps, us / 1e6, sequences)
+            (steps if grows_with_length else 1, us / 1e6, sequences)
             for (steps, sequences), (_, samples) in sorted(self.buckets.items())
             for us in samples
         )

@@ -102,15 +102,17 @@ class Planner:
         version: int = 0,
         *,
         longest_draft: int | None = None,
+        round_share: float = 1.0,
     ) -> Decision:
         """The policy for now.
 
         Args:
             measurements: all that is known.
-            num_sequences: running sequences; at least 1 is assumed.
+            num_sequences: that one target runs; at least 1 is assumed.
             passes: made since the last decision.
             version: of the policy in force, as it is published.
             longest_draft: most tokens in a row of the drafter's drafts; None where positions alone bound them.
+            round_share: sequences that are drafted for together, over those that one target runs.
         """
         max_length = min(self._limits.max_draft_length, longest_draft or self._limits.max_draft_length)
         if not self._subject.is_speculative:
@@ -126,7 +128,9 @@ class Planner:
         speed = self.measured_speed = (
             self._meter.measured(version) if self._state.current.draft_length else None
         )
-        inputs = self._inputs(measurements, curve, max(1, num_sequences), max_length, self._hits(speed))
+        num_sequences = max(1, num_sequences)
+        num_together = max(1, round(num_sequences * round_share))
+        inputs = self._inputs(measurements, curve, num_sequences, num_together, max_length, self._hits(speed))
         if has_waited and speed is not None and speed.wait_s is not None:
             self._learn_overlap(inputs, speed.wait_s)
         inputs = replace(inputs, overlap_s=self._overlap_s)
@@ -187,21 +191,20 @@ class Planner:
         measurements: Measurements,
         curve: StepCurve,
         num_sequences: int,
+        num_together: int,
         max_length: int,
         hits: MeasuredHits | None,
     ) -> PlanInputs:
         limits = self._limits
-        draft_model = measurements.draft_time.estimator()
-        round_trip = measurements.network.estimator()
-        mean_draft_s = measurements.draft_time.mean_s
         is_one_pass = self._subject.method in ONE_PASS_METHODS
+        draft_model = measurements.draft_time.estimator(grows_with_length=not is_one_pass)
+        round_trip, queue = measurements.network.estimator(), measurements.network.queue()
 
         # Some hundreds of choices are evaluated, over a few dozen lengths.
         @cache
         def draft_time(num_tokens: int) -> float:
-            if is_one_pass:
-                return mean_draft_s if num_tokens else 0.0
-            return draft_model.seconds(num_tokens)
+            steps = min(num_tokens, 1) if is_one_pass else num_tokens
+            return draft_model.seconds(steps, num_together)
 
         @cache
         def enumeration_time(num_outcomes: int, num_tokens: int) -> float:
@@ -214,6 +217,7 @@ class Planner:
             draft_time=draft_time,
             rtt_s=round_trip.mean_s,
             rtt_p95_s=round_trip.p95_s,
+            queue_s=queue.mean_s,
             concurrent_slowdown=limits.concurrent_slowdown,
             num_sequences=num_sequences,
             max_draft_length=max(1, min(max_length, limits.max_nodes_per_step // num_sequences)),

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -33,6 +34,7 @@ from services.scheduler.subject import Subject
 _log = structlog.get_logger()
 
 MAX_PASSES = 4096
+_ROUNDS_HALF_LIFE = 64.0
 
 
 class SubjectState:
@@ -41,7 +43,9 @@ class SubjectState:
     Attributes:
         measurements: everything, including what Redis does not have yet.
         policy: the policy in force.
-        load: running sequences by report stream.
+        load: running sequences by report stream, that is by target.
+        round_share: sequences that drafters drafted for together of late, over those that a target ran then: less than
+            1 where a target's sequences are spread over drafters, more where targets share one.
         longest_draft: most tokens in a row of the drafter's drafts; None where positions alone bound them.
         has_news: something was measured since the last decision.
         history: policies that were published, newest first, as kept in Redis.
@@ -60,6 +64,7 @@ class SubjectState:
         self.has_news = True
         self.is_recovering = False  # Redis was away and may have been emptied
         self.load: dict[object, int] = {}
+        self.round_share = 1.0
         self.longest_draft: int | None = None
         self.num_users = 0
         self.synced_at = float("-inf")
@@ -71,8 +76,24 @@ class SubjectState:
         """Over all report streams."""
         return sum(self.load.values())
 
-    def take(self, delta: Measurements, passes: Sequence[TimedPass] = ()) -> None:
-        """Add fresh measurements, and the passes that say what the policy in force brings."""
+    @property
+    def sequences_per_target(self) -> int:
+        """That a target runs which runs any, in the mean: steps are each target's own."""
+        busy = [load for load in self.load.values() if load]
+        return math.ceil(sum(busy) / len(busy)) if busy else 0
+
+    def take(self, delta: Measurements, passes: Sequence[TimedPass] = (), num_sequences: int = 0) -> None:
+        """Add fresh measurements, and the passes that say what the policy in force brings.
+
+        Args:
+            delta: since the last report of the same stream.
+            passes: of the same time.
+            num_sequences: that the stream's target runs.
+        """
+        together = delta.draft_time.mean_sequences
+        if together is not None and num_sequences:
+            fresh = 1 - 2 ** (-delta.draft_time.count / _ROUNDS_HALF_LIFE)
+            self.round_share += fresh * (together / num_sequences - self.round_share)
         self.measurements = self.measurements.merged(delta)
         self.pending = self.pending.merged(delta)
         self.has_news = True
@@ -241,10 +262,11 @@ class Registry:
         version = 0 if state.policy is None else state.policy.version
         decision = state.planner.decide(
             state.measurements,
-            state.num_running_sequences,
+            state.sequences_per_target,
             state.passes,
             version,
             longest_draft=state.longest_draft,
+            round_share=state.round_share,
         )
         state.passes.clear()
         if (speed := state.planner.measured_speed) is not None:

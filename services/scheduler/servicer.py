@@ -67,7 +67,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
                 if state is None:
                     state = await self._registry.open(subject)
                     use.enter_context(self._registry.using(state, token))
-                state.take(delta, passes)
+                state.take(delta, passes, request.num_running_sequences)
                 state.load[token] = request.num_running_sequences
                 state.longest_draft = request.longest_draft or None
                 metrics.REPORT_FRAMES.labels(subject.model_label, "taken").inc()

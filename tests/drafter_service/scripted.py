@@ -56,6 +56,10 @@ class ScriptedDrafter:
         self.silent_after: set[int] = set()  # last tokens of texts that it has nothing to say of
         self.outcome_batches: list[list[OutcomeRequest]] = []
         self.broken_outcomes: set[int] = set()
+        self.may_finish_outcomes = (
+            threading.Event()
+        )  # until then they are drafted for as long as it may go on
+        self.may_finish_outcomes.set()
         self.may_draft = threading.Event()
         self.may_draft.set()
 
@@ -100,6 +104,9 @@ class ScriptedDrafter:
     ) -> list[DraftEntry | None]:
         """Outcome i of a text is the first i tokens of its continuation and a wrong one; what follows goes on there."""
         self.outcome_batches.append(list(requests))
+        while not self.may_finish_outcomes.wait(0.001):
+            if not may_go_on():
+                return [None] * len(requests)
         entries: list[DraftEntry | None] = []
         for request in requests:
             text = self.texts[request.sequence_id]

@@ -120,6 +120,29 @@ async def test_a_further_share_drafts_its_outcomes_alone(bench: Bench) -> None:
     assert list(second.drafts.sizes) == [5]
 
 
+async def test_outcomes_are_taken_up_again_when_another_sequence_broke_them_off(bench: Bench) -> None:
+    drafter = ScriptedDrafter()
+    conductor = await bench.serve(drafter)
+    other = [30, 31]
+    plan = drafter_pb2.DraftPlan(draft_length=2, draft_ahead=3, outcomes=2)
+    await conductor.send(opens=[opening(2, other)], plan=plan)
+    assert [list((await conductor.read()).drafts.starts) for _ in range(2)] == [[2], [2]]
+    drafter.may_finish_outcomes.clear()
+    await conductor.send(opens=[opening(1, PROMPT)])
+    assert list((await conductor.read()).drafts.tokens) == continuation(PROMPT, 2)
+    await eventually(lambda: len(drafter.outcome_batches) == 2)
+    await conductor.send(commits=commits((2, 2, [32])))
+    assert list((await conductor.read()).drafts.tokens) == continuation([*other, 32], 2)
+    drafter.may_finish_outcomes.set()
+    paths = await conductor.read()
+    assert sorted(paths.drafts.starts) == [3, 3]
+    await conductor.send()  # nothing is left to be done, nor done twice
+    assert not (await conductor.read()).drafts.sequence_ids
+    own = [[request.sequence_id for request in batch] for batch in drafter.outcome_batches]
+    assert len(own[1]) == 1
+    assert own[1][0] in own[-1]
+
+
 @pytest.mark.parametrize(("share", "num_shares"), [(1, 0), (1, 1), (3, 3), (0, 65), (2**31, 2**32 - 1)])
 async def test_shares_out_of_range_are_refused(bench: Bench, share: int, num_shares: int) -> None:
     conductor = await bench.serve(ScriptedDrafter())

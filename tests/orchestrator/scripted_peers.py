@@ -127,6 +127,7 @@ class ScriptedVerifier(Server, target_pb2_grpc.TargetServiceServicer):
         self.is_paused = False
         self.max_tokens_before_break: int | None = None
         self.held_until_draft = False
+        self.has_hits = False
         self.prompt_chunk = 1 << 30
         self.has_log_probs = True
         self._ids = itertools.count(1)
@@ -271,6 +272,7 @@ class ScriptedVerifier(Server, target_pb2_grpc.TargetServiceServicer):
             report.draft_depths.append(len(draft))
             report.num_accepted_tokens.append(accepted)
             report.finish_reasons.append(reason)
+            report.draft_hits.append(int(self.has_hits))
         return report
 
 

@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import grpc
+import pytest
 import pytest_asyncio
 
 from paceline.v1 import peer_pb2, scheduler_pb2, scheduler_pb2_grpc
@@ -137,3 +138,30 @@ async def test_drafters_are_left_alone_while_drafting_is_off_and_catch_up(
     assert (await running).tokens == continuation(PROMPT, 4000)
     assert (await late).tokens == continuation([9, 8], 4000)
     assert drafter.num_gaps == 0
+
+
+@pytest.mark.parametrize(("width", "outcomes", "is_counted"), [(64, 4, False), (64, 0, True), (0, 4, True)])
+async def test_what_was_drafted_past_an_outcome_without_features_says_nothing_of_drafts_with_them(
+    width: int, outcomes: int, is_counted: bool, bench: Bench, scheduler: ScriptedScheduler
+) -> None:
+    """The planner takes off what that costs; counted as well, it would be taken off twice."""
+    tap = peer_pb2.FeatureTap(layers=[1], width=width) if width else peer_pb2.FeatureTap()
+    verifier, drafter = ScriptedVerifier(tap=tap), ScriptedDrafter(tap=tap)
+    scheduler.policy = scheduler_pb2.SpeculationPolicy(
+        version=1, draft_length=2, max_nodes_per_sequence=2, draft_ahead=2, outcomes=outcomes
+    )
+    await bench.start(verifier, drafter, scheduler=scheduler.endpoint)
+    await eventually(lambda: drafter.plans and drafter.plans[-1].version == 1)
+    verifier.held_until_draft = verifier.has_hits = True
+    assert (await bench.run(run_request(PROMPT, 60))).tokens == continuation(PROMPT, 60)
+
+    def drafted() -> int:
+        return sum(
+            report.drafted_per_position[0] for report in scheduler.reports if report.drafted_per_position
+        )
+
+    await eventually(lambda: sum(len(report.steps) for report in scheduler.reports) >= 20)
+    if is_counted:
+        await eventually(lambda: drafted() == 20)
+    else:  # but for the first, which no step foretold
+        await eventually(lambda: drafted() == 1)

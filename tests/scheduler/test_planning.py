@@ -16,6 +16,7 @@ from services.scheduler.measurements import (
 )
 from services.scheduler.planning import Decision, Planner, PlanningLimits
 from services.scheduler.publication import PublishedPolicy, next_version
+from services.scheduler.registry import SubjectState
 from services.scheduler.subject import Subject
 
 LIMITS = PlanningLimits(
@@ -375,3 +376,62 @@ def test_a_longer_wait_than_modelled_does_not_lengthen_the_model() -> None:
     slow = measured(rtt_us=5_000)
     expected = planner.decide(slow, 1).expected_speedup
     assert planner.decide(slow, 1, held(1, 25_000), 1).expected_speedup == pytest.approx(expected)
+
+
+def test_a_wait_at_the_drafter_is_part_of_the_wait_for_a_draft() -> None:
+    near = measured(rtt_us=500)
+    busy = dataclasses.replace(near, network=NetworkPart.of([500] * 32, [9_000] * 32))
+    free = Planner(subject(), LIMITS, Clock()).decide(near, 1)
+    queued = Planner(subject(), LIMITS, Clock()).decide(busy, 1)
+    assert free.policy.hold_us > 0
+    assert queued.policy.hold_us == 0 or queued.policy.hold_us >= free.policy.hold_us + 9_000
+    assert queued.expected_speedup < free.expected_speedup - 0.1
+
+
+def loaded(*rounds: tuple[int, int, int]) -> Measurements:
+    """The usual target, and rounds of (draft steps, microseconds, sequences)."""
+    return dataclasses.replace(measured(), draft_time=DraftTimePart.of([*rounds] * 8))
+
+
+ALONE = [(k, 750 * k, 1) for k in (1, 2, 4)]
+CROWDED = [(k, 6_000 * k, 32) for k in (1, 2, 4)]
+
+
+def test_draft_time_is_that_of_the_present_load() -> None:
+    """Whatever has been measured most: what was drafted alone says nothing of rounds of 32."""
+
+    def expected(measurements: Measurements, load: int, **known: float) -> float:
+        return Planner(subject(), LIMITS, Clock()).decide(measurements, load, **known).expected_speedup
+
+    both = loaded(*ALONE, *ALONE, *CROWDED, *CROWDED)
+    assert expected(both, 32) == pytest.approx(expected(loaded(*CROWDED), 32), rel=0.1)
+    assert expected(both, 1) == pytest.approx(expected(loaded(*ALONE), 1), rel=0.05)
+    # Of 32 that are spread over 32 drafters each drafts for one; of one whose drafter serves 32 targets, for all.
+    assert expected(both, 32, round_share=1 / 32) > 1.2 * expected(both, 32)
+    assert expected(both, 1, round_share=32.0) < 0.9 * expected(both, 1)
+
+
+def test_a_block_takes_longer_for_more_sequences_whatever_its_length() -> None:
+    def expected(load: int) -> float:
+        rounds = [(k, 2_000, 1) for k in (2, 4, 7)] + [(k, 20_000, 32) for k in (2, 4, 7)]
+        return (
+            Planner(subject(method="dflash"), LIMITS, Clock()).decide(loaded(*rounds), load).expected_speedup
+        )
+
+    free = Planner(subject(method="dflash"), LIMITS, Clock()).decide(loaded((4, 2_000, 1)), 1)
+    assert expected(1) == pytest.approx(free.expected_speedup, rel=0.02)
+    assert expected(32) < 0.85 * expected(1)
+
+
+def test_load_is_a_target_s_and_rounds_are_held_against_it() -> None:
+    state = SubjectState(subject(), Planner(subject(), LIMITS, Clock()))
+    assert state.sequences_per_target == 0
+    state.load = {"one": 8, "two": 8, "three": 0, "four": 7}
+    assert state.num_running_sequences == 23
+    assert state.sequences_per_target == 8
+    for _ in range(400):  # four drafters share out what a target runs
+        state.take(Measurements(draft_time=DraftTimePart.of([(4, 900, 2)])), num_sequences=8)
+    assert state.round_share == pytest.approx(0.25, rel=0.05)
+    state.take(Measurements(), num_sequences=1)  # nothing was drafted
+    state.take(Measurements(draft_time=DraftTimePart.of([(4, 900, 2)])))  # nothing runs any more
+    assert state.round_share == pytest.approx(0.25, rel=0.05)
