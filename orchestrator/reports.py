@@ -147,6 +147,8 @@ class Reports:
             round_trip_us: there and back less the drafter's own time, at this clock; None where it was not asked for.
             drafter: its endpoint.
         """
+        if frame.num_draft_steps:
+            self._push(self._queues_us, (drafter, min(frame.wait_us, MAX_US)))
         if frame.num_draft_steps and frame.num_sequences:
             self._push(
                 self._drafts,
@@ -158,8 +160,6 @@ class Reports:
             )
         if round_trip_us is not None:
             self._push(self._round_trips_us, (drafter, min(round_trip_us, MAX_US)))
-            if frame.num_draft_steps:
-                self._push(self._queues_us, (drafter, min(frame.queue_us, MAX_US)))
 
     def ended(self, tenant: str, stats: generation_pb2.GenerationStats) -> None:
         """Notes a request of a tenant that ended."""

@@ -57,7 +57,7 @@ class PlanInputs:
         draft_time: seconds to draft that many tokens for every sequence, at the present load.
         rtt_s: mean time on the wire and in serialisation, both ways. Ignored when co-located.
         rtt_p95_s: its 95th percentile, for the hold; None takes the mean.
-        queue_s: mean wait at the drafter.
+        queue_s: mean wait at the drafter for what it was busy with.
         overlap_s: how much of draft and round trip is hidden: behind the target's own bookkeeping, or because features
             are on the wire beside commits, which are measured one by one. At most half of what they add up to.
         concurrent_slowdown: how much longer, as a fraction, a step takes while the drafter works: 0 on machines of

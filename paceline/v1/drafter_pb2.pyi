@@ -73,7 +73,7 @@ class DraftPlan(_message.Message):
     def __init__(self, version: _Optional[int] = ..., draft_length: _Optional[int] = ..., draft_ahead: _Optional[int] = ..., max_nodes: _Optional[int] = ..., outcomes: _Optional[int] = ...) -> None: ...
 
 class DraftResponse(_message.Message):
-    __slots__ = ("hello", "frame_id", "drafts", "queue_us", "draft_us", "num_draft_steps", "num_sequences", "failures")
+    __slots__ = ("hello", "frame_id", "drafts", "queue_us", "draft_us", "num_draft_steps", "num_sequences", "failures", "wait_us")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     FRAME_ID_FIELD_NUMBER: _ClassVar[int]
     DRAFTS_FIELD_NUMBER: _ClassVar[int]
@@ -82,6 +82,7 @@ class DraftResponse(_message.Message):
     NUM_DRAFT_STEPS_FIELD_NUMBER: _ClassVar[int]
     NUM_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     FAILURES_FIELD_NUMBER: _ClassVar[int]
+    WAIT_US_FIELD_NUMBER: _ClassVar[int]
     hello: _peer_pb2.PeerInfo
     frame_id: int
     drafts: _peer_pb2.DraftBatch
@@ -90,4 +91,5 @@ class DraftResponse(_message.Message):
     num_draft_steps: int
     num_sequences: int
     failures: _containers.RepeatedCompositeFieldContainer[_peer_pb2.SequenceFailure]
-    def __init__(self, hello: _Optional[_Union[_peer_pb2.PeerInfo, _Mapping]] = ..., frame_id: _Optional[int] = ..., drafts: _Optional[_Union[_peer_pb2.DraftBatch, _Mapping]] = ..., queue_us: _Optional[int] = ..., draft_us: _Optional[int] = ..., num_draft_steps: _Optional[int] = ..., num_sequences: _Optional[int] = ..., failures: _Optional[_Iterable[_Union[_peer_pb2.SequenceFailure, _Mapping]]] = ...) -> None: ...
+    wait_us: int
+    def __init__(self, hello: _Optional[_Union[_peer_pb2.PeerInfo, _Mapping]] = ..., frame_id: _Optional[int] = ..., drafts: _Optional[_Union[_peer_pb2.DraftBatch, _Mapping]] = ..., queue_us: _Optional[int] = ..., draft_us: _Optional[int] = ..., num_draft_steps: _Optional[int] = ..., num_sequences: _Optional[int] = ..., failures: _Optional[_Iterable[_Union[_peer_pb2.SequenceFailure, _Mapping]]] = ..., wait_us: _Optional[int] = ...) -> None: ...

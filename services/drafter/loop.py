@@ -224,6 +224,7 @@ class DraftLoop:
             return
         if self._guard(sequence, lambda: self._drafter.feed(sequence.local_id, known, rows)):
             sequence.num_features = known + len(rows)
+            sequence.fed_at = chunk.arrived_at
             sequence.missing_since = None
             self._go_on(sequence, chunk)
 

@@ -98,6 +98,7 @@ class DraftRounds:
     def draft(self, due: Sequence[DraftSequence]) -> dict[Session, drafter_pb2.DraftResponse]:
         """Drafts once for all of `due`; one answer per session, without drafts where there are none."""
         wanted: list[tuple[DraftSequence, int]] = []
+        waited_s = 0.0
         begun_at = self._clock()
         for sequence in due:
             assert sequence.want is not None
@@ -105,6 +106,7 @@ class DraftRounds:
             num_tokens = self.num_tokens(sequence, sequence.session.plan.draft_length)
             if num_tokens > 0:
                 wanted.append((sequence, num_tokens))
+                waited_s += max(begun_at - sequence.complete_at, 0.0)
             else:
                 sequence.want = None
         entries, draft_s = self.run(wanted, may_branch=True)
@@ -127,7 +129,7 @@ class DraftRounds:
             if entry is not None and sequence.share == 0  # the other shares draft it to find its outcomes
         ]
         num_steps = max((num_tokens for _, num_tokens in wanted), default=0) if made else 0
-        self.fill(answers, made, draft_s, num_steps)
+        self.fill(answers, made, draft_s, num_steps, waited_s / max(len(wanted), 1))
         return answers
 
     def take_broken(self) -> list[DraftSequence]:
@@ -183,14 +185,16 @@ class DraftRounds:
         made: Sequence[tuple[DraftSequence, DraftEntry]],
         draft_s: float,
         num_steps: int,
+        waited_s: float = 0.0,
     ) -> None:
-        """Packs the entries into the answers of their sessions. The time is the batch's: each waited for all of it."""
+        """Packs the entries into the answers of their sessions. Times are the batch's: each waited for all of it."""
         for session, answer in answers.items():
             own = [(s.wire_id, s.epoch, entry) for s, entry in made if s.session is session and entry.tokens]
             if own:
                 answer.drafts.CopyFrom(pack_drafts(own))
                 answer.num_draft_steps = num_steps
                 answer.num_sequences = len(made)
+                answer.wait_us = int(waited_s * 1e6)
             answer.draft_us = int(draft_s * 1e6)
 
 

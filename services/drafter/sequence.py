@@ -40,6 +40,7 @@ class DraftSequence:
         wire_id: the verifier's id.
         epoch: the conductor's epoch for it.
         num_features: positions up to the newest whose features have been fed, counted from 0.
+        fed_at: when its newest features came in.
         reads_features: the drafter reads the target's features for it.
         reads_last_only: the drafter reads the features of the newest position alone, so that those of a longer text are
             of no use for a shorter one.
@@ -69,8 +70,14 @@ class DraftSequence:
     share: int = 0
     num_shares: int = 1
     missing_since: float | None = None
+    fed_at: float = 0.0
     reads_features: bool = False
     reads_last_only: bool = False
+
+    @property
+    def complete_at(self) -> float:
+        """When the newest came in of all that the draft it is owed reads."""
+        return max(self.fed_at, self.want.arrived_at if self.want is not None else 0.0)
 
     @property
     def has_features(self) -> bool:

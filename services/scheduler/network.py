@@ -24,7 +24,7 @@ class PairSketch:
 
     Attributes:
         round_trip: conductor to drafter and back less the drafter's own time, at the conductor's clock.
-        queue: from a frame's arrival to the start of drafting, at the drafter's.
+        queue: from when all that a draft reads is there to its begin, at the drafter's.
     """
 
     round_trip: DurationSketch = field(default_factory=DurationSketch)

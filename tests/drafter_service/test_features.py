@@ -191,6 +191,7 @@ async def test_late_features_cost_an_empty_answer_and_draft_later(bench: Bench) 
     assert answer.frame_id == frame_id
     assert not answer.drafts.sequence_ids
     assert answer.queue_us >= 20_000
+    assert answer.wait_us < 20_000  # it waited for features, not for the drafter
     await eventually(lambda: on.verifier.num_streams)
     on.verifier.push(1, 0, 3)
     answer = await on.conductor.read()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import grpc
 import pytest
 
@@ -76,6 +78,22 @@ async def test_every_frame_is_answered(bench: Bench) -> None:
     assert not answer.drafts.sequence_ids
     frame_id = await conductor.send(plan=drafter_pb2.DraftPlan(draft_length=2))
     assert (await conductor.read()).frame_id == frame_id
+
+
+async def test_a_draft_says_how_long_the_drafter_was_busy_with_others(bench: Bench) -> None:
+    drafter = ScriptedDrafter()
+    conductor = await bench.serve(drafter)
+    await conductor.send(opens=[opening(1, PROMPT)], plan=drafter_pb2.DraftPlan(draft_length=2))
+    assert (await conductor.read()).wait_us < 20_000
+    drafter.may_draft.clear()
+    await conductor.send(commits=commits((1, 3, [40])))
+    await conductor.send(opens=[opening(2, [30, 31])])
+    await asyncio.sleep(0.05)
+    drafter.may_draft.set()
+    first, second = await conductor.read(), await conductor.read()
+    assert (list(first.drafts.starts), list(second.drafts.starts)) == ([4], [2])
+    assert first.wait_us < 20_000
+    assert second.wait_us >= 20_000
 
 
 async def test_drafting_ahead_sends_the_longer_chain(bench: Bench) -> None:

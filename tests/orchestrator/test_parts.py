@@ -388,7 +388,7 @@ def test_reports_are_bounded_and_complete() -> None:
     for i in range(MAX_SAMPLES + 10):
         step = target_pb2.StepReport(num_rows=i + 1, num_sequences=2, num_context_tokens=9, step_us=100)
         reports.step(step, [(3, 2)], num_running=5, draft_length=4)
-    answer = drafter_pb2.DraftResponse(num_draft_steps=4, num_sequences=2, draft_us=900, queue_us=30)
+    answer = drafter_pb2.DraftResponse(num_draft_steps=4, num_sequences=2, draft_us=900, wait_us=30)
     reports.draft(answer, 250, "near:1")
     reports.draft(drafter_pb2.DraftResponse(frame_id=2), 700, "far:1")
     reports.draft(drafter_pb2.DraftResponse(frame_id=1), None)
