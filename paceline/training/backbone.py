@@ -14,12 +14,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import AutoConfig, LlamaConfig
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from paceline.target import UnsupportedModelError
 from paceline.target.architecture import Architecture
 from paceline.target.rope import RopeTable
 from paceline.training.attention import Pattern
+from paceline.training.configuration import parse_configuration
 from paceline.training.errors import TrainingDataError
 from paceline.training.rotary import rotate
 from paceline.training.sizes import ModelSizes
@@ -41,6 +43,20 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_pytorch_tanh": functools.partial(F.gelu, approximate="tanh"),
 }
 
+# In a tuple: what a file names may be nothing that hashes.
+_ROPE_TYPES = ("default", *sorted(ROPE_INIT_FUNCTIONS))
+
+
+def _check_rope_types(config: Any) -> None:
+    """Transformers itself takes a type that it does not know, and fails over it when it builds the model."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    for entry in [parameters] if "rope_type" in parameters else parameters.values():
+        rope_type = entry.get("rope_type") if isinstance(entry, dict) else None
+        if rope_type not in _ROPE_TYPES:
+            raise TrainingDataError(
+                f"rope type {rope_type!r} of a {config.model_type!r} is none of {', '.join(_ROPE_TYPES)}"
+            )
+
 
 class Backbone:
     """What the layers of a decoder compute.
@@ -53,6 +69,7 @@ class Backbone:
     """
 
     def __init__(self, config: Any) -> None:
+        _check_rope_types(config)
         try:
             self.arch = Architecture.from_config(config)
         except UnsupportedModelError as error:
@@ -69,14 +86,9 @@ class Backbone:
         """Of a ``config.json``.
 
         Raises:
-            TrainingDataError: no such family, or see the class.
+            TrainingDataError: transformers cannot read it, or see the class.
         """
-        try:
-            return cls(AutoConfig.for_model(**config))
-        except (ValueError, KeyError) as error:
-            if isinstance(error, TrainingDataError):
-                raise
-            raise TrainingDataError(f"model_type {config.get('model_type')!r} is not known") from None
+        return cls(parse_configuration(config))
 
     @classmethod
     def llama(cls, sizes: ModelSizes) -> Backbone:

@@ -1,20 +1,32 @@
 """The numbers of a target that drafters are shaped after, read from its transformers configuration.
 
-For any decoder: what a drafter learns from is the target's features, whatever computed them. Deliberately knows no
-forward pass; one that runs certain families only says so itself (`teacher.llama_sizes`, `backbone.Backbone`).
+For any decoder whose logits are its head's product alone: what a drafter learns from is the target's features, whatever
+computed them. Deliberately knows no forward pass; one that runs certain families only says so itself
+(`teacher.llama_sizes`, `backbone.Backbone`).
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from paceline.training.configuration import parse_configuration, read_config_json, text_part
 from paceline.training.errors import TrainingDataError
 
 _FULL_ATTENTION = "full_attention"
+
+# What models of transformers do to logits, or to states before the head, by the name that their configurations have
+# for it: Gemma 2, RecurrentGemma, xLSTM; Granite and MiniCPM 3, Cohere and MPT, Falcon H1, Muse, Inkling.
+_SOFT_CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
+_SCALES = (
+    "logits_scaling",
+    "logit_scale",
+    "lm_head_multiplier",
+    "output_multiplier",
+    "logits_mup_width_multiplier",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,41 +53,61 @@ class ModelSizes:
     @classmethod
     def read(cls, model_dir: Path) -> ModelSizes:
         """Reads a model's directory; see :meth:`from_config`."""
-        return cls.from_config(json.loads((model_dir / "config.json").read_text()))
+        return cls.from_config(read_config_json(model_dir))
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> ModelSizes:
         """Reads a ``config.json``; of a model with several parts, its text part.
 
         Raises:
-            TrainingDataError: a size is missing, or logits are bent behind the head, which no objective computes.
+            TrainingDataError: transformers cannot read it, a size is missing or differs between layers, or logits are
+                bent or scaled behind the head, which no objective computes.
         """
-        text: Mapping[str, Any] = config.get("text_config") or config
-        if text.get("final_logit_softcapping"):
-            raise TrainingDataError("logits with a soft cap behind the head cannot be learned from")
-        try:
-            hidden, heads = int(text["hidden_size"]), int(text["num_attention_heads"])
-            return cls(
-                hidden=hidden,
-                num_layers=int(text["num_hidden_layers"]),
-                num_heads=heads,
-                num_kv_heads=int(text.get("num_key_value_heads") or heads),
-                head_dim=int(text.get("head_dim") or hidden // heads),
-                intermediate=int(text["intermediate_size"]),
-                vocab=int(text["vocab_size"]),
-                rope_theta=_rope_theta(text),
-                rms_eps=float(text.get("rms_norm_eps", 1e-6)),
-                max_positions=int(text.get("max_position_embeddings", 2048)),
-                norm_offset=1.0 if _stores_norms_less_one(str(text.get("model_type", ""))) else 0.0,
-            )
-        except KeyError as missing:
-            raise TrainingDataError(f"the target's configuration has no {missing}") from None
+        parsed = parse_configuration(config)
+        text = text_part(parsed)
+        for part in (text, parsed):
+            _check_head(part)
+        # Gemma 4's layers differ in heads; a drafter's own are like those that the configuration itself names.
+        text.allow_global_per_layer_attribute_access = True
+        hidden, heads = _size(text, "hidden_size"), _size(text, "num_attention_heads")
+        return cls(
+            hidden=hidden,
+            num_layers=_size(text, "num_hidden_layers"),
+            num_heads=heads,
+            num_kv_heads=_size(text, "num_key_value_heads", heads),
+            head_dim=_size(text, "head_dim", hidden // heads),
+            intermediate=_size(text, "intermediate_size"),
+            vocab=_size(text, "vocab_size"),
+            rope_theta=_rope_theta(text),
+            rms_eps=float(getattr(text, "rms_norm_eps", None) or 1e-6),
+            max_positions=_size(text, "max_position_embeddings", 2048),
+            norm_offset=1.0 if _stores_norms_less_one(str(text.model_type)) else 0.0,
+        )
 
 
-def _rope_theta(text: Mapping[str, Any]) -> float:
-    rope = text.get("rope_parameters") or {}
+def _check_head(config: Any) -> None:
+    if any(getattr(config, name, None) for name in _SOFT_CAPS):
+        raise TrainingDataError("logits with a soft cap behind the head cannot be learned from")
+    for name in _SCALES:
+        scale = getattr(config, name, None)
+        if scale not in (None, 1):
+            raise TrainingDataError(f"logits that are scaled ({name} {scale}) cannot be learned from")
+
+
+def _size(text: Any, name: str, default: int | None = None) -> int:
+    value = getattr(text, name, None)
+    value = default if value is None else value
+    if value is None:
+        raise TrainingDataError(f"the configuration of a {text.model_type!r} has no {name!r}")
+    if not isinstance(value, int) or value < 1:
+        raise TrainingDataError(f"the configuration of a {text.model_type!r}: {name!r} is {value!r}, no size")
+    return value
+
+
+def _rope_theta(text: Any) -> float:
+    rope = getattr(text, "rope_parameters", None) or {}
     rope = rope.get(_FULL_ATTENTION, rope)
-    return float(rope.get("rope_theta", text.get("rope_theta", 10000.0)))
+    return float(rope.get("rope_theta", 10000.0))
 
 
 def _stores_norms_less_one(model_type: str) -> bool:

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from paceline.target import Device
 from paceline.target.device import Linear
+from paceline.training.configuration import parse_configuration
 from paceline.training.errors import TrainingDataError
 from paceline.training.sizes import ModelSizes
 
@@ -37,9 +38,10 @@ def llama_sizes(config: dict[str, Any]) -> ModelSizes:
             f"model_type {config.get('model_type')!r}: only {', '.join(_SUPPORTED)} is run here. A target of another "
             "family writes with `paceline data continue`, and `paceline data features` adds what drafters learn from"
         )
-    rope = config.get("rope_parameters") or {}
-    if rope.get("rope_type", "default") != "default":
-        raise TrainingDataError(f"rope_type {rope['rope_type']!r} is not supported by the teacher")
+    # Older files say `rope_scaling`.
+    rope_type = parse_configuration(config).rope_parameters.get("rope_type", "default")
+    if rope_type != "default":
+        raise TrainingDataError(f"rope_type {rope_type!r} is not supported by the teacher")
     return ModelSizes.from_config(config)
 
 
@@ -164,7 +166,7 @@ class Teacher:
     @classmethod
     def load(cls, model_dir: Path, dtype: torch.dtype, tap_layers: Sequence[int] | None = None) -> Teacher:
         """Loads a transformers Llama directory (``config.json`` and safetensors)."""
-        shape = ModelSizes.from_config(json.loads((model_dir / "config.json").read_text()))
+        shape = ModelSizes.read(model_dir)
         return cls(read_weights(model_dir), shape, dtype, tap_layers)
 
     def new_cache(self, rows: int, capacity: int) -> TeacherCache:

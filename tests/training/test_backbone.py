@@ -86,6 +86,16 @@ def test_the_forward_of_every_family_is_that_of_transformers(name: str, tmp_path
         ({"model_type": "gpt2"}, "learn from features alone can: `paceline data continue`"),
         ({"model_type": "no-such-model"}, "'no-such-model' is not known"),
         ({"model_type": "gemma2"}, "soft caps"),
+        ({}, "model_type None"),
+        ({"model_type": "llama", "hidden_size": 10, "num_attention_heads": 3}, "'llama'.*not a multiple"),
+        ({"model_type": "llama", "num_hidden_layers": "four"}, "'llama'.*expected int"),
+        ({"model_type": "llama", "rope_parameters": {"rope_type": "yarn"}}, "'llama'.*factor"),
+        ({"model_type": "llama", "rope_parameters": {"rope_type": "lineer"}}, "'lineer'.*none of default, "),
+        ({"model_type": "llama", "rope_scaling": {"type": "dynamic", "factor": 2.0}}, "sequence length"),
+        (
+            {"model_type": "gemma3_text", "rope_parameters": {"rope_theta": 5.0, "full_attention": {}}},
+            "rope type None",
+        ),
     ],
 )
 def test_what_is_not_computed_is_refused(config: dict[str, Any], message: str) -> None:

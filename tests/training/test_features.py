@@ -112,22 +112,3 @@ def test_a_drafter_is_trained_and_drafts_for_a_target_that_is_no_llama(
     assert entry is not None
     assert entry.tokens
     assert all(0 <= token < 108 for token in entry.tokens)
-
-
-def test_logits_that_are_bent_behind_the_head_are_refused() -> None:
-    with pytest.raises(TrainingDataError, match="soft cap"):
-        ModelSizes.from_config({"model_type": "gemma2", "final_logit_softcapping": 30.0})
-    with pytest.raises(TrainingDataError, match="hidden_size"):
-        ModelSizes.from_config({"model_type": "mamba"})
-
-
-def test_sizes_of_a_model_with_several_parts_are_its_text_s() -> None:
-    text = {
-        "model_type": "gemma3_text", "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "intermediate_size": 16, "vocab_size": 32,
-        "rope_parameters": {"full_attention": {"rope_theta": 7.0}, "sliding_attention": {"rope_theta": 3.0}},
-    }  # fmt: skip
-    sizes = ModelSizes.from_config({"model_type": "gemma3", "text_config": text})
-    assert (sizes.hidden, sizes.head_dim, sizes.num_kv_heads, sizes.rope_theta) == (8, 2, 4, 7.0)
-    assert sizes.norm_offset == 1.0
-    assert ModelSizes.from_config({**text, "model_type": "gemma4_text"}).norm_offset == 0.0
