@@ -8,7 +8,6 @@ own), over the whole vocabulary or over a part of it. Embedding and head stay th
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from paceline.drafters.checkpoint import DrafterConfig, save_drafter
 from paceline.drafters.draft_model import MODEL_DIR
 from paceline.training.acceptance import AcceptanceCounts
 from paceline.training.backbone import Backbone
+from paceline.training.configuration import parse_configuration, read_config_json, text_part
 from paceline.training.data import Batch
 from paceline.training.draft_vocabulary import id_offsets
 from paceline.training.eagle3 import TargetFacts
@@ -48,11 +48,16 @@ def cut_model(model_dir: Path, num_layers: int) -> tuple[dict[str, Any], dict[st
     """Configuration and tensors of a model of which some layers are kept; see :func:`cut_layers`.
 
     Raises:
-        TrainingDataError: more layers than there are, or none.
+        TrainingDataError: more layers than there are, or none, or a model of several parts.
     """
-    config = json.loads((model_dir / "config.json").read_text())
+    config = read_config_json(model_dir)
+    parsed = parse_configuration(config)
+    if text_part(parsed) is not parsed:
+        raise TrainingDataError(
+            f"a {parsed.model_type!r} has several parts and cannot be cut; save its text model on its own"
+        )
+    kept = cut_layers(parsed.num_hidden_layers, num_layers)
     source = read_weights(model_dir)
-    kept = cut_layers(int(config["num_hidden_layers"]), num_layers)
     weights = {k: v for k, v in source.items() if not k.startswith("model.layers.")}
     for new, old in enumerate(kept):
         prefix = f"model.layers.{old}."
@@ -60,8 +65,9 @@ def cut_model(model_dir: Path, num_layers: int) -> tuple[dict[str, Any], dict[st
             f"model.layers.{new}." + k[len(prefix) :]: v for k, v in source.items() if k.startswith(prefix)
         }
     config["num_hidden_layers"] = num_layers
-    if config.get("layer_types"):
-        config["layer_types"] = [config["layer_types"][old] for old in kept]
+    # Families work out which layers have windows from their number (`max_window_layers`, a pattern), which has changed.
+    if (kinds := getattr(parsed, "layer_types", None)) is not None:
+        config["layer_types"] = [kinds[old] for old in kept]
     return config, weights
 
 
