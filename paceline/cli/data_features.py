@@ -25,5 +25,5 @@ data_features = command_for(
     _run,
     arguments=("model_dir", "data_dir"),
     converters={"model_dir": resolve},
-    help_text="Run a target of any family over text that it wrote, and keep its features in the shards.",
+    help_text="Run a target over text that it wrote, and keep in the shards the features that drafters learn from.",
 )

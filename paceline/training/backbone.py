@@ -74,8 +74,8 @@ class Backbone:
             self.arch = Architecture.from_config(config)
         except UnsupportedModelError as error:
             raise TrainingDataError(
-                f"the layers of this target cannot be trained: {error}. Drafters that learn from features alone can: "
-                "`paceline data continue`, then `paceline data features`"
+                f"the layers of this target cannot be trained: {error}. Drafters that learn from features alone "
+                "ask for less: `paceline data continue`, then `paceline data features`"
             ) from None
         if self.arch.attention_softcap or self.arch.final_softcap:
             raise TrainingDataError(f"layers of {self.arch.model_type!r} with soft caps cannot be trained")

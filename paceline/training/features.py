@@ -1,8 +1,8 @@
 """The target's features beside text that was written without them.
 
-Responsible for running the serving engine, whatever the target's family, over the texts of a folder's shards, and for
-writing the shards anew with what drafters learn from. Whole texts are a step, which takes a fraction of the time that
-writing them took. Deliberately knows no drafter. Called by ``paceline data features``.
+Responsible for running the serving engine over the texts of a folder's shards, and for writing the shards anew with what
+drafters learn from. Whole texts are a step, which takes a fraction of the time that writing them took. Deliberately
+knows no drafter. Called by ``paceline data features``.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from paceline.training import shards
 from paceline.training.errors import TrainingDataError
 from paceline.training.sizes import ModelSizes
 from paceline.training.synth import folder_counts
+from paceline.training.target_weights import check_target_tensors
 from paceline.training.teacher import default_tap_layers
 
 log = structlog.get_logger()
@@ -61,7 +62,7 @@ def run(options: FeatureOptions) -> dict[str, int]:
         Counts over the whole folder: ``shards``, ``conversations`` (texts), ``tokens``, ``answer_tokens``.
 
     Raises:
-        TrainingDataError: no shards, or text that another target wrote.
+        TrainingDataError: no shards, text that another target wrote, or a target that no drafter is trained for.
     """
     options.validate()
     if options.num_threads:
@@ -91,6 +92,8 @@ def run(options: FeatureOptions) -> dict[str, int]:
 
 
 def _load(options: FeatureOptions) -> TargetEngine:
+    # No objective could learn from what would be written for hours.
+    check_target_tensors(options.model_dir)
     tap = TapSpec(layers=default_tap_layers(ModelSizes.read(options.model_dir).num_layers), norm_final=True)
     return TargetEngine.load(options.model_dir, dtype=getattr(torch, options.dtype), taps=[tap])
 

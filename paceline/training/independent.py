@@ -25,6 +25,7 @@ from paceline.training.draft_vocabulary import id_offsets
 from paceline.training.eagle3 import TargetFacts
 from paceline.training.errors import TrainingDataError
 from paceline.training.losses import head_argmax, linear_soft_cross_entropy, softmax_head
+from paceline.training.target_weights import EMBEDDING, HEAD, check_target_tensors
 from paceline.training.teacher import read_weights
 from paceline.weights_file import write_weights
 from paceline.whole_file import write_json
@@ -48,7 +49,7 @@ def cut_model(model_dir: Path, num_layers: int) -> tuple[dict[str, Any], dict[st
     """Configuration and tensors of a model of which some layers are kept; see :func:`cut_layers`.
 
     Raises:
-        TrainingDataError: more layers than there are, or none, or a model of several parts.
+        TrainingDataError: more layers than there are, or none, or a model of several parts, or no embedding and head.
     """
     config = read_config_json(model_dir)
     parsed = parse_configuration(config)
@@ -57,6 +58,7 @@ def cut_model(model_dir: Path, num_layers: int) -> tuple[dict[str, Any], dict[st
             f"a {parsed.model_type!r} has several parts and cannot be cut; save its text model on its own"
         )
     kept = cut_layers(parsed.num_hidden_layers, num_layers)
+    check_target_tensors(model_dir)
     source = read_weights(model_dir)
     weights = {k: v for k, v in source.items() if not k.startswith("model.layers.")}
     for new, old in enumerate(kept):
@@ -96,14 +98,12 @@ class IndependentObjective:
         self.shape = Backbone.from_config(config)
         self.target = target
         self.dtype = dtype
-        self._frozen = {
-            k: v for k, v in weights.items() if k in ("model.embed_tokens.weight", "lm_head.weight")
-        }
+        self._frozen = {k: v for k, v in weights.items() if k in (EMBEDDING, HEAD)}
         self._parameters = {
             k: nn.Parameter(v.float().clone()) for k, v in weights.items() if k not in self._frozen
         }
-        self._embedding = weights["model.embed_tokens.weight"].to(dtype)
-        self._whole_head = weights.get("lm_head.weight", weights["model.embed_tokens.weight"])
+        self._embedding = weights[EMBEDDING].to(dtype)
+        self._whole_head = weights.get(HEAD, weights[EMBEDDING])
         self.set_constants({} if draft_ids is None else {"draft_ids": draft_ids})
 
     @classmethod

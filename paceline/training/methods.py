@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import asdict
 from itertools import islice
@@ -11,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import structlog
 import torch
 from torch import Tensor
-from transformers import AutoConfig
 
 from paceline.drafters.medusa_heads import MAX_HEADS, MedusaShape, OutputHead
 from paceline.drafters.sequential_heads import HeadPlan, MarkovHead
 from paceline.models import model_fingerprint
 from paceline.target import TapSpec
 from paceline.training import deepseek_mtp_start, eagle1_start, gemma4_mtp_start
+from paceline.training.configuration import parse_configuration, read_config_json, text_part
 from paceline.training.data import Corpus
 from paceline.training.deepseek_mtp import DeepseekMtpObjective
 from paceline.training.dflash import DFlashObjective, DFlashShape
@@ -42,6 +41,12 @@ from paceline.training.pard_start import mask_token_for
 from paceline.training.shards import shard_indices
 from paceline.training.sizes import ModelSizes
 from paceline.training.target_rows import TargetRows
+from paceline.training.target_weights import (
+    EMBEDDING,
+    check_target_tensors,
+    read_embedding_and_head,
+    read_final_norm,
+)
 from paceline.training.teacher import default_tap_layers, read_weights
 from paceline.training.token_clusters import check_clusters
 from paceline.training.tuned_backbone import LoraSettings, TunedBackbone
@@ -75,7 +80,7 @@ def build_objective(options: TrainOptions, corpus: Corpus) -> Objective:
 
 def _build_eagle3(options: TrainOptions, corpus: Corpus, fingerprint: str) -> Objective:
     target = ModelSizes.read(options.model_dir)
-    weights = read_weights(options.model_dir)
+    embedding, head = read_embedding_and_head(options.model_dir)
     taps = default_tap_layers(target.num_layers)
     counts = corpus.count_answer_tokens(target.vocab)
     draft_ids = choose_draft_vocab(counts, options.draft_vocab)
@@ -84,8 +89,6 @@ def _build_eagle3(options: TrainOptions, corpus: Corpus, fingerprint: str) -> Ob
         size=options.draft_vocab,
         coverage=round(float(counts[draft_ids].sum() / counts.sum()), 4),
     )
-    embedding = weights["model.embed_tokens.weight"]
-    head = weights.get("lm_head.weight", embedding)
     shape = default_shape(target, len(taps), options.draft_vocab, None)
     start = fit_linear(corpus, embedding, _FIT_TOKENS)
     return Eagle3Objective(
@@ -115,15 +118,14 @@ def _draft_part(options: TrainOptions, corpus: Corpus, vocab: int) -> Tensor | N
 
 def _build_eagle1(options: TrainOptions, corpus: Corpus, fingerprint: str) -> Objective:
     target = ModelSizes.read(options.model_dir)
-    weights = read_weights(options.model_dir)
-    embedding = weights["model.embed_tokens.weight"]
+    embedding, head = read_embedding_and_head(options.model_dir)
     shape = eagle1_start.default_shape(target)
     start = eagle1_start.fit_next_feature(corpus, embedding, _FIT_TOKENS)
     return Eagle1Objective(
         shape,
         eagle1_start.starting_parameters(shape, start, options.seed),
         embedding,
-        weights.get("lm_head.weight", embedding),
+        head,
         TargetFacts(fingerprint, options.model_dir.name, (), target.max_positions),
         method=options.method,
         feature_weight=options.feature_weight,
@@ -137,16 +139,15 @@ def _build_eagle1(options: TrainOptions, corpus: Corpus, fingerprint: str) -> Ob
 
 def _build_deepseek_mtp(options: TrainOptions, corpus: Corpus, fingerprint: str) -> Objective:
     target = ModelSizes.read(options.model_dir)
-    weights = read_weights(options.model_dir)
-    embedding = weights["model.embed_tokens.weight"]
-    final_norm = weights["model.norm.weight"] + target.norm_offset
+    embedding, head = read_embedding_and_head(options.model_dir)
+    final_norm = read_final_norm(options.model_dir, target.norm_offset)
     shape = deepseek_mtp_start.default_shape(target, options.num_modules)
     projection = deepseek_mtp_start.fit_projection(corpus, embedding, final_norm, shape.rms_eps, _FIT_TOKENS)
     return DeepseekMtpObjective(
         shape,
         deepseek_mtp_start.starting_parameters(shape, projection, final_norm, options.seed),
         embedding,
-        weights.get("lm_head.weight", embedding),
+        head,
         TargetFacts(fingerprint, options.model_dir.name, (), target.max_positions),
         steps=options.test_steps,
         step_decay=options.step_decay,
@@ -159,19 +160,17 @@ def _build_deepseek_mtp(options: TrainOptions, corpus: Corpus, fingerprint: str)
 
 def _build_gemma4_mtp(options: TrainOptions, corpus: Corpus, fingerprint: str) -> Objective:
     dtype = getattr(torch, options.dtype)
-    config = AutoConfig.from_pretrained(options.model_dir, local_files_only=True, trust_remote_code=False)
-    text = config.get_text_config()
+    text = text_part(parse_configuration(read_config_json(options.model_dir)))
     shape, cached = gemma4_mtp_start.default_shape(
         text, options.num_layers, options.draft_hidden, options.draft_intermediate
     )
     check_clusters(shape.vocab, options.num_clusters, options.num_selected)
-    weights = read_weights(options.model_dir)
-    embedding = weights["model.embed_tokens.weight"]
+    embedding, head = read_embedding_and_head(options.model_dir)
     is_gemma = str(text.model_type).startswith("gemma")
     tables = TargetTables(
         embedding,
         shape.backbone**0.5 if is_gemma else 1.0,
-        weights.get("lm_head.weight", embedding),
+        head,
         TargetRows(options.model_dir, TapSpec(norm_final=True, cached=tuple(cached.values())), dtype),
     )
     start, scale = gemma4_mtp_start.starting_parameters(shape, tables, corpus, _FIT_TOKENS, options.seed)
@@ -194,12 +193,10 @@ def _build_gemma4_mtp(options: TrainOptions, corpus: Corpus, fingerprint: str) -
 
 def _build_p_eagle(options: TrainOptions, corpus: Corpus, fingerprint: str) -> Objective:
     target = ModelSizes.read(options.model_dir)
-    weights = read_weights(options.model_dir)
+    embedding, head = read_embedding_and_head(options.model_dir)
     taps = default_tap_layers(target.num_layers)
     counts = corpus.count_answer_tokens(target.vocab)
     draft_ids = choose_draft_vocab(counts, options.draft_vocab)
-    embedding = weights["model.embed_tokens.weight"]
-    head = weights.get("lm_head.weight", embedding)
     shape = PEagleShape(
         **asdict(default_shape(target, len(taps), options.draft_vocab, None)),
         num_layers=options.num_layers,
@@ -229,12 +226,11 @@ def _build_p_eagle(options: TrainOptions, corpus: Corpus, fingerprint: str) -> O
 
 def _build_dflash(options: TrainOptions, corpus: Corpus, fingerprint: str) -> Objective:
     target = ModelSizes.read(options.model_dir)
-    weights = read_weights(options.model_dir)
+    embedding, head = read_embedding_and_head(options.model_dir)
     taps = default_tap_layers(target.num_layers)
     counts = corpus.count_answer_tokens(target.vocab)
     size = options.draft_vocab or target.vocab
     draft_ids = choose_draft_vocab(counts, size)
-    embedding = weights["model.embed_tokens.weight"]
     shape = DFlashShape(
         **asdict(default_shape(target, len(taps), size, None)),
         num_layers=options.num_layers,
@@ -251,7 +247,7 @@ def _build_dflash(options: TrainOptions, corpus: Corpus, fingerprint: str) -> Ob
         coverage=round(float(counts[draft_ids].sum() / counts.sum()), 4),
         mask_token=shape.mask_token,
     )
-    shared = (embedding, weights.get("lm_head.weight", embedding), draft_ids, tap_scale(corpus))
+    shared = (embedding, head, draft_ids, tap_scale(corpus))
     facts = TargetFacts(fingerprint, options.model_dir.name, taps, target.max_positions)
     dtype = getattr(torch, options.dtype)
     shapes = shape.parameter_shapes()
@@ -285,19 +281,19 @@ def _build_independent(options: TrainOptions, corpus: Corpus, fingerprint: str) 
 
 
 def _build_pard(options: TrainOptions, corpus: Corpus, fingerprint: str) -> Objective:
-    target_config = json.loads((options.model_dir / "config.json").read_text())
-    target = ModelSizes.from_config(target_config)
+    target = ModelSizes.read(options.model_dir)
     if options.start_dir is None:
         config, weights = cut_model(options.model_dir, options.num_layers)
     else:
-        config = json.loads((options.start_dir / "config.json").read_text())
+        config = read_config_json(options.start_dir)
+        check_target_tensors(options.start_dir)
         weights = read_weights(options.start_dir)
-    if int(config["vocab_size"]) != target.vocab:
+    if (vocab := ModelSizes.from_config(config).vocab) != target.vocab:
         raise TrainingDataError(
-            f"start_dir has {config['vocab_size']} tokens and the target {target.vocab}: they must share a tokenizer"
+            f"start_dir has {vocab} tokens and the target {target.vocab}: they must share a tokenizer"
         )
     counts = corpus.count_answer_tokens(target.vocab)
-    mask = mask_token_for(options.model_dir, counts, weights["model.embed_tokens.weight"])
+    mask = mask_token_for(options.model_dir, counts, weights[EMBEDDING])
     draft_ids = choose_draft_vocab(counts, options.draft_vocab) if options.draft_vocab else None
     log.info("pard", mask_token=mask, draft_vocab=options.draft_vocab or target.vocab)
     floor = _KEEP_FLOORS[options.method] if options.keep_floor is None else options.keep_floor
@@ -315,12 +311,12 @@ def _build_pard(options: TrainOptions, corpus: Corpus, fingerprint: str) -> Obje
     if options.method == "pard1":
         return Pard1Objective(config, weights, facts, **common)
     some = corpus.epoch(0, shard_indices(corpus.folder)[:1])
-    teacher = read_weights(options.model_dir)
+    _, head = read_embedding_and_head(options.model_dir)
     return Pard2Objective(
         config,
         weights,
         facts,
-        teacher.get("lm_head.weight", teacher["model.embed_tokens.weight"]),
+        head,
         rms_features(list(islice(some, 8))),
         FeatureSettings(drop=options.feature_drop, label_weight=options.token_weight),
         options.seed,
@@ -331,16 +327,14 @@ def _build_pard(options: TrainOptions, corpus: Corpus, fingerprint: str) -> Obje
 def _build_medusa1(options: TrainOptions, corpus: Corpus, fingerprint: str) -> Objective:
     target = ModelSizes.read(options.model_dir)
     facts = TargetFacts(fingerprint, options.model_dir.name, (), target.max_positions)
-    heads = _medusa_heads(options, corpus, target, read_weights(options.model_dir))
+    heads = _medusa_heads(options, corpus, target)
     return Medusa1Objective(heads, facts, options.step_decay)
 
 
-def _medusa_heads(
-    options: TrainOptions, corpus: Corpus, target: ModelSizes, weights: dict[str, Tensor]
-) -> HeadStack:
+def _medusa_heads(options: TrainOptions, corpus: Corpus, target: ModelSizes) -> HeadStack:
     if options.num_heads > MAX_HEADS:
         raise TrainingDataError(f"num_heads must be at most {MAX_HEADS}")
-    head = weights.get("lm_head.weight", weights["model.embed_tokens.weight"])
+    _, head = read_embedding_and_head(options.model_dir)
     size = min(options.draft_vocab, target.vocab)
     counts = corpus.count_answer_tokens(target.vocab)
     draft_ids = choose_draft_vocab(counts, size)
@@ -364,7 +358,7 @@ def _build_medusa2(options: TrainOptions, corpus: Corpus, fingerprint: str) -> O
     backbone = TunedBackbone(options.model_dir, settings, options.seed, getattr(torch, options.dtype))
     facts = TargetFacts(fingerprint, options.model_dir.name, (), backbone.shape.max_positions)
     sizes = ModelSizes.read(options.model_dir)
-    heads = _medusa_heads(options, corpus, sizes, read_weights(options.model_dir))
+    heads = _medusa_heads(options, corpus, sizes)
     joint = JointSettings(
         decay=options.step_decay,
         coefficient=options.heads_coefficient,

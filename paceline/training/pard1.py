@@ -32,11 +32,10 @@ from paceline.training.eagle3 import TargetFacts
 from paceline.training.errors import TrainingDataError
 from paceline.training.losses import head_argmax, linear_cross_entropy
 from paceline.training.p_eagle_rows import FlatRows, all_rows, sample_rows
+from paceline.training.target_weights import EMBEDDING, HEAD
 
 _EVAL_CHAIN = 5
 _EVAL_TEXTS = 2  # at once: all depths of all anchors are many rows
-_EMBEDDING = "model.embed_tokens.weight"
-_HEAD = "lm_head.weight"
 MASK = "mask_row"
 """Name of the parameter that becomes the mask token's row of the embedding."""
 
@@ -81,13 +80,13 @@ class Pard1Objective:
         self.keep_floor = keep_floor
         self.dtype = dtype
         self._tokenizer_dir = tokenizer_dir
-        self._frozen = {k: v for k, v in weights.items() if k in (_EMBEDDING, _HEAD)}
+        self._frozen = {k: v for k, v in weights.items() if k in (EMBEDDING, HEAD)}
         self._parameters = {
             k: nn.Parameter(v.float().clone()) for k, v in weights.items() if k not in self._frozen
         }
-        embedding = weights[_EMBEDDING]
+        embedding = weights[EMBEDDING]
         self._embedding = embedding.to(dtype)
-        self._whole_head = weights.get(_HEAD, embedding)
+        self._whole_head = weights.get(HEAD, embedding)
         # A typical row: what the model meets where it can know nothing.
         self._parameters[MASK] = nn.Parameter(embedding.float().mean(0))
         self._is_reduced = draft_ids is not None
@@ -199,11 +198,11 @@ class Pard1Objective:
         """The servable model by transformers names, bfloat16."""
         tensors = {k: p.detach() for k, p in self._parameters.items() if k.startswith("model.")}
         tensors |= self._frozen
-        embedding = self._frozen[_EMBEDDING].clone()
+        embedding = self._frozen[EMBEDDING].clone()
         embedding[self.mask_token] = self._parameters[MASK].detach().to(embedding.dtype)
-        if not self.config.get("tie_word_embeddings", False) and _HEAD not in tensors:
+        if not self.config.get("tie_word_embeddings", False) and HEAD not in tensors:
             raise TrainingDataError("the model has no head of its own, and does not share its embedding")
-        tensors[_EMBEDDING] = embedding
+        tensors[EMBEDDING] = embedding
         return {k: v.bfloat16() for k, v in tensors.items()}
 
     def export(self, folder: Path, facts: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ batches: serving runs through :mod:`paceline.target`, and a test holds the two t
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,22 +52,48 @@ def default_tap_layers(num_layers: int) -> tuple[int, int, int]:
     return (2, num_layers // 2, num_layers - 3)
 
 
-def read_weights(model_dir: Path) -> dict[str, Tensor]:
-    """Reads every tensor of a safetensors checkpoint (one file or an index of several)."""
+def read_weights(model_dir: Path, names: Collection[str] | None = None) -> dict[str, Tensor]:
+    """Reads the tensors of a safetensors checkpoint (one file or an index of several).
+
+    Args:
+        model_dir: of the checkpoint.
+        names: tensors that are read if they are there; None reads all.
+
+    Raises:
+        TrainingDataError: a file is missing.
+    """
+    weights: dict[str, Tensor] = {}
+    for path in _weight_files(model_dir):
+        with safe_open(path, framework="pt") as handle:
+            for key in handle.keys():  # noqa: SIM118 (a safetensors handle is not a mapping)
+                if names is None or key in names:
+                    weights[key] = handle.get_tensor(key)
+    return weights
+
+
+def tensor_names(model_dir: Path) -> set[str]:
+    """Names of all tensors of a safetensors checkpoint, none of which is read.
+
+    Raises:
+        TrainingDataError: a file is missing.
+    """
+    names: set[str] = set()
+    for path in _weight_files(model_dir):
+        with safe_open(path, framework="pt") as handle:
+            names |= set(handle.keys())
+    return names
+
+
+def _weight_files(model_dir: Path) -> list[Path]:
     index = model_dir / "model.safetensors.index.json"
     if index.exists():
         names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
     else:
         names = ["model.safetensors"]
-    weights: dict[str, Tensor] = {}
     for name in names:
-        path = model_dir / name
-        if not path.exists():
+        if not (model_dir / name).exists():
             raise TrainingDataError(f"{model_dir}: no {name}")
-        with safe_open(path, framework="pt") as handle:
-            for key in handle.keys():  # noqa: SIM118 (a safetensors handle is not a mapping)
-                weights[key] = handle.get_tensor(key)
-    return weights
+    return [model_dir / name for name in names]
 
 
 _GROWTH = 48  # positions; growing copies the cache, a larger step multiplies more masked positions

@@ -6,7 +6,6 @@ own. Knows nothing of heads or losses; called by :mod:`paceline.training.medusa2
 
 from __future__ import annotations
 
-import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,8 @@ from torch import Tensor, nn
 
 from paceline.models.fetch import PROVENANCE_FILE
 from paceline.training.backbone import LINEAR_NAMES, Backbone
+from paceline.training.configuration import read_config_json
+from paceline.training.target_weights import EMBEDDING, HEAD, check_target_tensors
 from paceline.training.teacher import read_weights
 from paceline.weights_file import write_weights
 
@@ -52,17 +53,21 @@ class TunedBackbone:
         settings: of the updates.
         seed: of their starting values.
         dtype: compute type; the updates stay float32.
+
+    Raises:
+        TrainingDataError: its layers, or its embedding and head, are none that are computed here.
     """
 
     def __init__(self, model_dir: Path, settings: LoraSettings, seed: int, dtype: torch.dtype) -> None:
         self.model_dir = model_dir
-        self.shape = Backbone.from_config(json.loads((model_dir / "config.json").read_text()))
+        self.shape = Backbone.from_config(read_config_json(model_dir))
+        check_target_tensors(model_dir)
         self.settings = settings
         self.dtype = dtype
         self._source = read_weights(model_dir)
         self._weights = {k: v.to(dtype) for k, v in self._source.items()}
-        self._embedding = self._weights["model.embed_tokens.weight"]
-        self.head = self._weights.get("lm_head.weight", self._embedding)  # [vocab, hidden]
+        self._embedding = self._weights[EMBEDDING]
+        self.head = self._weights.get(HEAD, self._embedding)  # [vocab, hidden]
         random = torch.Generator().manual_seed(seed)
         self.parameters: dict[str, nn.Parameter] = {}
         for name in self._linear_names():

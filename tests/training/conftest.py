@@ -92,17 +92,21 @@ def heldout_dir(target_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     return path
 
 
-@pytest.fixture(scope="session")
-def gemma3_dir(target_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random Gemma 3 whose sliding layers see eight tokens, with the bytes of the tiny Llama that fit its table."""
-    path = save_gemma3(tmp_path_factory.mktemp("gemma3"))
-    tokenizer = json.loads((target_dir / "tokenizer.json").read_text())
+def give_tokenizer(path: Path, source: Path) -> Path:
+    """Gives a model directory the bytes of the tiny Llama ``source`` that fit its table."""
+    tokenizer = json.loads((source / "tokenizer.json").read_text())
     size = json.loads((path / "config.json").read_text())["vocab_size"]
     vocab = tokenizer["model"]["vocab"]
     tokenizer["model"]["vocab"] = {token: i for token, i in vocab.items() if i < size}
     tokenizer["model"]["unk_token"] = SPECIAL[0]
     (path / "tokenizer.json").write_text(json.dumps(tokenizer))
     return path
+
+
+@pytest.fixture(scope="session")
+def gemma3_dir(target_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Gemma 3 whose sliding layers see eight tokens."""
+    return give_tokenizer(save_gemma3(tmp_path_factory.mktemp("gemma3")), target_dir)
 
 
 def continued(model_dir: Path, out_dir: Path, seed: int, num_shards: int = 1) -> Path:

@@ -83,7 +83,7 @@ def test_the_forward_of_every_family_is_that_of_transformers(name: str, tmp_path
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"model_type": "gpt2"}, "learn from features alone can: `paceline data continue`"),
+        ({"model_type": "gpt2"}, "learn from features alone ask for less: `paceline data continue`"),
         ({"model_type": "no-such-model"}, "'no-such-model' is not known"),
         ({"model_type": "gemma2"}, "soft caps"),
         ({}, "model_type None"),

@@ -1,0 +1,69 @@
+"""The tensors that drafters share with their target: its embedding, its head and its final norm.
+
+Responsible for finding them under the names that transformers gives a plain decoder, and for refusing a target that has
+them elsewhere before anything long begins. Knows no layers. Called by :mod:`paceline.training.methods` and whatever
+prepares for it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch import Tensor
+
+from paceline.training.configuration import parse_configuration, read_config_json, text_part
+from paceline.training.errors import TrainingDataError
+from paceline.training.teacher import read_weights, tensor_names
+
+EMBEDDING = "model.embed_tokens.weight"
+HEAD = "lm_head.weight"
+_FINAL_NORM = "model.norm.weight"
+
+
+def check_target_tensors(model_dir: Path) -> None:
+    """Looks at names alone.
+
+    Raises:
+        TrainingDataError: embedding or head is missing or named otherwise, or there is more to the head than a product.
+    """
+    names = tensor_names(model_dir)
+    config = parse_configuration(read_config_json(model_dir))
+    is_tied = any(getattr(part, "tie_word_embeddings", False) for part in (config, text_part(config)))
+    missing = [name for name in (EMBEDDING, *(() if is_tied else (HEAD,))) if name not in names]
+    if missing:
+        raise TrainingDataError(
+            f"{model_dir.name} has no tensor {' and no '.join(map(repr, missing))}: drafters are trained for targets "
+            "that have embedding and head under these names"
+        )
+    surplus = sorted(name for name in names if name.startswith("lm_head.") and name != HEAD)
+    if surplus:
+        raise TrainingDataError(
+            f"{model_dir.name} has {surplus[0]!r}: a head is learned from as a product alone"
+        )
+
+
+def read_embedding_and_head(model_dir: Path) -> tuple[Tensor, Tensor]:
+    """Both ``[vocab, hidden]``, as they are stored; one tensor where the target shares it.
+
+    Raises:
+        TrainingDataError: see :func:`check_target_tensors`.
+    """
+    check_target_tensors(model_dir)
+    weights = read_weights(model_dir, (EMBEDDING, HEAD))
+    return weights[EMBEDDING], weights.get(HEAD, weights[EMBEDDING])
+
+
+def read_final_norm(model_dir: Path, norm_offset: float) -> Tensor:
+    """What the final norm multiplies by, float32 ``[hidden]``.
+
+    Args:
+        model_dir: the target.
+        norm_offset: what its family adds to the stored weight.
+
+    Raises:
+        TrainingDataError: there is no such tensor.
+    """
+    weights = read_weights(model_dir, (_FINAL_NORM,))
+    if _FINAL_NORM not in weights:
+        raise TrainingDataError(f"{model_dir.name} has no tensor {_FINAL_NORM!r}")
+    return weights[_FINAL_NORM].float() + norm_offset
