@@ -31,8 +31,9 @@ class Batch:
         is_answer: ``[rows, length]`` bool, the token itself was chosen by the target as part of an answer.
         is_greedy: ``[rows]`` bool, the answer is the target's greedy one.
         lengths: ``[rows]`` int64.
-        taps: ``[rows, length, n_taps * hidden]`` bfloat16, or None where the shards hold no features.
+        taps: ``[rows, length, n_taps * hidden]`` bfloat16, or None where not all of the texts have features.
         hidden: ``[rows, length, hidden]`` bfloat16, after the target's final norm, or None.
+        bare_shard: the file of a text that has none.
     """
 
     tokens: Tensor
@@ -42,11 +43,26 @@ class Batch:
     lengths: Tensor
     taps: Tensor | None
     hidden: Tensor | None
+    bare_shard: Path | None = None
 
     @property
     def num_tokens(self) -> int:
         """Tokens without padding."""
         return int(self.lengths.sum())
+
+    def need_taps(self) -> Tensor:
+        """Taps, for what cannot do without; raises :class:`TrainingDataError` where they are not there."""
+        return self._needed(self.taps)
+
+    def need_hidden(self) -> Tensor:
+        """Hidden states, for what cannot do without; raises :class:`TrainingDataError` where they are not there."""
+        return self._needed(self.hidden)
+
+    def _needed(self, features: Tensor | None) -> Tensor:
+        if features is None:
+            where = self.bare_shard or "the text"
+            raise TrainingDataError(f"{where}: no features; add them with `paceline data features`")
+        return features
 
     def part(self, rows: slice, length: int | None = None) -> Batch:
         """Some of the conversations, as views; their padding cut to ``length``, which none of them exceeds."""
@@ -58,6 +74,7 @@ class Batch:
             lengths=self.lengths[rows],
             taps=None if self.taps is None else self.taps[rows, :length],
             hidden=None if self.hidden is None else self.hidden[rows, :length],
+            bare_shard=self.bare_shard,
         )
 
 
@@ -101,7 +118,9 @@ class Corpus:
         with_features: bool = True,
     ) -> None:
         if not shards.shard_indices(folder):
-            raise TrainingDataError(f"{folder}: no shards; write some with `paceline data synth`")
+            raise TrainingDataError(
+                f"{folder}: no shards; write some with `paceline data synth` or `paceline data continue`"
+            )
         self.folder = folder
         self.manifest = shards.read_manifest(folder)
         self._batch_tokens = batch_tokens
@@ -137,7 +156,7 @@ class Corpus:
                 continue
             loaded = [shards.read_shard(path) for path in paths] if self._with_features else heads
             for members in plan[skip:]:
-                yield _collate(loaded, members)
+                yield _collate(loaded, paths, members)
             skip = 0
 
     def _plan(self, heads: list[shards.Shard], order: random.Random) -> list[list[tuple[int, int]]]:
@@ -170,27 +189,30 @@ class Corpus:
         return counts
 
 
-def _collate(group: list[shards.Shard], members: list[tuple[int, int]]) -> Batch:
+def _collate(group: list[shards.Shard], paths: list[Path], members: list[tuple[int, int]]) -> Batch:
     spans = [(i, *group[i].offsets[j : j + 2].tolist()) for i, j in members]
     lengths = [end - start for _, start, end in spans]
     rows, room = len(spans), max(lengths)
-    first = group[0]
 
-    def gather(name: str, fill: int, like: Tensor, dtype: torch.dtype) -> Tensor:
+    def gather(name: str, fill: int, dtype: torch.dtype) -> Tensor:
+        like = getattr(group[spans[0][0]], name)
         out = torch.full((rows, room, *like.shape[1:]), fill, dtype=dtype)
         for row, (i, start, end) in enumerate(spans):
             out[row, : end - start] = getattr(group[i], name)[start:end]
         return out
 
-    segments = gather("segments", shards.SEGMENT_TEMPLATE, first.segments, torch.uint8)
+    # Some shards of a folder may have features before others do: `paceline data features` was stopped, or text added.
+    bare = next((paths[i] for i, _ in members if group[i].taps is None or group[i].hidden is None), None)
+    segments = gather("segments", shards.SEGMENT_TEMPLATE, torch.uint8)
     return Batch(
-        tokens=gather("tokens", 0, first.tokens, torch.int64),
-        top_tokens=gather("top_tokens", -1, first.top_tokens, torch.int64),
+        tokens=gather("tokens", 0, torch.int64),
+        top_tokens=gather("top_tokens", -1, torch.int64),
         is_answer=segments == shards.SEGMENT_ANSWER,
         is_greedy=torch.tensor([bool(group[i].is_greedy[j]) for i, j in members]),
         lengths=torch.tensor(lengths),
-        taps=None if first.taps is None else gather("taps", 0, first.taps, torch.bfloat16),
-        hidden=None if first.hidden is None else gather("hidden", 0, first.hidden, torch.bfloat16),
+        taps=None if bare else gather("taps", 0, torch.bfloat16),
+        hidden=None if bare else gather("hidden", 0, torch.bfloat16),
+        bare_shard=bare,
     )
 
 

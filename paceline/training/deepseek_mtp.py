@@ -26,7 +26,6 @@ from paceline.drafters.deepseek_mtp_layer import module_prefix, parameter_shapes
 from paceline.training.acceptance import AcceptanceCounts
 from paceline.training.data import Batch
 from paceline.training.eagle3 import TargetFacts
-from paceline.training.errors import TrainingDataError
 from paceline.training.losses import head_distillation, linear_cross_entropy
 from paceline.training.objective import checked_parameters
 from paceline.training.shared_head import SharedHead
@@ -212,9 +211,7 @@ class DeepseekMtpObjective:
         return run_depths(self.shape, weights, batch.tokens, features, self._embedding, steps)
 
     def _features(self, batch: Batch) -> Tensor:
-        if batch.hidden is None:
-            raise TrainingDataError("the shards hold no features; write them with features")
-        return batch.hidden.to(self.dtype)
+        return batch.need_hidden().to(self.dtype)
 
 
 def chain_starts(batch: Batch, chain: int) -> Tensor:

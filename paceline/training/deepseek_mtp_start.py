@@ -12,7 +12,6 @@ from torch import Tensor
 from paceline.drafters.deepseek_mtp_layer import module_prefix
 from paceline.training.data import Batch, Corpus, take_rows
 from paceline.training.deepseek_mtp import MtpShape
-from paceline.training.errors import TrainingDataError
 from paceline.training.sizes import ModelSizes
 
 _RIDGE = 1e-3
@@ -69,11 +68,10 @@ def fit_projection(
 
 def _samples(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
     """(token r + 1, feature of r, feature of r + 1) wherever token r + 1 is part of an answer and was run."""
-    if batch.hidden is None:
-        raise TrainingDataError("the shards hold no features; write them with features")
+    hidden = batch.need_hidden()
     keep = batch.is_answer[:, 1:].clone()
     keep &= torch.arange(1, batch.tokens.shape[1])[None] < (batch.lengths - 1)[:, None]
-    return batch.tokens[:, 1:][keep], batch.hidden[:, :-1][keep].float(), batch.hidden[:, 1:][keep].float()
+    return batch.tokens[:, 1:][keep], hidden[:, :-1][keep].float(), hidden[:, 1:][keep].float()
 
 
 def starting_parameters(

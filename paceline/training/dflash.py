@@ -25,7 +25,6 @@ from paceline.training.acceptance import AcceptanceCounts
 from paceline.training.data import Batch
 from paceline.training.dflash_blocks import Blocks, can_anchor, make_blocks, sample_anchors
 from paceline.training.eagle3 import Eagle3Shape, TargetFacts
-from paceline.training.errors import TrainingDataError
 from paceline.training.losses import head_argmax, linear_cross_entropy
 from paceline.training.rotary import rope_tables, rotate
 from paceline.training.tap_objective import TapObjective
@@ -208,11 +207,9 @@ class DFlashObjective(TapObjective):
             anchors: int64 ``[texts, blocks]``; a block at position 0 has no context.
         """
         s = self.shape
-        if batch.taps is None:
-            raise TrainingDataError("the shards hold no features; write them with features")
         dtype = w["fc.weight"].dtype
         num_texts, num_blocks = anchors.shape
-        fused = F.linear(batch.taps.to(dtype) * self._taps_gain.to(dtype), w["fc.weight"])
+        fused = F.linear(batch.need_taps().to(dtype) * self._taps_gain.to(dtype), w["fc.weight"])
         context = F.rms_norm(
             fused, (s.hidden,), w["hidden_norm.weight"], s.rms_eps
         )  # [texts, length, hidden]

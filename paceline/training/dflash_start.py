@@ -12,7 +12,6 @@ from torch import Tensor
 
 from paceline.drafters.sequential_heads import MARKOV_IN
 from paceline.training.data import Batch, Corpus, take_rows
-from paceline.training.errors import TrainingDataError
 
 _SCALE_TOKENS = 8192
 
@@ -24,9 +23,7 @@ def tap_scale(corpus: Corpus) -> Tensor:
 
 
 def _answer_taps(batch: Batch) -> tuple[Tensor]:
-    if batch.taps is None:
-        raise TrainingDataError("the shards hold no features; write them with features")
-    return (batch.taps[batch.is_answer].float(),)
+    return (batch.need_taps()[batch.is_answer].float(),)
 
 
 def random_parameters(shapes: Mapping[str, tuple[int, ...]], seed: int) -> dict[str, Tensor]:

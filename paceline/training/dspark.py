@@ -21,7 +21,6 @@ from paceline.training.data import Batch
 from paceline.training.dflash import DFlashObjective, DFlashShape
 from paceline.training.dflash_blocks import Blocks
 from paceline.training.eagle3 import TargetFacts
-from paceline.training.errors import TrainingDataError
 from paceline.training.temperatures import fit_temperatures, path_errors
 
 
@@ -103,8 +102,7 @@ class DSparkObjective(DFlashObjective):
         self, weights: dict[str, Tensor], batch: Batch, blocks: Blocks
     ) -> tuple[Tensor, dict[str, float]]:
         """The loss of given blocks: its three parts, each weighted by place and over the sum of weights."""
-        if batch.hidden is None:
-            raise TrainingDataError("the shards hold no hidden states; write them with features")
+        hidden = batch.need_hidden()
         out = self.forward(weights, batch, blocks.anchors)
         text, block = blocks.weights.any(-1).nonzero(as_tuple=True)
         if not text.numel():
@@ -117,7 +115,7 @@ class DSparkObjective(DFlashObjective):
         )  # those that cannot be drafted weigh nothing
         log_probs = logits.log_softmax(-1)
         head = self._target_head.to(out.dtype)
-        teacher = (batch.hidden[text[:, None], places].to(out.dtype) @ head.T).to(logits.dtype).softmax(-1)
+        teacher = (hidden[text[:, None], places].to(out.dtype) @ head.T).to(logits.dtype).softmax(-1)
         tokens = -log_probs.gather(-1, labels[..., None]).squeeze(-1)
         distance = (log_probs.exp() - teacher).abs().sum(-1)  # [blocks, drafts], from 0 to 2
         total = counted.sum()

@@ -23,7 +23,6 @@ from paceline.drafters.checkpoint import DrafterConfig, save_drafter
 from paceline.training.acceptance import AcceptanceCounts
 from paceline.training.data import Batch
 from paceline.training.eagle3 import TargetFacts
-from paceline.training.errors import TrainingDataError
 from paceline.training.losses import head_distillation
 from paceline.training.objective import checked_parameters
 from paceline.training.shared_head import SharedHead
@@ -216,6 +215,4 @@ class Eagle1Objective:
         yield from unroll(self.shape, w, "layers.0.", batch.tokens, features, enter, steps)
 
     def _features(self, batch: Batch) -> Tensor:
-        if batch.hidden is None:
-            raise TrainingDataError("the shards hold no features; write them with features")
-        return batch.hidden.to(self.dtype)
+        return batch.need_hidden().to(self.dtype)

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from paceline.training.data import Batch, Corpus, take_rows
 from paceline.training.eagle1 import Eagle1Shape
-from paceline.training.errors import TrainingDataError
 from paceline.training.sizes import ModelSizes
 
 _RIDGE = 1e-3
@@ -72,11 +71,10 @@ def fit_next_feature(corpus: Corpus, embedding: Tensor, max_tokens: int) -> Line
 
 def _samples(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
     """(token r + 1, feature of r, feature of r + 1) wherever token r + 1 is part of an answer and was run."""
-    if batch.hidden is None:
-        raise TrainingDataError("the shards hold no features; write them with features")
+    hidden = batch.need_hidden()
     keep = batch.is_answer[:, 1:].clone()
     keep &= torch.arange(1, batch.tokens.shape[1])[None] < (batch.lengths - 1)[:, None]
-    return batch.tokens[:, 1:][keep], batch.hidden[:, :-1][keep].float(), batch.hidden[:, 1:][keep].float()
+    return batch.tokens[:, 1:][keep], hidden[:, :-1][keep].float(), hidden[:, 1:][keep].float()
 
 
 def starting_parameters(shape: Eagle1Shape, start: LinearStart, seed: int) -> dict[str, Tensor]:

@@ -137,8 +137,7 @@ class Eagle3Objective(TapObjective):
         row, position = self._targets(batch)
         if not row.numel():
             return sum((p.sum() * 0.0 for p in self._parameters.values()), torch.zeros(())), {}
-        assert batch.hidden is not None
-        hidden = batch.hidden[row, position].to(self.dtype)
+        hidden = batch.need_hidden()[row, position].to(self.dtype)
         target_probs = softmax_head(hidden, self._target_head)  # [num_targets, draft_vocab]
         weights = {k: p.to(self.dtype) for k, p in self._parameters.items()}
         total = torch.zeros(())
@@ -196,9 +195,7 @@ class Eagle3Objective(TapObjective):
     def unroll(self, w: dict[str, Tensor], batch: Batch, steps: int) -> Iterator[Tensor]:
         """Yields the final-norm output ``[rows, length, hidden]`` of each step."""
         s = self.shape
-        if batch.taps is None:
-            raise TrainingDataError("the shards hold no features; write them with features")
-        state = F.linear(batch.taps.to(self.dtype) * self._taps_gain, w["fc.weight"])
+        state = F.linear(batch.need_taps().to(self.dtype) * self._taps_gain, w["fc.weight"])
 
         def enter(ids: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
             e = F.rms_norm(

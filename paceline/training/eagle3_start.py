@@ -88,11 +88,10 @@ def fit_linear(corpus: Corpus, embedding: Tensor, max_tokens: int) -> LinearStar
 
 def _samples(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
     """(taps at r, token r + 1, final hidden state at r + 1) wherever token r + 1 is part of an answer and was run."""
-    if batch.taps is None or batch.hidden is None:
-        raise TrainingDataError("the shards hold no features; write them with features")
+    taps, hidden = batch.need_taps(), batch.need_hidden()
     keep = batch.is_answer[:, 1:].clone()
     keep &= torch.arange(1, batch.tokens.shape[1])[None] < (batch.lengths - 1)[:, None]
-    return batch.taps[:, :-1][keep].float(), batch.tokens[:, 1:][keep], batch.hidden[:, 1:][keep].float()
+    return taps[:, :-1][keep].float(), batch.tokens[:, 1:][keep], hidden[:, 1:][keep].float()
 
 
 def _unit(x: Tensor) -> Tensor:

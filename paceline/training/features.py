@@ -1,8 +1,8 @@
 """The target's features beside text that was written without them.
 
-Responsible for running the serving engine over the texts of a folder's shards, and for writing the shards anew with what
-drafters learn from. Whole texts are a step, which takes a fraction of the time that writing them took. Deliberately
-knows no drafter. Called by ``paceline data features``.
+Responsible for running the serving engine over the texts of a folder's shards, and for writing the shards anew with
+what drafters learn from. Whole texts are a step, which takes a fraction of the time that writing them took.
+Deliberately knows no drafter. Called by ``paceline data features``.
 """
 
 from __future__ import annotations

@@ -142,8 +142,7 @@ class IndependentObjective:
         With a part of the vocabulary the distribution is the target's over that part, and positions count whose best
         token is in it (as in EAGLE-3, 2503.01840, section 3).
         """
-        if batch.hidden is None:
-            raise TrainingDataError("the shards hold no hidden states; write them with features")
+        hidden = batch.need_hidden()
         keep = torch.zeros_like(batch.is_answer)
         keep[:, :-1] = batch.is_answer[:, 1:]
         if self.draft_ids is not None:
@@ -151,7 +150,7 @@ class IndependentObjective:
         out = self._forward(batch.tokens)
         if not keep.any():
             return out.sum() * 0.0, {}
-        target_probs = softmax_head(batch.hidden[keep].to(self.dtype), self._head)
+        target_probs = softmax_head(hidden[keep].to(self.dtype), self._head)
         value = linear_soft_cross_entropy(out[keep], self._head, target_probs)
         return value, {"loss": float(value.detach())}
 

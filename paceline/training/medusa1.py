@@ -18,7 +18,6 @@ from paceline.drafters.checkpoint import DrafterConfig, save_drafter
 from paceline.training.acceptance import AcceptanceCounts
 from paceline.training.data import Batch
 from paceline.training.eagle3 import TargetFacts
-from paceline.training.errors import TrainingDataError
 from paceline.training.medusa_heads import HeadStack, RankCounts, chain_starts, right_ranks
 
 
@@ -59,7 +58,7 @@ class Medusa1Objective:
         self._ranks = RankCounts(
             self.heads.shape.num_heads
         )  # what was measured before belongs to older weights
-        loss, metrics = self.heads.loss(_hidden(batch).to(self.heads.dtype), batch, self.decay)
+        loss, metrics = self.heads.loss(batch.need_hidden().to(self.heads.dtype), batch, self.decay)
         if not loss.requires_grad:  # a batch without a single label
             loss = loss + sum(p.sum() * 0.0 for p in self.heads.parameters.values())
         return loss, metrics
@@ -74,7 +73,7 @@ class Medusa1Objective:
         usable = chain_starts(batch.is_answer & batch.is_greedy[:, None], self.heads.shape.num_heads)
         if not usable.any():
             return AcceptanceCounts()
-        hidden = _hidden(batch).to(self.heads.dtype)
+        hidden = batch.need_hidden().to(self.heads.dtype)
         right = right_ranks(self.heads, hidden, batch.top_tokens, usable)
         self._ranks.add(right)
         return AcceptanceCounts.from_chains(right[:, :, 0])
@@ -88,9 +87,3 @@ class Medusa1Objective:
         }
         config = DrafterConfig(self.method, self.target.fingerprint, self.target.name, shape, facts)
         save_drafter(folder, config, self.heads.tensors())
-
-
-def _hidden(batch: Batch) -> Tensor:
-    if batch.hidden is None:
-        raise TrainingDataError("the shards hold no hidden states; write them with features")
-    return batch.hidden

@@ -22,7 +22,7 @@ from paceline.models import model_fingerprint
 from paceline.training.acceptance import AcceptanceCounts
 from paceline.training.data import Batch
 from paceline.training.eagle3 import TargetFacts
-from paceline.training.errors import ExportRefusedError, TrainingDataError
+from paceline.training.errors import ExportRefusedError
 from paceline.training.losses import head_argmax, label_losses, linear_cross_entropy, linear_divergence
 from paceline.training.medusa_heads import HeadStack, RankCounts, chain_starts, right_ranks
 from paceline.training.token_rows import drawn
@@ -132,7 +132,7 @@ class Medusa2Objective:
         """``base + coefficient * s(t) * sum_i decay^i CE(head i)``, ``i`` from 1; the heads' own loss at first."""
         self._forget()  # what was measured before belongs to older weights
         dtype, settings = self.heads.dtype, self.settings
-        original = _hidden(batch).to(dtype)
+        original = batch.need_hidden().to(dtype)
         if self._fraction < settings.heads_first:
             loss, metrics = self.heads.loss(original, batch, settings.decay)
         else:
@@ -168,7 +168,7 @@ class Medusa2Objective:
         keep = _leads_to_answer(batch)
         labels = batch.tokens[:, 1:][keep[:, :-1]]
         self._losses.add(
-            label_losses(_hidden(batch).to(self.heads.dtype)[keep], head, labels),
+            label_losses(batch.need_hidden().to(self.heads.dtype)[keep], head, labels),
             label_losses(hidden[keep], head, labels),
         )
         chosen = head_argmax(hidden.reshape(rows * length, -1), head).view(rows, length)
@@ -228,9 +228,3 @@ def _leads_to_answer(batch: Batch) -> Tensor:
     keep = torch.zeros_like(batch.is_answer)
     keep[:, :-1] = batch.is_answer[:, 1:]
     return keep
-
-
-def _hidden(batch: Batch) -> Tensor:
-    if batch.hidden is None:
-        raise TrainingDataError("the shards hold no hidden states; write them with features")
-    return batch.hidden

@@ -208,9 +208,7 @@ def fit_look_ahead(corpus: Corpus, num_heads: int, max_tokens: int) -> list[Tens
     grams: list[Tensor] = []
     products: list[Tensor] = []
     for batch in corpus.epoch(0, shards.shard_indices(corpus.folder)[:4]):
-        if batch.hidden is None:
-            raise TrainingDataError("the shards hold no hidden states; write them with features")
-        hidden = batch.hidden.float()
+        hidden = batch.need_hidden().float()
         if not grams:
             width = hidden.shape[-1]
             grams = [torch.zeros(width, width) for _ in range(num_heads)]

@@ -25,7 +25,6 @@ from paceline.training.acceptance import AcceptanceCounts
 from paceline.training.accumulation import accumulate
 from paceline.training.data import Batch
 from paceline.training.eagle3 import Eagle3Shape, TargetFacts
-from paceline.training.errors import TrainingDataError
 from paceline.training.losses import head_argmax, linear_soft_cross_entropy, softmax_head
 from paceline.training.p_eagle_rows import FlatRows, all_rows, sample_rows, segments
 from paceline.training.rotary import rope_tables, rotate
@@ -154,8 +153,7 @@ class PEagleObjective(TapObjective):
         self, weights: dict[str, Tensor], batch: Batch, rows: FlatRows, total: int, metrics: dict[str, float]
     ) -> Tensor:
         """The share of some rows in the mean over ``total`` rows; adds each depth's share to ``metrics``."""
-        if batch.hidden is None:
-            raise TrainingDataError("the shards hold no hidden states; write them with features")
+        states = batch.need_hidden()
         out = self.forward(weights, batch, rows)
         value = out.sum() * 0.0
         usable = self._usable(batch)
@@ -167,7 +165,7 @@ class PEagleObjective(TapObjective):
         wanted[text, rows.positions[text, row]] = True
         place[wanted] = torch.arange(int(wanted.sum()))
         # Row at position r predicts what the target chose at position r + 1.
-        hidden = F.pad(batch.hidden[:, 1:], (0, 0, 0, 1))[wanted].to(weights["lm_head.weight"].dtype)
+        hidden = F.pad(states[:, 1:], (0, 0, 0, 1))[wanted].to(weights["lm_head.weight"].dtype)
         target_probs = softmax_head(hidden, self._target_head.to(hidden.dtype))  # [positions, draft_vocab]
         depth = rows.depths[text, row]
         for d in range(self.shape.num_depths):
@@ -232,10 +230,8 @@ class PEagleObjective(TapObjective):
             rows: rows of each text.
         """
         s = self.shape
-        if batch.taps is None:
-            raise TrainingDataError("the shards hold no features; write them with features")
         dtype = w["fc.weight"].dtype
-        fused = F.linear(batch.taps.to(dtype) * self._taps_gain.to(dtype), w["fc.weight"])
+        fused = F.linear(batch.need_taps().to(dtype) * self._taps_gain.to(dtype), w["fc.weight"])
         is_true = rows.depths == 0
         at = rows.anchors[..., None].expand(-1, -1, s.hidden)
         masked = F.linear(w["mask_hidden"], w["fc.weight"])  # [1, 1, hidden]

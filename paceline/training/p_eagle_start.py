@@ -32,9 +32,7 @@ def mean_taps(corpus: Corpus) -> Tensor:
     """Mean of the taps over answers of some batches, float32 ``[taps_width]``."""
     total, count = torch.zeros(()), 0
     for _, batch in zip(range(8), corpus.epoch(0, shards.shard_indices(corpus.folder)[:1]), strict=False):
-        if batch.taps is None:
-            raise TrainingDataError("the shards hold no features; write them with features")
-        taken = batch.taps[batch.is_answer].float()
+        taken = batch.need_taps()[batch.is_answer].float()
         total = total + taken.sum(0)
         count += taken.shape[0]
     if not count:

@@ -98,8 +98,7 @@ class Pard2Objective(Pard1Objective):
 
         The teacher at a row's position knows the whole text before it, the student only what is up to its anchor.
         """
-        if batch.hidden is None:
-            raise TrainingDataError("the shards hold no hidden states; write them with features")
+        hidden = batch.need_hidden()
         rows = self.sample(batch)
         w = self.compute_weights()
         out = self.forward(w, self.gated(batch), rows)
@@ -108,7 +107,7 @@ class Pard2Objective(Pard1Objective):
             return out.sum() * 0.0, {}
         x = out[text, row]
         weights = self.confidence_weights(batch, rows)[text, row]
-        teacher = batch.hidden[text, rows.positions[text, row]].to(self.dtype)
+        teacher = hidden[text, rows.positions[text, row]].to(self.dtype)
         value, ce, kd = linear_distillation(
             x, self._head, labels, self.settings.label_weight, teacher, self._teacher_head, weights
         )
@@ -117,10 +116,8 @@ class Pard2Objective(Pard1Objective):
 
     def gated(self, batch: Batch) -> Batch:
         """The texts, some of them without features: those that a draw for each text leaves out."""
-        if batch.taps is None or batch.hidden is None:
-            raise TrainingDataError("the shards hold no features; write them with features")
         gate = (torch.rand(batch.tokens.shape[0]) >= self.settings.drop)[:, None, None]
-        return replace(batch, taps=batch.taps * gate, hidden=batch.hidden * gate)
+        return replace(batch, taps=batch.need_taps() * gate, hidden=batch.need_hidden() * gate)
 
     @torch.no_grad()
     def confidence_weights(self, batch: Batch, rows: FlatRows) -> Tensor:
@@ -129,13 +126,12 @@ class Pard2Objective(Pard1Objective):
         Of a row, the target's probability of the text's own tokens between the anchor and the row's label, neither of
         them included: about the chance that verification gets as far. 1 at depth 0.
         """
-        assert batch.hidden is not None
         # Whole chains are kept, so that all tokens in question stand where mask rows do.
         needed = torch.zeros_like(batch.is_answer)
         text, row = (rows.depths > 0).nonzero(as_tuple=True)
         needed[text, rows.positions[text, row]] = True
         text, place = needed.nonzero(as_tuple=True)
-        before = batch.hidden[text, place - 1].to(self.dtype)
+        before = batch.need_hidden()[text, place - 1].to(self.dtype)
         losses = label_losses(before, self._teacher_whole.to(self.dtype), batch.tokens[text, place])
         log_prob = torch.zeros(batch.tokens.shape, dtype=torch.float64)
         log_prob[text, place] = -losses.double()
@@ -145,9 +141,7 @@ class Pard2Objective(Pard1Objective):
 
     def fuse(self, w: dict[str, Tensor], batch: Batch, rows: FlatRows, x: Tensor) -> Tensor:
         """Embeddings plus the features of the states that predicted the row's last known token; zeros for the first."""
-        if batch.taps is None or batch.hidden is None:
-            raise TrainingDataError("the shards hold no features; write them with features")
-        features = torch.cat([batch.taps, batch.hidden], dim=-1).to(self.dtype)
+        features = torch.cat([batch.need_taps(), batch.need_hidden()], dim=-1).to(self.dtype)
         features = features / self._feature_scale.to(self.dtype)
         # Token i reads position i - 1.
         projected = F.pad(F.linear(features, w[PROJECTION])[:, :-1], (0, 0, 1, 0))
@@ -188,9 +182,7 @@ def rms_features(batches: list[Batch]) -> Tensor:
     """
     total, count = torch.zeros(()), 0
     for batch in batches:
-        if batch.taps is None or batch.hidden is None:
-            raise TrainingDataError("the shards hold no features; write them with features")
-        taken = torch.cat([batch.taps, batch.hidden], dim=-1)[batch.is_answer].float()
+        taken = torch.cat([batch.need_taps(), batch.need_hidden()], dim=-1)[batch.is_answer].float()
         total = total + taken.square().sum(0)
         count += taken.shape[0]
     if not count:
