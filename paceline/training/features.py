@@ -78,9 +78,9 @@ def run(options: FeatureOptions) -> dict[str, int]:
     engine: TargetEngine | None = None
     for index in indices:
         path = shards.shard_path(options.data_dir, index)
-        shard = shards.read_shard(path)
-        if shard.hidden is not None:
+        if shards.has_features(path):
             continue
+        shard = shards.read_shard(path)
         engine = engine or _load(options)
         started = time.monotonic()
         shards.write_shard(path, with_features(engine, shard, options.batch_tokens))

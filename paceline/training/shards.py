@@ -105,6 +105,19 @@ def read_shard(path: Path, with_features: bool = True) -> Shard:
     return Shard(tokens, top, segments, offsets, greedy, taps, hidden)
 
 
+def has_features(path: Path) -> bool:
+    """Whether a shard holds taps and hidden states, which are not read.
+
+    Raises:
+        TrainingDataError: the file is damaged.
+    """
+    try:
+        with safe_open(path, framework="pt") as handle:
+            return {"taps", "hidden"} <= set(handle.keys())
+    except (SafetensorError, OSError) as error:
+        raise TrainingDataError(f"{path}: {error}") from error
+
+
 def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
     """Replaces the folder's manifest."""
     write_json(folder / MANIFEST, manifest, sort_keys=True)

@@ -75,6 +75,21 @@ def test_shards_that_have_features_are_kept(target_dir: Path, tmp_path: Path) ->
     assert shards.read_shard(shards.shard_path(folder, 1)).hidden is not None
 
 
+def test_features_that_are_there_are_not_read_to_be_skipped(
+    target_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = continued(target_dir, tmp_path / "text", seed=4, num_shards=2)
+    assert not shards.has_features(shards.shard_path(folder, 0))
+    run(options(target_dir, folder))
+    assert shards.has_features(shards.shard_path(folder, 0))
+    with monkeypatch.context() as patched:
+        patched.setattr(shards, "read_shard", lambda *_: pytest.fail("a shard was read"))
+        assert run(options(target_dir, folder))["shards"] == 2
+    shards.shard_path(folder, 1).write_bytes(b"half a sha")
+    with pytest.raises(TrainingDataError, match="shard-00001"):
+        run(options(target_dir, folder))
+
+
 def test_text_of_another_target_is_refused(target_dir: Path, gemma3_dir: Path, tmp_path: Path) -> None:
     folder = continued(target_dir, tmp_path / "text", seed=5)
     with pytest.raises(TrainingDataError, match="another target"):
