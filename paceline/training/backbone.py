@@ -139,6 +139,11 @@ class Backbone:
         scale = self.arch.embed_scale
         return embedded if scale is None else embedded * torch.tensor(scale, dtype=embedded.dtype)
 
+    @staticmethod
+    def compute_weights(weights: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+        """Weights in the compute type, but for those of norms, which are rounded behind their family's offset."""
+        return {k: w if k.endswith("norm.weight") else w.to(dtype) for k, w in weights.items()}
+
     def ropes(self, count: int, dtype: torch.dtype) -> dict[str | None, Rope]:
         """For each kind of layer what turns the first ``count`` positions, ``[count, 1, head_dim]``."""
         return {key: self._rope(key, count, dtype) for key in set(self.arch.rope_keys)}
@@ -164,7 +169,8 @@ class Backbone:
         """Output of the final norm of causal texts.
 
         Args:
-            weights: by transformers name, in the compute type: norms, biases, and what `linear` is not given for.
+            weights: by transformers name: norms, biases, and what `linear` is not given for; see
+                :meth:`compute_weights`.
             embedding: ``[vocab, hidden]`` in the compute type.
             tokens: int64 ``[rows, length]``. Padding stands behind a row's tokens, so that no token sees it.
             linear: how to apply linear maps; None multiplies with the weights.
@@ -203,8 +209,8 @@ class Backbone:
             return F.linear(x, weights[name + ".weight"], weights.get(name + ".bias"))
 
         def norm(name: str, x: Tensor) -> Tensor:
-            weight = weights[name + ".weight"]
-            weight = weight + arch.norm_offset if arch.norm_offset else weight
+            # The offset before rounding, as the engine has it: of 1 - 0.99 bfloat16 would keep two bits.
+            weight = (weights[name + ".weight"].float() + arch.norm_offset).to(x.dtype)
             return F.rms_norm(x, (weight.shape[0],), weight, arch.norm_eps)
 
         apply = linear or times

@@ -189,5 +189,5 @@ class IndependentObjective:
 
     def _forward(self, tokens: Tensor) -> Tensor:
         """Final-norm hidden ``[rows, length, hidden]``."""
-        weights = {k: p.to(self.dtype) for k, p in self._parameters.items()}
+        weights = self.shape.compute_weights(self._parameters, self.dtype)
         return self.shape.final_hidden(weights, self._embedding, tokens)

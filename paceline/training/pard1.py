@@ -142,14 +142,14 @@ class Pard1Objective:
         return text, row, after[text, row]
 
     def compute_weights(self) -> dict[str, Tensor]:
-        """Parameters in the compute type."""
-        return {k: p.to(self.dtype) for k, p in self._parameters.items()}
+        """Parameters as the forward reads them, in the compute type but for norms."""
+        return self.shape.compute_weights(self._parameters, self.dtype)
 
     def forward(self, w: dict[str, Tensor], batch: Batch, rows: FlatRows) -> Tensor:
         """The final-norm output of every row, ``[texts, n, hidden]``.
 
         Args:
-            w: parameters in the compute type, as :meth:`compute_weights` gives them.
+            w: parameters, as :meth:`compute_weights` gives them.
             batch: texts.
             rows: rows of each text.
         """

@@ -65,7 +65,7 @@ class TunedBackbone:
         self.settings = settings
         self.dtype = dtype
         self._source = read_weights(model_dir)
-        self._weights = {k: v.to(dtype) for k, v in self._source.items()}
+        self._weights = self.shape.compute_weights(self._source, dtype)
         self._embedding = self._weights[EMBEDDING]
         self.head = self._weights.get(HEAD, self._embedding)  # [vocab, hidden]
         random = torch.Generator().manual_seed(seed)

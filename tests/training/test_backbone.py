@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from paceline.models import model_fingerprint, tokenizer_fingerprint
@@ -101,6 +102,30 @@ def test_the_forward_of_every_family_is_that_of_transformers(name: str, tmp_path
 def test_what_is_not_computed_is_refused(config: dict[str, Any], message: str) -> None:
     with pytest.raises(TrainingDataError, match=message):
         Backbone.from_config(config)
+
+
+def test_norms_stored_less_one_keep_their_small_weights_in_bfloat16(tmp_path: Path) -> None:
+    model_dir = save_random(family("gemma3_text"), tmp_path)
+    random = torch.Generator().manual_seed(8)
+    weights = {  # matrices that bfloat16 holds, so that norms alone are rounded, and norms that multiply by little
+        k: torch.randn(w.shape, generator=random) * 0.005 - 0.985 if w.ndim == 1 else w.bfloat16().float()
+        for k, w in read_weights(model_dir).items()
+    }
+    save_file(weights, model_dir / "model.safetensors", metadata={"format": "pt"})
+    tokens = _tokens(1, 40, seed=9) % 120
+
+    def engine(dtype: torch.dtype) -> torch.Tensor:
+        loaded = TargetEngine.load(model_dir, dtype=dtype, taps=[TapSpec(norm_final=True)], executor="lean")
+        step = loaded.step([SequenceRows(loaded.open(), tokens[0].tolist(), num_logits="none")])
+        return step.features[0].float()
+
+    exact = engine(torch.float32)
+    backbone = TunedBackbone(model_dir, LoraSettings(dropout=0.0), 1, torch.bfloat16)
+    with torch.no_grad():
+        trained = backbone.hidden(tokens, is_training=False)[0].float()
+    off = float((trained - exact).norm() / exact.norm())
+    served = float((engine(torch.bfloat16) - exact).norm() / exact.norm())
+    assert off < 1.3 * served, (off, served)
 
 
 def test_gradients_reach_every_update(target_dir: Path) -> None:
