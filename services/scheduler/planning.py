@@ -8,6 +8,7 @@ Called by services.scheduler.registry at every planning interval.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cache
@@ -30,6 +31,7 @@ _MIN_PASSES = 32
 _MIN_DRAFTS = 8
 _MIN_ROUND_TRIPS = 4
 _MIN_BUCKETS = 2  # a single point of the curve tells no slope
+_MAX_EARLY = 512  # passes of a cold start that are kept to learn from
 _COLD_EXTRA_NODES = 2  # beyond a chain, before anything is known
 
 ONE_PASS_METHODS = frozenset({"medusa1", "medusa2", "p_eagle", "pard1", "pard2", "dflash", "dspark"})
@@ -87,6 +89,8 @@ class Planner:
         self.measured_speed: MeasuredSpeed | None = None
         self._meter = SpeedMeter()
         self._overlap_s = 0.0  # as last measured
+        self._cold: Policy | None = None  # in force until enough is known
+        self._early: deque[TimedPass] = deque(maxlen=_MAX_EARLY)  # made under it
         self._state = PolicyState(
             clock,
             probe_interval_s=limits.probe_interval_s,
@@ -119,22 +123,25 @@ class Planner:
             return self._decision(Policy.off(0, "off: there is no drafter"), num_sequences, 1.0)
         missing = self._missing(measurements)
         if missing:
-            return self._decision(self._cold_policy(missing, max_length), num_sequences, 1.0)
+            self._cold = self._cold_policy(missing, max_length)
+            self._early.extend(passes)
+            return self._decision(self._cold, num_sequences, 1.0)
         curve = measurements.curve.estimator()
+        in_force, self._cold = self._cold or self._state.current, None
         has_waited = False
-        for one in passes:
+        for one in (*self._early, *passes):
             self._meter.add(one, curve.seconds)
             has_waited |= one.has_waited
-        speed = self.measured_speed = (
-            self._meter.measured(version) if self._state.current.draft_length else None
-        )
+        self._early.clear()
+        speed = self.measured_speed = self._meter.measured(version) if in_force.draft_length else None
         num_sequences = max(1, num_sequences)
         num_together = max(1, round(num_sequences * round_share))
         inputs = self._inputs(measurements, curve, num_sequences, num_together, max_length, self._hits(speed))
         if has_waited and speed is not None and speed.wait_s is not None:
-            self._learn_overlap(inputs, speed.wait_s)
+            self._learn_overlap(inputs, in_force, speed.wait_s)
         inputs = replace(inputs, overlap_s=self._overlap_s)
-        policy = self._state.decide(inputs, self._verdict(speed, inputs))
+        is_own = in_force is self._state.current  # a cold start's is nobody's choice
+        policy = self._state.decide(inputs, self._verdict(speed, inputs) if is_own else None)
         expected = evaluate_policy(inputs, policy).speedup
         return self._decision(policy, num_sequences, expected)
 
@@ -153,9 +160,8 @@ class Planner:
             return None
         return MeasuredHits(speed.hit_rate, policy.draft_length, policy.outcomes)
 
-    def _learn_overlap(self, inputs: PlanInputs, wait_s: float) -> None:
-        """Hold a measured wait against the model's, which `inputs` has without any overlap."""
-        policy = self._state.current
+    def _learn_overlap(self, inputs: PlanInputs, policy: Policy, wait_s: float) -> None:
+        """Hold a wait that was measured under a policy against the model's, which `inputs` has without any overlap."""
         # Of what is drafted ahead of a step's end some waits are the rest of a draft alone.
         if policy.hold_us and not policy.draft_ahead:
             self._overlap_s = max(0.0, inputs.wait_s(policy.draft_length) - wait_s)

@@ -435,3 +435,20 @@ def test_load_is_a_target_s_and_rounds_are_held_against_it() -> None:
     state.take(Measurements(), num_sequences=1)  # nothing was drafted
     state.take(Measurements(draft_time=DraftTimePart.of([(4, 900, 2)])))  # nothing runs any more
     assert state.round_share == pytest.approx(0.25, rel=0.05)
+
+
+def test_a_cold_start_s_waits_are_known_to_the_first_plan() -> None:
+    """Else a drafter that gains is first turned off for a wait that nobody has."""
+    limits = dataclasses.replace(LIMITS, concurrent_slowdown=0.2)
+    slow = measured(rtt_us=14_000)
+
+    def first_plan(early: list[TimedPass]) -> Decision:
+        planner = Planner(subject(), limits, Clock())
+        cold = planner.decide(Measurements(), 1)
+        assert (cold.policy.draft_length, cold.policy.draft_ahead) == (4, 0)
+        assert planner.decide(Measurements(), 1, early, 7).policy.reason.startswith("cold start")
+        return planner.decide(slow, 1, [], 7)
+
+    assert first_plan([]).expected_speedup < first_plan(held(7, 9_000)).expected_speedup
+    # Passes of before the cold policy was in force teach nothing.
+    assert first_plan(held(6, 9_000)).expected_speedup == pytest.approx(first_plan([]).expected_speedup)
