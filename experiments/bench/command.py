@@ -12,12 +12,14 @@ import typer
 from rich.console import Console
 
 from experiments.distance.command import bench_distance
+from experiments.overhead.command import bench_overhead
 from experiments.planner.command import bench_planner
 from paceline.whole_file import write_json
 
 bench = typer.Typer(add_completion=False, rich_markup_mode=None)
 bench.command("planner")(bench_planner)
 bench.command("distance")(bench_distance)
+bench.command("overhead")(bench_overhead)
 
 
 @bench.callback(invoke_without_command=True)

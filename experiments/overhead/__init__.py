@@ -1,0 +1,1 @@
+"""What lies between two passes of a target, by stage: `paceline bench overhead`."""
