@@ -174,10 +174,11 @@ class DSparkObjective(DFlashObjective):
         }
         if self._held_out:
             odds, is_right = (torch.cat(parts) for parts in zip(*self._held_out, strict=True))
-            temperatures = fit_temperatures(odds, is_right)
+            half = len(odds) // 2  # fitted on one, judged on the other: chains of one text stand side by side
+            temperatures = fit_temperatures(odds[half:], is_right[half:])
             shape["confidence_temperatures"] = [round(value, 4) for value in temperatures]
             for name, used in (("raw", [1.0] * len(temperatures)), ("scaled", temperatures)):
-                errors = path_errors(odds, is_right, used)
+                errors = path_errors(odds[:half], is_right[:half], used) if half else []
                 facts = facts | {f"heldout_path_error_{name}": [round(error, 4) for error in errors]}
         config = DrafterConfig(self.method, self.target.fingerprint, self.target.name, shape, facts)
         save_drafter(folder, config, self.tensors())

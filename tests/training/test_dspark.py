@@ -17,6 +17,7 @@ from paceline.training.dflash_start import random_parameters
 from paceline.training.dspark import DSparkObjective, LossShares
 from paceline.training.eagle3 import TargetFacts
 from paceline.training.methods import build_objective
+from paceline.training.temperatures import fit_temperatures, path_errors
 from paceline.training.trainer import TrainOptions
 from tests.training.test_dflash import DRAFTABLE, SHAPE, VOCAB, random_batch
 
@@ -165,7 +166,12 @@ def test_heldout_acceptance_is_what_serving_would_have_had_accepted(
     config = DrafterConfig.read(tmp_path)
     assert len(config.shape["confidence_temperatures"]) == 5
     raw, scaled = (config.training[f"heldout_path_error_{x}"] for x in ("raw", "scaled"))
-    assert scaled[0] <= raw[0]
+    half = reached // 2  # what they are judged on was not fitted on
+    odds, is_right = (torch.cat(parts) for parts in zip(*objective._held_out, strict=True))
+    assert raw == [round(x, 4) for x in path_errors(odds[:half], is_right[:half], [1.0] * 5)]
+    own = config.shape["confidence_temperatures"]
+    assert own == [round(x, 4) for x in fit_temperatures(odds[half:], is_right[half:])]
+    assert scaled == [round(x, 4) for x in path_errors(odds[:half], is_right[:half], own)]
     scaled_drafter = load_drafter(tmp_path, target_dir, dtype=torch.float32)
     scaled_drafter.open(1, tokens[:6])
     scaled_drafter.feed(1, 0, fused[:5])

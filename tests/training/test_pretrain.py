@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from paceline.drafters import DraftRequest, load_drafter
 from paceline.sampling import SamplingParams
@@ -134,6 +134,14 @@ def test_the_pair_serves(options: PretrainOptions) -> None:
     while len(expected) < 3:
         expected.append(int(pair.modules.logits(output.features[0], whole, expected)[-1].argmax()))
     assert list(entry.tokens) == expected
+    # Without its module it is a model like any other: to transformers, and to a target that nobody drafts for.
+    alone = TargetEngine.load(model, dtype=torch.float32)
+    without = alone.step([SequenceRows(alone.open(), tokens, num_logits="last")]).logits[0][-1]
+    torch.testing.assert_close(without, output.logits[0][-1])
+    reference = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    with torch.inference_mode():
+        expected_logits = reference(torch.tensor([tokens])).logits[0, -1]
+    torch.testing.assert_close(without, expected_logits, atol=1e-3, rtol=1e-3)
     for path in (model, options.export_dir / "drafter"):  # images run as another user
         assert (path / "model.safetensors").stat().st_mode & 0o777 == 0o644
         assert not list(path.glob("*.part"))
