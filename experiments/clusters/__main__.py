@@ -20,7 +20,7 @@ def clusters(
         Path | None,
         typer.Option(help="Shards to fit clusters to that are made here; without, their means count."),
     ] = None,
-    fit_rows: Annotated[int, typer.Option(min=1, help="Rows of them.")] = 4096,
+    fit_rows: Annotated[int, typer.Option(min=1, help="Rows of them, of all steps in turn.")] = 6144,
     num_clusters: Annotated[int, typer.Option(min=1, help="Made here where the checkpoint has none.")] = 2048,
     rows: Annotated[str, typer.Option(help="Rows in a timed call, separated by commas.")] = "1,4,16",
     max_rows: Annotated[int, typer.Option(min=1, help="Chains compared at most.")] = 2000,
@@ -44,7 +44,7 @@ def clusters(
     held = heads.rows_of(assistant, heldout, batch_tokens, max_rows)
     seen = None
     if fit is not None:
-        seen = heads.rows_of(assistant, fit, batch_tokens, fit_rows, greedy_only=False).states[0]
+        seen = heads.in_turn(heads.rows_of(assistant, fit, batch_tokens, fit_rows, greedy_only=False).states)
     figures = heads.compare(
         assistant, tensors, held, _numbers(selected), num_clusters, _numbers(rows), repeats, seen
     )

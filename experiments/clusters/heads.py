@@ -100,6 +100,15 @@ def rows_of(
     return Rows(torch.cat(states, dim=1)[:, :max_rows], torch.cat(wanted, dim=1)[:, :max_rows])
 
 
+def in_turn(states: Tensor) -> Tensor:
+    """What the head reads at all steps alike, `[n, hidden]` of `[steps, n, hidden]`: the next chain at the next step.
+
+    Later steps read the assistant's own states. Centroids fitted to first steps alone lose some of what those choose.
+    """
+    steps, count = states.shape[:2]
+    return states[torch.arange(count) % steps, torch.arange(count)]
+
+
 def _chains(assistant: Gemma4MtpObjective, batch: Batch) -> Rows | None:
     row, position = chain_starts(batch, CHAIN).nonzero(as_tuple=True)
     if not row.numel():
@@ -130,7 +139,7 @@ def compare(
         num_clusters: of clusters made here.
         batch_rows: rows in a call, for its time.
         repeats: calls that are timed, of all heads in turn.
-        seen: `[n, hidden]`, what the head read of other texts: clusters made here get centroids fitted to it. None
+        seen: `[n, hidden]`, what the head read of other texts, at all steps: clusters made here get centroids fitted to it. None
             takes their means.
     """
     table = assistant.named_parameters()[TABLE].detach().to(assistant.dtype)

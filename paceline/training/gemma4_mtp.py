@@ -39,7 +39,9 @@ TABLE = "model.embed_tokens.weight"
 _PRE, _POST = "pre_projection.weight", "post_projection.weight"
 _EVAL_CHAIN = 5
 _STATES_PER_WIDTH = 4  # with fewer, a cluster's mean foretells more
-_CENTROID_STATES = 4096  # that the centroids of a clustered head are fitted to; the newest of a run
+_CENTROID_STATES = (
+    6144  # of all steps, that the centroids of a clustered head are fitted to; the newest of a run
+)
 
 
 @dataclass(frozen=True, slots=True)

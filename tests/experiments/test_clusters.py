@@ -50,3 +50,8 @@ def test_the_table() -> None:
     lines = markdown({"heads": [one]}).splitlines()
     assert lines[0].endswith("| µs, 1 row |")
     assert lines[-1] == "| best 32 clusters | 1.234 | 98.0% | 1,012 (990 to 1,020) |"
+
+
+def test_all_steps_of_a_chain_are_seen_in_turn() -> None:
+    states = torch.arange(3 * 7).view(3, 7, 1)
+    assert heads.in_turn(states).flatten().tolist() == [0, 8, 16, 3, 11, 19, 6]
