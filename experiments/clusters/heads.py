@@ -139,8 +139,8 @@ def compare(
         num_clusters: of clusters made here.
         batch_rows: rows in a call, for its time.
         repeats: calls that are timed, of all heads in turn.
-        seen: `[n, hidden]`, what the head read of other texts, at all steps: clusters made here get centroids fitted to it. None
-            takes their means.
+        seen: `[n, hidden]`, what the head read of other texts, at all steps: clusters made here get centroids fitted to
+            it. None takes their means.
     """
     table = assistant.named_parameters()[TABLE].detach().to(assistant.dtype)
     if "masked_embedding.centroids.weight" in tensors:
