@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import Gemma3ForCausalLM, Gemma3TextConfig
+from transformers import Gemma3ForCausalLM, Gemma3TextConfig, Gemma4ForCausalLM, Gemma4TextConfig
 
 from paceline.drafters import DrafterConfig
 from paceline.drafters.checkpoint import save_drafter
@@ -46,6 +46,14 @@ FOR_GEMMA = {
 }
 
 
+FOR_GEMMA4 = {
+    **FOR_GEMMA,
+    "head_dims": {SLIDING: 16, FULL: 32},
+    "kv_heads": {SLIDING: 2, FULL: 1},
+    "kv_layers": {SLIDING: 3, FULL: 2},
+}
+
+
 def random_assistant(config: DrafterConfig, seed: int = 17) -> dict[str, Tensor]:
     """Weights whose chains depend on their tokens."""
     random = torch.Generator().manual_seed(seed)
@@ -78,4 +86,18 @@ def save_gemma3(path: Path) -> Path:
         layer_types=[SLIDING] * 3 + [FULL, SLIDING], initializer_range=0.2, bos_token_id=1, eos_token_id=2,
     )  # fmt: skip
     Gemma3ForCausalLM(config).save_pretrained(path)
+    return path
+
+
+def save_gemma4(path: Path) -> Path:
+    """A random Gemma 4: full layers have heads of their own, and the last two layers no keys and values."""
+    torch.manual_seed(5)
+    config = Gemma4TextConfig(
+        vocab_size=108, hidden_size=64, intermediate_size=96, num_hidden_layers=6, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=16, global_head_dim=32, num_global_key_value_heads=1, attention_k_eq_v=True,
+        sliding_window=8, layer_types=[SLIDING, SLIDING, FULL, SLIDING, SLIDING, FULL], hidden_size_per_layer_input=8,
+        vocab_size_per_layer_input=108, num_kv_shared_layers=2, max_position_embeddings=256, initializer_range=0.2,
+        bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    Gemma4ForCausalLM(config).save_pretrained(path)
     return path

@@ -15,8 +15,6 @@ from transformers import (
     AutoModelForCausalLM,
     DynamicCache,
     Gemma4AssistantForCausalLM,
-    Gemma4ForCausalLM,
-    Gemma4TextConfig,
 )
 
 from paceline.checkpoints.exchange import export_checkpoint, import_checkpoint
@@ -35,31 +33,18 @@ from paceline.target import SequenceRows, StepError, TapSpec, TargetEngine
 from paceline.target.kv_cache import Slot
 from paceline.trie import DraftEntry
 from tests.drafters.conftest import Target, text
-from tests.drafters.gemma4_checkpoint import FOR_GEMMA, FOR_LLAMA, save_assistant, save_gemma3
+from tests.drafters.gemma4_checkpoint import (
+    FOR_GEMMA,
+    FOR_GEMMA4,
+    FOR_LLAMA,
+    save_assistant,
+    save_gemma3,
+    save_gemma4,
+)
 
 VOCAB = 108
 
 
-def save_gemma4(path: Path) -> Path:
-    """A random Gemma 4: full layers have heads of their own, and the last two layers no keys and values."""
-    torch.manual_seed(5)
-    config = Gemma4TextConfig(
-        vocab_size=VOCAB, hidden_size=64, intermediate_size=96, num_hidden_layers=6, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=16, global_head_dim=32, num_global_key_value_heads=1, attention_k_eq_v=True,
-        sliding_window=8, layer_types=[SLIDING, SLIDING, FULL, SLIDING, SLIDING, FULL], hidden_size_per_layer_input=8,
-        vocab_size_per_layer_input=VOCAB, num_kv_shared_layers=2, max_position_embeddings=256, initializer_range=0.2,
-        bos_token_id=1, eos_token_id=2,
-    )  # fmt: skip
-    Gemma4ForCausalLM(config).save_pretrained(path)
-    return path
-
-
-FOR_GEMMA4 = {
-    **FOR_GEMMA,
-    "head_dims": {SLIDING: 16, FULL: 32},
-    "kv_heads": {SLIDING: 2, FULL: 1},
-    "kv_layers": {SLIDING: 3, FULL: 2},
-}
 CLUSTERED = {"num_clusters": 12, "num_selected": 3}
 CASES = {
     "gemma3": (save_gemma3, FOR_GEMMA),
