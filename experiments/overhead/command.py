@@ -6,13 +6,16 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from paceline.whole_file import write_json
+
+if TYPE_CHECKING:
+    from experiments.overhead.stages import Totals
 
 
 def bench_overhead(
@@ -34,7 +37,7 @@ def bench_overhead(
     from experiments.bench.prompts import embedded_prompts
     from experiments.bench.report import commit, processor
     from experiments.bench.runner import generate
-    from experiments.overhead.stages import Totals, read_totals
+    from experiments.overhead.stages import read_totals
     from paceline.client import PacelineClient
     from paceline.drafters import default_drafter
     from paceline.embedded import Deployment, DeploymentOptions, Placement
@@ -83,7 +86,7 @@ def bench_overhead(
     console.print(table(rows, step_ms))
 
 
-def _row(load: int, speculation: bool, totals: Any, step_ms: float) -> dict[str, Any]:
+def _row(load: int, speculation: bool, totals: Totals, step_ms: float) -> dict[str, Any]:
     from services.verifier.stopwatch import OVERHEAD, Stage
 
     return {
