@@ -35,7 +35,7 @@ def ahead(
 
     from experiments.ahead.replay import Cycle, Tally, replay
     from experiments.ahead.text import write
-    from experiments.bench.prompts import embedded_prompts
+    from experiments.bench.prompts import embedded_prompts, token_ids
     from paceline.drafters import default_drafter, drafter_tap, load_drafter
     from paceline.models import resolve
     from paceline.sampling import SamplingParams
@@ -53,8 +53,7 @@ def ahead(
         texts = []
         for which, prompt in enumerate(embedded_prompts(prompts)):
             console.log(f"T = {temperature:g}: {prompt.prompt_id}")
-            turn = [{"role": "user", "content": prompt.text}]
-            ids = tokenizer.apply_chat_template(turn, add_generation_prompt=True, return_dict=False)
+            ids = token_ids(tokenizer, prompt.text)
             sampling = SamplingParams(temperature, seed=seed + which)
             texts.append(write(engine, ids, sampling, max_tokens, frozenset({tokenizer.eos_token_id})))
         for count in map(int, outcomes.split(",")):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from importlib.resources import files
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,16 @@ def held_out_prompts(per_kind: int | None = None) -> list[Prompt]:
     for prompt in _read("heldout_prompts.json"):
         by_kind.setdefault(prompt.kind, []).append(prompt)
     return _mixed([prompt for group in by_kind.values() for prompt in group[:per_kind]])
+
+
+def token_ids(tokenizer: Any, text: str) -> list[int]:
+    """A user turn in a transformers tokenizer's chat template; the bare text where it has none."""
+    if tokenizer.chat_template is None:
+        return list(tokenizer.encode(text))
+    turn = [{"role": "user", "content": text}]
+    return list(
+        tokenizer.apply_chat_template(turn, add_generation_prompt=True, return_dict=True)["input_ids"]
+    )
 
 
 def _read(name: str) -> list[Prompt]:

@@ -78,7 +78,7 @@ def _record(
     import torch
     from transformers import AutoTokenizer
 
-    from experiments.bench.prompts import embedded_prompts
+    from experiments.bench.prompts import embedded_prompts, token_ids
     from experiments.decoding.generation import generate
     from paceline.drafters import default_drafter, drafter_tap, load_drafter
     from paceline.models import resolve
@@ -100,9 +100,7 @@ def _record(
                 status.update(f"{mode.value}: {prompt.prompt_id}")
                 recording = Recording()
                 by_prompt.append(recording)
-                ids = tokenizer.apply_chat_template(
-                    [{"role": "user", "content": prompt.text}], add_generation_prompt=True, return_dict=True
-                )["input_ids"]
+                ids = token_ids(tokenizer, prompt.text)
                 for turn in range(num_rounds):
                     generate(
                         engine,

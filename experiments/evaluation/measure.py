@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from experiments.bench.prompts import Prompt
+from experiments.bench.prompts import Prompt, token_ids
 from experiments.decoding.arm import Arm
 from experiments.decoding.generation import Pass, generate
 from experiments.evaluation.plan import Plan
@@ -102,16 +102,12 @@ class Stage:
 
         engine = TargetEngine.load(plan.model_dir, plan.device, getattr(torch, plan.dtype))
         tokenizer: Any = AutoTokenizer.from_pretrained(plan.model_dir, local_files_only=True)
-
-        def encode(text: str) -> tuple[int, ...]:
-            if tokenizer.chat_template is None:
-                return tuple(tokenizer.encode(text))
-            turn = [{"role": "user", "content": text}]
-            encoded = tokenizer.apply_chat_template(turn, add_generation_prompt=True, return_dict=True)
-            return tuple(encoded["input_ids"])
-
         stops = frozenset() if tokenizer.eos_token_id is None else frozenset({int(tokenizer.eos_token_id)})
-        return cls(engine, tuple((prompt.kind, encode(prompt.text)) for prompt in prompts), stops)
+        return cls(
+            engine,
+            tuple((prompt.kind, tuple(token_ids(tokenizer, prompt.text))) for prompt in prompts),
+            stops,
+        )
 
     def enter(self, plan: Plan, directory: Path, name: str) -> Contestant:
         """Load a drafter, and give it an engine of its own over the same weights.

@@ -42,7 +42,7 @@ def modes(
     import torch
     from transformers import AutoTokenizer
 
-    from experiments.bench.prompts import embedded_prompts
+    from experiments.bench.prompts import embedded_prompts, token_ids
     from experiments.decoding.generation import generate
     from experiments.decoding.tally import Tally
     from experiments.modes.table import markdown
@@ -58,12 +58,7 @@ def modes(
     engine = TargetEngine.load(model_dir, "cpu", torch.bfloat16, taps=[] if tap is None else [tap])
     drafting = load_drafter(drafter_dir, model_dir, dtype=torch.bfloat16)
     tokenizer: Any = AutoTokenizer.from_pretrained(model_dir, local_files_only=True)
-    token_ids = [
-        tokenizer.apply_chat_template(
-            [{"role": "user", "content": prompt.text}], add_generation_prompt=True, return_dict=True
-        )["input_ids"]
-        for prompt in embedded_prompts(prompts)
-    ]
+    prompt_ids = [token_ids(tokenizer, prompt.text) for prompt in embedded_prompts(prompts)]
     wanted = [float(temperature) for temperature in temperatures.split(",")]
     plan: list[tuple[float, Arm]] = [
         (temperature, row) for temperature in wanted for row in (ARMS if temperature else GREEDY_ARMS)
@@ -79,7 +74,7 @@ def modes(
         "draft_length": draft_length,
         "max_nodes": max_nodes,
         "max_tokens": max_tokens,
-        "num_prompts": len(token_ids),
+        "num_prompts": len(prompt_ids),
         "rounds": rounds,
         "seed": seed,
         "results": (results := []),
@@ -90,7 +85,7 @@ def modes(
             status.update(f"{row.name} at {temperature}")
             tally = Tally()
             sampling = SamplingParams(temperature=temperature, mode=row.mode)
-            for index, prompt in enumerate(token_ids * rounds):
+            for index, prompt in enumerate(prompt_ids * rounds):
                 generate(
                     engine,
                     drafting,

@@ -80,7 +80,7 @@ def first_token(
     """Compute what each rule accepts at the first drafted position of texts that the target writes."""
     from transformers import AutoTokenizer
 
-    from experiments.bench.prompts import embedded_prompts
+    from experiments.bench.prompts import embedded_prompts, token_ids
     from experiments.decoding.generation import generate
     from paceline.drafters import default_drafter, drafter_tap, load_drafter
     from paceline.models import resolve
@@ -96,9 +96,7 @@ def first_token(
     sums: dict[str, dict[float, float]] = defaultdict(lambda: defaultdict(float))
     num_positions = 0
     for index, prompt in enumerate(embedded_prompts(prompts)):
-        ids = tokenizer.apply_chat_template(
-            [{"role": "user", "content": prompt.text}], add_generation_prompt=True, return_dict=True
-        )["input_ids"]
+        ids = token_ids(tokenizer, prompt.text)
         sampling = SamplingParams(temperature=0.8, seed=seed + index, mode=VerifyMode.COUPLED)
         text = generate(
             engine,

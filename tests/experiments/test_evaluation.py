@@ -6,13 +6,15 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import typer
+from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
-from experiments.bench.prompts import embedded_prompts, held_out_prompts
+from experiments.bench.prompts import embedded_prompts, held_out_prompts, token_ids
 from experiments.decoding.generation import Pass
 from experiments.evaluation import document as documents
 from experiments.evaluation.command import evaluate
@@ -21,7 +23,7 @@ from experiments.evaluation.latency import LENGTHS, latency
 from experiments.evaluation.measure import Contestant, Stage, Way, measure
 from experiments.evaluation.plan import CHAIN, TREE, Plan
 from experiments.evaluation.report import HEADS, markdown, rows_of, tables
-from paceline.models import DEFAULT_MODEL, cached
+from paceline.models import DEFAULT_MODEL, cached, resolve
 from paceline.sampling import VerifyMode
 from paceline.target import TargetEngine
 from paceline.training import asks
@@ -315,3 +317,12 @@ def test_wrong_options_are_named(options: list[str], field: str) -> None:
     done = CliRunner().invoke(APP, options)
     assert done.exit_code != 0
     assert field in str(done.exception)
+
+
+def test_a_prompt_stands_in_the_chat_template_where_there_is_one() -> None:
+    tokenizer: Any = AutoTokenizer.from_pretrained(resolve(DEFAULT_MODEL), local_files_only=True)
+    bare = tokenizer.encode("Why?")
+    assert len(chat := token_ids(tokenizer, "Why?")) > len(bare)
+    assert any(chat[i : i + len(bare)] == bare for i in range(len(chat)))
+    tokenizer.chat_template = None
+    assert token_ids(tokenizer, "Why?") == bare
