@@ -38,7 +38,7 @@ ONE_PASS_METHODS = frozenset({"medusa1", "medusa2", "p_eagle", "pard1", "pard2",
 """Drafters that make all tokens of a draft in one pass: their time does not grow with its length, and they go on from
 no outcome before its features, or its token, are there."""
 
-AHEAD_SHARES = {"eagle1": 0.71, "eagle2": 0.72, "eagle3": 0.66, "deepseek_mtp": 0.88}
+AHEAD_SHARES = {"eagle1": 0.71, "eagle2": 0.72, "eagle3": 0.66, "deepseek_mtp": 0.88, "gemma4_mtp": 0.83}
 """Of the tokens that a draft from true features gets accepted, how many one does that was drafted past an outcome, on
 the drafter's own outputs: measured with `python -m experiments.ahead` (docs/methods/README.md). Drafters that read
 tokens alone lose nothing."""

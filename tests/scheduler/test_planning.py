@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 
+from paceline.drafters import METHODS
 from paceline.scheduling.speed import TimedPass
 from services.scheduler.measurements import (
     AcceptancePart,
@@ -14,7 +15,13 @@ from services.scheduler.measurements import (
     Measurements,
     NetworkPart,
 )
-from services.scheduler.planning import Decision, Planner, PlanningLimits
+from services.scheduler.planning import (
+    AHEAD_SHARES,
+    ONE_PASS_METHODS,
+    Decision,
+    Planner,
+    PlanningLimits,
+)
 from services.scheduler.publication import PublishedPolicy, next_version
 from services.scheduler.registry import SubjectState
 from services.scheduler.subject import Subject
@@ -452,3 +459,9 @@ def test_a_cold_start_s_waits_are_known_to_the_first_plan() -> None:
     assert first_plan([]).expected_speedup < first_plan(held(7, 9_000)).expected_speedup
     # Passes of before the cold policy was in force teach nothing.
     assert first_plan(held(6, 9_000)).expected_speedup == pytest.approx(first_plan([]).expected_speedup)
+
+
+def test_every_method_is_known_by_what_it_makes_of_outcomes() -> None:
+    """A method that is in none of these would pass for one that reads tokens alone."""
+    reads_tokens_alone = {"independent"}
+    assert set(METHODS) == reads_tokens_alone | ONE_PASS_METHODS | set(AHEAD_SHARES)
