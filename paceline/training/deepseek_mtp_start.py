@@ -5,6 +5,8 @@ Called by :mod:`paceline.training.methods`. Knows nothing of the loss.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -15,6 +17,7 @@ from paceline.training.deepseek_mtp import MtpShape
 from paceline.training.sizes import ModelSizes
 
 _RIDGE = 1e-3
+_UNEVEN = 3.0  # times as uneven as what comes out of the final norm is what goes into it, to be left out
 _BRANCH_SCALE = 0.1  # of attention's and the gated product's outputs
 
 
@@ -39,10 +42,27 @@ def default_shape(target: ModelSizes, num_modules: int) -> MtpShape:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class LinearStart:
+    """A linear look-ahead to the next state, but for its length, and the norm that gives it that.
+
+    Attributes:
+        projection: float32 ``[hidden, 2 * hidden]``, for ``[embedding ; feature]`` normed without weights.
+        norm: float32 ``[hidden]``, weight of the norm behind it.
+    """
+
+    projection: Tensor
+    norm: Tensor
+
+
 def fit_projection(
     corpus: Corpus, embedding: Tensor, final_norm: Tensor, eps: float, max_tokens: int
-) -> Tensor:
-    """Ridge regression to the next state as it enters the final norm, but for its length.
+) -> LinearStart:
+    """Ridge regression to the next state as it enters the final norm.
+
+    Where single entries of that are far larger than the rest, as Gemma's are, random layers at the start and an
+    optimiser's equal steps for all entries would drown what the norm's weights then make large. There the map leads to
+    the state behind the norm, whose entries are more alike, and a constant stands for the norm's weights.
 
     Args:
         corpus: text with features.
@@ -50,9 +70,6 @@ def fit_projection(
         final_norm: the target's ``[hidden]``.
         eps: of its norms.
         max_tokens: answer tokens looked at.
-
-    Returns:
-        float32 ``[hidden, 2 * hidden]`` for ``[normed embedding ; normed feature]``, without norms' weights.
     """
     tokens, before, after = take_rows(corpus, _samples, max_tokens)
     seen = tokens.shape[0]
@@ -62,8 +79,18 @@ def fit_projection(
     safe = torch.where(final_norm.abs() < 1e-3, torch.ones_like(final_norm), final_norm).float()
     gram = (inputs.T @ inputs).double()
     gram += torch.eye(gram.shape[0], dtype=torch.float64) * (_RIDGE * seen)
-    solution: Tensor = torch.linalg.solve(gram, (inputs.T @ (after / safe)).double())
-    return solution.T.float()
+    norm, wanted = final_norm.float(), after / safe
+    if _unevenness(wanted) > _UNEVEN * _unevenness(after):
+        level = after.square().mean().sqrt()
+        norm, wanted = level.expand(width).clone(), after / level
+    solution: Tensor = torch.linalg.solve(gram, (inputs.T @ wanted).double())
+    return LinearStart(solution.T.float(), norm)
+
+
+def _unevenness(states: Tensor) -> float:
+    """The largest mean square of an entry over that of all."""
+    squares = states.square().mean(0)
+    return float(squares.max() / squares.mean())
 
 
 def _samples(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
@@ -74,15 +101,12 @@ def _samples(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
     return batch.tokens[:, 1:][keep], hidden[:, :-1][keep].float(), hidden[:, 1:][keep].float()
 
 
-def starting_parameters(
-    shape: MtpShape, projection: Tensor, final_norm: Tensor, seed: int
-) -> dict[str, Tensor]:
-    """Parameters that begin as the fitted map behind the target's final norm, in every module.
+def starting_parameters(shape: MtpShape, start: LinearStart, seed: int) -> dict[str, Tensor]:
+    """Parameters that begin as the fitted map and the norm behind it, in every module.
 
     Args:
         shape: sizes.
-        projection: from :func:`fit_projection`.
-        final_norm: the target's ``[hidden]``.
+        start: from :func:`fit_projection`.
         seed: of the random matrices.
     """
     random = torch.Generator().manual_seed(seed)
@@ -92,8 +116,8 @@ def starting_parameters(
     }
     for module in range(shape.num_modules):
         prefix = module_prefix(module)
-        parameters[prefix + "eh_proj.weight"] = projection.clone()
-        parameters[prefix + "shared_head.norm.weight"] = final_norm.float().clone()
+        parameters[prefix + "eh_proj.weight"] = start.projection.clone()
+        parameters[prefix + "shared_head.norm.weight"] = start.norm.clone()
         for name in ("self_attn.o_proj.weight", "mlp.down_proj.weight"):
             parameters[prefix + name] *= _BRANCH_SCALE
     return parameters

@@ -142,10 +142,10 @@ def _build_deepseek_mtp(options: TrainOptions, corpus: Corpus, fingerprint: str)
     embedding, head = read_embedding_and_head(options.model_dir)
     final_norm = read_final_norm(options.model_dir, target.norm_offset)
     shape = deepseek_mtp_start.default_shape(target, options.num_modules)
-    projection = deepseek_mtp_start.fit_projection(corpus, embedding, final_norm, shape.rms_eps, _FIT_TOKENS)
+    start = deepseek_mtp_start.fit_projection(corpus, embedding, final_norm, shape.rms_eps, _FIT_TOKENS)
     return DeepseekMtpObjective(
         shape,
-        deepseek_mtp_start.starting_parameters(shape, projection, final_norm, options.seed),
+        deepseek_mtp_start.starting_parameters(shape, start, options.seed),
         embedding,
         head,
         TargetFacts(fingerprint, options.model_dir.name, (), target.max_positions),

@@ -162,7 +162,8 @@ def test_training_from_anywhere_raises_acceptance_and_what_it_writes_drafts(
     options = _options(target_dir, text_dir, heldout_dir, tmp_path / "spoiled", **changes)
     fitted = _acceptance(_options(target_dir, text_dir, heldout_dir, tmp_path / "fitted", **changes), None)
     noise = torch.randn(64, 128, generator=torch.Generator().manual_seed(1)) * 0.05
-    monkeypatch.setattr(deepseek_mtp_start, "fit_projection", lambda *_: noise)
+    start = deepseek_mtp_start.LinearStart(noise, torch.ones(64))
+    monkeypatch.setattr(deepseek_mtp_start, "fit_projection", lambda *_: start)
     untrained = _acceptance(options, None)
     trained = run(options).best_mean_accepted
     assert untrained + 0.2 < trained
@@ -189,3 +190,29 @@ def test_parameters_that_do_not_fit_are_named() -> None:
     with pytest.raises(TrainingDataError, match=r"layers\.1\.hnorm"):
         DeepseekMtpObjective(SHAPE, parameters, *tables(), TargetFacts("f", "tiny", (), 64))
     assert all(isinstance(p, nn.Parameter) for p in objective().named_parameters().values())
+
+
+@pytest.mark.parametrize("largest", [1.0, 30.0])
+def test_a_start_is_in_units_in_which_entries_are_alike(
+    largest: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A norm's weights that undo one large entry, as Gemma's do, are left to the map."""
+    random = torch.Generator().manual_seed(3)
+    count, width = 4000, 8
+    tokens = torch.randint(0, 50, (count,), generator=random)
+    embedding = torch.randn(50, width, generator=random)
+    before = torch.randn(count, width, generator=random)
+    after = F.rms_norm(before, (width,)) @ torch.randn(width, width, generator=random)
+    final_norm = torch.full((width,), 2.0)
+    final_norm[0] /= largest  # before the norm the first entry is so many times as large
+    monkeypatch.setattr(deepseek_mtp_start, "take_rows", lambda *_: (tokens, before, after))
+    start = deepseek_mtp_start.fit_projection(None, embedding, final_norm, 1e-6, count)  # type: ignore[arg-type]
+    inputs = torch.cat([F.rms_norm(embedding[tokens], (width,)), F.rms_norm(before, (width,))], dim=1)
+    told = inputs @ start.projection.T
+    if largest == 1.0:
+        torch.testing.assert_close(start.norm, final_norm)
+    else:
+        assert len(set(start.norm.tolist())) == 1
+        torch.testing.assert_close(start.norm[0], after.square().mean().sqrt())
+    torch.testing.assert_close(told * start.norm, after, atol=0.05, rtol=0.05)
+    assert float(told.square().mean(0).max() / told.square().mean(0).min()) < 30
