@@ -6,8 +6,7 @@ Called by :mod:`paceline.cli.data`, which imports it only when it is called: it 
 
 from __future__ import annotations
 
-import typer
-
+from paceline.cli.counts import tell_counts
 from paceline.cli.dataclass_options import command_for
 from paceline.cli.logs import configure_cli_logs
 from paceline.models import resolve
@@ -16,8 +15,7 @@ from paceline.training.features import FeatureOptions, run
 
 def _run(options: FeatureOptions) -> None:
     configure_cli_logs()
-    counts = run(options)
-    typer.echo(", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.items()))
+    tell_counts(run(options))
 
 
 data_features = command_for(

@@ -18,11 +18,12 @@ import torch
 from torch import Tensor
 
 from paceline.models import model_fingerprint
-from paceline.target import SequenceRows, TapSpec, TargetEngine
+from paceline.target import TapSpec, TargetEngine
 from paceline.training import shards
 from paceline.training.errors import TrainingDataError
 from paceline.training.sizes import ModelSizes
 from paceline.training.synth import folder_counts
+from paceline.training.target_rows import run_texts
 from paceline.training.target_weights import check_target_tensors
 from paceline.training.teacher import default_tap_layers
 
@@ -110,15 +111,10 @@ def with_features(engine: TargetEngine, shard: shards.Shard, batch_tokens: int) 
     width = engine.taps[0].width(hidden_size)
     rows = torch.zeros(shard.tokens.numel(), width, dtype=torch.bfloat16)
     for spans in _batches(shard.offsets, batch_tokens):
-        slots = [engine.open(end - start) for start, end in spans]
-        steps = [
-            # The last token of a text was never run when it was written.
-            SequenceRows(slot, shard.tokens[start : end - 1].tolist(), num_logits="none")
-            for slot, (start, end) in zip(slots, spans, strict=True)
-        ]
-        for own, slot, (start, end) in zip(engine.step(steps).features, slots, spans, strict=True):
+        # The last token of a text was never run when it was written.
+        texts = [shard.tokens[start : end - 1].tolist() for start, end in spans]
+        for own, (start, end) in zip(run_texts(engine, texts), spans, strict=True):
             rows[start : end - 1] = own
-            engine.close(slot)
     taps, hidden = rows[:, :-hidden_size], rows[:, -hidden_size:]
     return replace(shard, taps=taps, hidden=hidden)
 

@@ -1,11 +1,13 @@
-"""What a frozen target computes over a batch of texts, as a drafter's tap reads it; computed anew for each batch.
+"""What a frozen target computes over whole texts, as a drafter's tap reads it.
 
-For drafters whose features are too wide to keep on disk beside the text. Responsible for: running the serving engine
-over right-padded batches. Deliberately does not know: any drafter. Called by objectives.
+Responsible for: running the serving engine over texts, and anew over each right-padded batch of them for drafters whose
+features are too wide to keep on disk. Deliberately does not know: any drafter. Called by objectives, and by
+:mod:`paceline.training.features`, which keeps what it gets.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -13,6 +15,16 @@ from torch import Tensor
 
 from paceline.target import SequenceRows, TapSpec, TargetEngine
 from paceline.training.data import Batch
+
+
+def run_texts(engine: TargetEngine, texts: Sequence[list[int]]) -> list[Tensor]:
+    """Features ``[length, width]`` of each text, all run in one step; nothing of them stays in the engine."""
+    slots = [engine.open(len(text)) for text in texts]
+    steps = [SequenceRows(slot, text, num_logits="none") for slot, text in zip(slots, texts, strict=True)]
+    features = engine.step(steps).features
+    for slot in slots:
+        engine.close(slot)
+    return features
 
 
 class TargetRows:
@@ -30,14 +42,9 @@ class TargetRows:
     def read(self, batch: Batch) -> Tensor:
         """Features of every position, ``[rows, length, width]``; zeros where there is padding."""
         lengths = [int(length) for length in batch.lengths]
-        slots = [self._engine.open(length) for length in lengths]
-        steps = [
-            SequenceRows(slot, batch.tokens[row, :length].tolist(), num_logits="none")
-            for row, (slot, length) in enumerate(zip(slots, lengths, strict=True))
-        ]
-        features = self._engine.step(steps).features
+        texts = [batch.tokens[row, :length].tolist() for row, length in enumerate(lengths)]
+        features = run_texts(self._engine, texts)
         padded = features[0].new_zeros(len(lengths), batch.tokens.shape[1], features[0].shape[1])
         for row, (own, length) in enumerate(zip(features, lengths, strict=True)):
             padded[row, :length] = own
-            self._engine.close(slots[row])
         return padded.clone()  # what inference mode made cannot be saved for a backward pass
