@@ -5,15 +5,12 @@ Deliberately does not know: deployments, prompts.
 
 from __future__ import annotations
 
-import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from prometheus_client.parser import text_string_to_metric_families
-
+from experiments.metrics_page import read_page, samples_of
 from services.verifier.stopwatch import OVERHEAD, Stage
 
-_TIMEOUT_S = 10.0
 _STAGES, _STEPS, _ACCEPTED = (
     "paceline_step_stage_seconds_total",
     "paceline_step_seconds_count",
@@ -59,18 +56,16 @@ def read_totals(url: str) -> Totals:
     Raises:
         OSError: it does not answer.
     """
-    with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as answer:
-        return parse_totals(answer.read().decode())
+    return parse_totals(read_page(url))
 
 
 def parse_totals(text: str) -> Totals:
     """Totals from what a verifier's metrics endpoint says."""
     seconds = dict.fromkeys(Stage, 0.0)
     counts = {_STEPS: 0.0, _ACCEPTED: 0.0}
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            if sample.name == _STAGES:
-                seconds[Stage(sample.labels["stage"])] += sample.value
-            elif sample.name in counts:
-                counts[sample.name] += sample.value
+    for sample in samples_of(text):
+        if sample.name == _STAGES:
+            seconds[Stage(sample.labels["stage"])] += sample.value
+        elif sample.name in counts:
+            counts[sample.name] += sample.value
     return Totals(counts[_STEPS], counts[_ACCEPTED], seconds)

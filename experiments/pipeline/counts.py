@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import re
-import urllib.request
 from dataclasses import dataclass, fields
 
-_LINE = re.compile(r"^(\S+?)(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
-_TIMEOUT_S = 10.0
+from experiments.metrics_page import read_page, samples_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +62,7 @@ def read_counts(verifier_url: str, drafter_url: str, link_bytes: int) -> Counts:
 
 def _totals(url: str) -> dict[str, float]:
     """Each metric's sum over its labels."""
-    with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as answer:
-        text = answer.read().decode()
     totals: dict[str, float] = {}
-    for name, value in _LINE.findall(text):
-        totals[name] = totals.get(name, 0.0) + float(value)
+    for sample in samples_of(read_page(url)):
+        totals[sample.name] = totals.get(sample.name, 0.0) + sample.value
     return totals

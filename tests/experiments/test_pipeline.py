@@ -16,6 +16,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from experiments import metrics_page
 from experiments.dials.dials import Dials, fixed
 from experiments.dials.drafter import DialledDrafter
 from experiments.dials.script import Script, ScriptText
@@ -329,7 +330,7 @@ def test_counters_are_summed_over_labels(monkeypatch: pytest.MonkeyPatch) -> Non
         def read(self) -> bytes:
             return self._text.encode()
 
-    monkeypatch.setattr(counting.urllib.request, "urlopen", lambda url, timeout: Page(pages[url]))
+    monkeypatch.setattr(metrics_page.urllib.request, "urlopen", lambda url, timeout: Page(pages[url]))
     found = counting.read_counts("verifier", "drafter", 7)
     assert (found.step_s, found.num_steps, found.num_hits, found.draft_s, found.link_bytes) == (
         1.5,
