@@ -20,7 +20,7 @@ import uvloop
 from orchestrator.counters import StatusCollector
 from orchestrator.ray_environment import prepare_environment
 from orchestrator.settings import OrchestratorSettings
-from paceline.whole_file import write_json
+from paceline.atomic_write import write_json
 from services.runtime.logs import configure_logs
 from services.runtime.metrics import REGISTRY, serve_metrics
 from services.runtime.settings import load

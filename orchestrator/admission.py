@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from orchestrator.status import ConductorStatus
-from paceline.errors import CapacityError, InvalidRequestError, UnavailableError
+from paceline.contract.errors import CapacityError, InvalidRequestError, UnavailableError
 from paceline.v1 import peer_pb2
 
 

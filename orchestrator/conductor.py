@@ -17,8 +17,8 @@ import structlog
 
 from orchestrator.counters import Counters
 from orchestrator.cycles import Cycles
+from orchestrator.draft_dispatcher import DraftingDesk
 from orchestrator.drafter_link import DrafterLink
-from orchestrator.drafting import DraftingDesk
 from orchestrator.placement import Placement, placement_in_force
 from orchestrator.policy import PolicyInForce
 from orchestrator.policy_watch import PolicyWatch
@@ -27,7 +27,7 @@ from orchestrator.servicer import ConductorServicer
 from orchestrator.settings import OrchestratorSettings
 from orchestrator.status import ConductorStatus
 from orchestrator.verifier_link import VerifierLink
-from paceline.errors import DrainingError
+from paceline.contract.errors import DrainingError
 from paceline.v1 import orchestrator_pb2, orchestrator_pb2_grpc, peer_pb2, scheduler_pb2
 from services.runtime.lifecycle import Process
 

@@ -16,19 +16,19 @@ from dataclasses import dataclass
 
 import structlog
 
+from orchestrator.commit_log import Journal, JournalGapError
 from orchestrator.counters import Counters
-from orchestrator.drafting import DraftingDesk
+from orchestrator.draft_acceptance import drafter_label, outcomes_by_commit
+from orchestrator.draft_dispatcher import DraftingDesk
 from orchestrator.faults import RESOURCE_EXHAUSTED, RETRIABLE_CODES, RETRY_DELAY_S, error_of
-from orchestrator.journal import Journal, JournalGapError
 from orchestrator.log_probs import check_step, fresh_log_probs, take_prompt_log_probs
-from orchestrator.mailbox import Ending, Mailbox
-from orchestrator.outcomes import drafter_label, outcomes_by_commit
+from orchestrator.output_queue import Ending, Mailbox
 from orchestrator.placement import DrafterWish, Placement
 from orchestrator.policy import PolicyInForce
 from orchestrator.reports import Reports
 from orchestrator.sequences import Sequence, SequenceState, SequenceTable
 from orchestrator.verifier_link import VerifierLink
-from paceline.errors import PacelineError, StreamProtocolError, UnavailableError
+from paceline.contract.errors import PacelineError, StreamProtocolError, UnavailableError
 from paceline.v1 import orchestrator_pb2, peer_pb2, sampling_pb2, scheduler_pb2, target_pb2
 
 FINISH_REASONS = frozenset(sampling_pb2.FinishReason.values())

@@ -18,7 +18,7 @@ import structlog
 from orchestrator.admission import Admission
 from orchestrator.settings import OrchestratorSettings
 from orchestrator.status import ConductorStatus
-from paceline.errors import UnavailableError
+from paceline.contract.errors import UnavailableError
 from paceline.v1 import orchestrator_pb2, orchestrator_pb2_grpc, peer_pb2
 from services.runtime.lifecycle import Process
 

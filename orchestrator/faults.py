@@ -1,14 +1,14 @@
 """Failures that peers report, and what they mean for a request.
 
 Responsible for: which failures are worth another attempt, and the error a caller sees otherwise. Deliberately does
-not know state. Used by orchestrator.cycles and orchestrator.drafting.
+not know state. Used by orchestrator.cycles and orchestrator.draft_dispatcher.
 """
 
 from __future__ import annotations
 
 import grpc
 
-from paceline.errors import CapacityError, InvalidRequestError, PacelineError, UnavailableError
+from paceline.contract.errors import CapacityError, InvalidRequestError, PacelineError, UnavailableError
 from paceline.v1 import peer_pb2
 
 

@@ -9,7 +9,7 @@ Called by: orchestrator.cycles.
 from __future__ import annotations
 
 from orchestrator.sequences import Sequence, SequenceTable
-from paceline.errors import StreamProtocolError
+from paceline.contract.errors import StreamProtocolError
 from paceline.v1 import sampling_pb2, target_pb2
 from services.runtime.log_probs import check_log_probs, cut_log_probs
 

@@ -20,10 +20,15 @@ import grpc
 import structlog
 
 from paceline import PROTOCOL_VERSION
-from paceline.errors import IncompatiblePeerError, PacelineError, StreamProtocolError, UnavailableError
+from paceline.contract.errors import (
+    IncompatiblePeerError,
+    PacelineError,
+    StreamProtocolError,
+    UnavailableError,
+)
 from paceline.v1 import peer_pb2
 from services.runtime.channel import Tls, open_channel
-from services.runtime.errors import from_rpc_error
+from services.runtime.error_mapping import from_rpc_error
 
 RequestT = TypeVar("RequestT")
 ResponseT = TypeVar("ResponseT")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, TypeVar
 
 from paceline import PROTOCOL_VERSION
-from paceline.errors import IncompatiblePeerError
+from paceline.contract.errors import IncompatiblePeerError
 from paceline.v1 import peer_pb2, sampling_pb2
 
 Placement = Literal["colocated", "separate", "none"]

@@ -2,8 +2,8 @@
 
 Responsible for: collecting what steps and drafts cost and how much was accepted, and sending it in batches over one
 Report stream. It never blocks and never grows: what a slow or absent scheduler does not take is dropped and counted.
-Deliberately does not know what the scheduler makes of it. Filled by orchestrator.cycles and orchestrator.drafting,
-run by orchestrator.conductor.
+Deliberately does not know what the scheduler makes of it. Filled by orchestrator.cycles and
+orchestrator.draft_dispatcher, run by orchestrator.conductor.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import grpc
 import structlog
 
-from orchestrator.outcomes import OutcomeCounts
+from orchestrator.draft_acceptance import OutcomeCounts
 from orchestrator.sequences import passes_per_position
 from paceline.v1 import drafter_pb2, generation_pb2, scheduler_pb2, scheduler_pb2_grpc, target_pb2
 from services.runtime.channel import Tls, open_channel

@@ -13,9 +13,9 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from orchestrator.commit_log import JournalEntry
 from orchestrator.drafter_link import DrafterLink
-from orchestrator.journal import JournalEntry
-from orchestrator.mailbox import Mailbox
+from orchestrator.output_queue import Mailbox
 from orchestrator.placement import ANY_DRAFTER, DrafterWish
 from paceline.v1 import generation_pb2, sampling_pb2
 

@@ -14,7 +14,7 @@ import structlog
 from orchestrator.cycles import Cycles
 from orchestrator.placement import DrafterWish
 from orchestrator.sequences import MAX_DRAFT_NODES, Sequence
-from paceline.errors import CapacityError, InvalidRequestError
+from paceline.contract.errors import CapacityError, InvalidRequestError
 from paceline.sampling.params import MAX_TOKEN_ID
 from paceline.v1 import orchestrator_pb2, orchestrator_pb2_grpc, peer_pb2, sampling_pb2
 from services.runtime.sampling import check_log_probs, check_token_ids, sampling_params

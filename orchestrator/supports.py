@@ -1,7 +1,7 @@
 """What drafted tokens were drawn from, in batches that are joined or lose entries on their way to the verifier.
 
 Responsible for: keeping the arrays of distributions in step with the entries. Deliberately does not know whether a
-distribution is right: the verifier checks that. Called by orchestrator.drafting and orchestrator.verifier_link.
+distribution is right: the verifier checks that. Called by orchestrator.draft_dispatcher and orchestrator.verifier_link.
 """
 
 from __future__ import annotations

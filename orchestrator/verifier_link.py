@@ -16,7 +16,7 @@ import grpc
 from orchestrator.peer_stream import PeerStream, StreamTiming
 from orchestrator.placement import check_protocol
 from orchestrator.supports import has_supports, join_supports
-from paceline.errors import IncompatiblePeerError
+from paceline.contract.errors import IncompatiblePeerError
 from paceline.v1 import peer_pb2, target_pb2, target_pb2_grpc
 from services.runtime.channel import Tls
 

@@ -2,7 +2,7 @@
 
 Responsible for: what the two sets of kernels share. Deliberately does not know: what a library's functions are, torch.
 
-Called by: `paceline.target.kernels` and `paceline.sampling.kernels`; `paceline doctor` only asks where they are.
+Called by: `paceline.cpu.kernels` and `paceline.sampling.kernels`; `paceline doctor` only asks where they are.
 """
 
 from __future__ import annotations

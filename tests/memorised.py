@@ -12,8 +12,8 @@ from pathlib import Path
 
 import torch
 
-from paceline.drafters.checkpoint import DrafterConfig, save_drafter
-from paceline.drafters.medusa_heads import MedusaShape
+from paceline.methods.checkpoint import DrafterConfig, save_drafter
+from paceline.methods.medusa_heads.heads import MedusaShape
 from paceline.models import model_fingerprint
 from paceline.target import SequenceRows, TapSpec, TargetEngine
 

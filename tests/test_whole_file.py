@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import paceline
-from paceline.whole_file import copy_file, replacing, write_json, write_text
+from paceline.atomic_write import copy_file, replacing, write_json, write_text
 
 ROOT = Path(paceline.__file__).parent.parent
 
@@ -47,7 +47,7 @@ def killed(program: str, place: Path, name: str) -> None:
 )
 def test_a_killed_writer_leaves_the_old_file(tmp_path: Path, writes: str) -> None:
     write_json(tmp_path / "report.json", {"old": True})
-    killed(f"from paceline.whole_file import *\n{writes}", tmp_path, "report.json")
+    killed(f"from paceline.atomic_write import *\n{writes}", tmp_path, "report.json")
     assert json.loads((tmp_path / "report.json").read_text()) == {"old": True}
     write_json(tmp_path / "report.json", {"old": False})
     assert json.loads((tmp_path / "report.json").read_text()) == {"old": False}
@@ -58,7 +58,7 @@ def test_an_export_killed_before_its_configuration_is_none(tmp_path: Path) -> No
     """The weights are there already; by the configuration a directory is known to be whole."""
     program = """
 import torch
-from paceline.drafters.checkpoint import DrafterConfig, save_drafter
+from paceline.methods.checkpoint import DrafterConfig, save_drafter
 save_drafter(place, DrafterConfig("eagle3", "ff", "tiny", {"hidden": 8}), {"w": torch.zeros(4)})
 """
     killed(program, tmp_path, "config.json")
@@ -118,4 +118,4 @@ def test_nothing_is_written_in_place() -> None:
             }
             if calls & {"write_text", "write_bytes", "dump", "copyfile", "copy2"}:
                 found.add(str(path.relative_to(ROOT)))
-    assert found == WRITES_BESIDE | {"paceline/whole_file.py"}
+    assert found == WRITES_BESIDE | {"paceline/atomic_write.py"}

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from paceline.whole_file import write_json
+from paceline.atomic_write import write_json
 
 
 def ahead(
@@ -36,7 +36,7 @@ def ahead(
     from experiments.ahead.replay import Cycle, Tally, replay
     from experiments.ahead.text import write
     from experiments.bench.prompts import embedded_prompts, token_ids
-    from paceline.drafters import default_drafter, drafter_tap, load_drafter
+    from paceline.methods import default_drafter, drafter_tap, load_drafter
     from paceline.models import resolve
     from paceline.sampling import SamplingParams
     from paceline.target import TargetEngine, configure_threads

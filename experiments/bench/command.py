@@ -14,7 +14,7 @@ from rich.console import Console
 from experiments.distance.command import bench_distance
 from experiments.overhead.command import bench_overhead
 from experiments.planner.command import bench_planner
-from paceline.whole_file import write_json
+from paceline.atomic_write import write_json
 
 bench = typer.Typer(add_completion=False, rich_markup_mode=None)
 bench.command("planner")(bench_planner)
@@ -59,7 +59,7 @@ def compare(
     from experiments.bench.prompts import embedded_prompts
     from experiments.bench.report import make_report, table
     from experiments.bench.runner import Plan, measure, same_text
-    from paceline.drafters import default_drafter
+    from paceline.methods import default_drafter
     from paceline.models import resolve
 
     console = Console()

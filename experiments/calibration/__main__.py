@@ -14,7 +14,7 @@ from rich.table import Table
 
 from experiments.calibration.outcomes import Recording, held_out_errors
 from experiments.decoding.arm import Arm
-from paceline.whole_file import write_json
+from paceline.atomic_write import write_json
 
 
 def calibration(
@@ -80,7 +80,7 @@ def _record(
 
     from experiments.bench.prompts import embedded_prompts, token_ids
     from experiments.decoding.generation import generate
-    from paceline.drafters import default_drafter, drafter_tap, load_drafter
+    from paceline.methods import default_drafter, drafter_tap, load_drafter
     from paceline.models import resolve
     from paceline.sampling import SamplingParams, VerifyMode
     from paceline.target import TargetEngine, configure_threads

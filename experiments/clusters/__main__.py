@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.whole_file import write_json
+from paceline.atomic_write import write_json
 
 
 def clusters(

@@ -15,19 +15,19 @@ import torch
 from torch import Tensor
 
 from experiments.evaluation.figures import spread
-from paceline.drafters.checkpoint import DrafterConfig, read_all_tensors
-from paceline.drafters.gemma4_mtp_layer import read_cached_layers, read_shape
-from paceline.drafters.gemma4_mtp_model import ClusteredHead
-from paceline.drafters.target_vocabulary import read_vocabulary
+from paceline.methods.checkpoint import DrafterConfig, read_all_tensors
+from paceline.methods.deepseek_mtp.objective import chain_starts
+from paceline.methods.eagle3.objective import TargetFacts
+from paceline.methods.gemma4_mtp.layer import read_cached_layers, read_shape
+from paceline.methods.gemma4_mtp.model import ClusteredHead
+from paceline.methods.gemma4_mtp.objective import TABLE, Gemma4MtpObjective, TargetTables
+from paceline.methods.gemma4_mtp.token_clusters import cluster_tokens, fit_centroids
+from paceline.methods.target_vocabulary import read_vocabulary
 from paceline.target import Device, TapSpec
 from paceline.training.acceptance import AcceptanceCounts
 from paceline.training.data import Batch, Corpus
-from paceline.training.deepseek_mtp import chain_starts
-from paceline.training.eagle3 import TargetFacts
-from paceline.training.gemma4_mtp import TABLE, Gemma4MtpObjective, TargetTables
 from paceline.training.shards import shard_indices
 from paceline.training.target_rows import TargetRows
-from paceline.training.token_clusters import cluster_tokens, fit_centroids
 
 CHAIN = 5
 Head = Callable[[Tensor], Tensor]

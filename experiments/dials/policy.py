@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import DrainingError, InvalidRequestError
+from paceline.contract.errors import DrainingError, InvalidRequestError
 from paceline.v1 import scheduler_pb2
 from services.scheduler.registry import Registry
 from services.scheduler.servicer import SchedulerServicer

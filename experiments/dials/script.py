@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.errors import InvalidRequestError
-from paceline.whole_file import write_json
+from paceline.atomic_write import write_json
+from paceline.contract.errors import InvalidRequestError
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from paceline.whole_file import write_json
+from paceline.atomic_write import write_json
 
 
 def bench_distance(
@@ -48,7 +48,7 @@ def bench_distance(
     from experiments.bench.report import commit, processor
     from experiments.distance.report import summarise, table
     from experiments.distance.runner import Plan, measure
-    from paceline.drafters import default_drafter
+    from paceline.methods import default_drafter
     from paceline.models import resolve
 
     console = Console()

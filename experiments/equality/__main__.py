@@ -14,9 +14,9 @@ from tokenizers import Tokenizer
 from experiments.bench.prompts import embedded_prompts
 from experiments.equality.comparison import Plan, measure
 from experiments.equality.configurations import configurations
-from paceline.drafters import default_drafter
+from paceline.atomic_write import write_json
+from paceline.methods import default_drafter
 from paceline.models import resolve
-from paceline.whole_file import write_json
 
 
 def main() -> None:

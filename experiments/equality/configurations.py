@@ -7,8 +7,9 @@ from pathlib import Path
 
 import torch
 
-from paceline.drafters import Drafter, drafter_tap, load_drafter
-from paceline.target import TargetEngine, kernels
+from paceline.cpu import kernels
+from paceline.methods import Drafter, drafter_tap, load_drafter
+from paceline.target import TargetEngine
 from paceline.target.engine import ExecutorChoice
 
 ROW_BUCKETS = (16, 32, 64, 128, 256, 512)

@@ -74,8 +74,8 @@ def evaluate(
     from experiments.evaluation.pairing import pair
     from experiments.evaluation.plan import Plan
     from experiments.evaluation.run import run
-    from paceline.drafters import default_drafter
-    from paceline.errors import InvalidRequestError
+    from paceline.contract.errors import InvalidRequestError
+    from paceline.methods import default_drafter
     from paceline.models import DEFAULT_MODEL, resolve
 
     if mode is VerifyMode.GREEDY:
@@ -158,7 +158,7 @@ def _directory(drafter: str) -> Path:
 
 
 def _temperatures(given: str) -> tuple[float, ...]:
-    from paceline.errors import InvalidRequestError
+    from paceline.contract.errors import InvalidRequestError
 
     try:
         found = tuple(float(part) for part in given.split(","))

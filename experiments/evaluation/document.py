@@ -17,10 +17,10 @@ from experiments.evaluation.figures import figures_of
 from experiments.evaluation.measure import Contestant, Stage
 from experiments.evaluation.plan import Plan
 from paceline import __version__
-from paceline.drafters import METHODS
-from paceline.errors import InvalidRequestError
+from paceline.atomic_write import write_json
+from paceline.contract.errors import InvalidRequestError
+from paceline.methods import METHODS
 from paceline.models import model_fingerprint
-from paceline.whole_file import write_json
 
 ORIGINS = ("commands", "versions", "commits", "machines")
 """Where figures come from; a document of several runs names all of them."""

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.drafters import CheckpointError, DrafterConfig
-from paceline.drafters.checkpoint import ANY_TARGET
+from paceline.methods import CheckpointError, DrafterConfig
+from paceline.methods.checkpoint import ANY_TARGET
 from paceline.models import model_fingerprint
 
 

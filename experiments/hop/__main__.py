@@ -15,7 +15,7 @@ import typer
 import uvloop
 
 from experiments.hop.rounds import CommittingVerifier, directly, through_conductor
-from paceline.whole_file import write_json
+from paceline.atomic_write import write_json
 
 GRACE_S = 10.0
 

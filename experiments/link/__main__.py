@@ -21,7 +21,7 @@ from typing import Any
 
 from experiments.link.proxy import Link, precise_loop
 from experiments.link.settings import LinkSettings
-from paceline.errors import InvalidRequestError
+from paceline.contract.errors import InvalidRequestError
 
 
 def answer(links: Mapping[str, Link], line: str) -> dict[str, Any]:

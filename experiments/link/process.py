@@ -12,7 +12,7 @@ from typing import Any
 
 from experiments.link.proxy import Counters
 from experiments.link.settings import LinkSettings
-from paceline.errors import InvalidRequestError, UnavailableError
+from paceline.contract.errors import InvalidRequestError, UnavailableError
 
 _END_TIMEOUT_S = 10.0
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from paceline.errors import InvalidRequestError
+from paceline.contract.errors import InvalidRequestError
 
 MAX_DELAY_MS = 10_000.0
 

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from experiments.decoding.arm import Arm
 from experiments.modes.arm import ARMS, GREEDY_ARMS, SUPPORT_ARMS
-from paceline.whole_file import write_json, write_text
+from paceline.atomic_write import write_json, write_text
 
 
 def modes(
@@ -46,7 +46,7 @@ def modes(
     from experiments.decoding.generation import generate
     from experiments.decoding.tally import Tally
     from experiments.modes.table import markdown
-    from paceline.drafters import default_drafter, drafter_tap, load_drafter
+    from paceline.methods import default_drafter, drafter_tap, load_drafter
     from paceline.models import resolve
     from paceline.sampling import SamplingParams
     from paceline.target import TargetEngine, configure_threads

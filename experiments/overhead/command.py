@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from paceline.whole_file import write_json
+from paceline.atomic_write import write_json
 
 if TYPE_CHECKING:
     from experiments.overhead.stages import Totals
@@ -39,8 +39,8 @@ def bench_overhead(
     from experiments.bench.runner import generate
     from experiments.overhead.stages import read_totals
     from paceline.client import PacelineClient
-    from paceline.drafters import default_drafter
     from paceline.embedded import Deployment, DeploymentOptions, Placement
+    from paceline.methods import default_drafter
     from paceline.models import resolve
 
     console = Console()

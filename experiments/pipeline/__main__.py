@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from paceline.whole_file import write_json
+from paceline.atomic_write import write_json
 
 MAX_SEQUENCES = 64
 

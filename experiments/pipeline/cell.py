@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from experiments.dials.dials import Dials
 from experiments.dials.policy import FixedPolicy
-from paceline.errors import InvalidRequestError
+from paceline.contract.errors import InvalidRequestError
 from services.verifier.step_clock import StepCurve
 
 HOLD_US = 1_000_000

@@ -24,9 +24,9 @@ from experiments.pipeline.cell import MAX_NODES, Cell, Shape
 from experiments.pipeline.counts import Counts, read_counts
 from experiments.pipeline.priority import raise_priority
 from experiments.pipeline.sample import Sample
+from paceline.atomic_write import write_json
 from paceline.client import Chunk, Finished, PacelineClient
 from paceline.embedded import Deployment, DeploymentOptions, Ports
-from paceline.whole_file import write_json
 
 NUM_PROMPT_TOKENS = 8
 SETTLE_S = 0.3

@@ -18,7 +18,7 @@ from experiments.pipeline.counts import Counts
 from experiments.pipeline.laboratory import Laboratory
 from experiments.pipeline.prediction import best_synchronous_length, expected_tokens, predicted
 from experiments.pipeline.sample import Sample
-from paceline.errors import InvalidRequestError
+from paceline.contract.errors import InvalidRequestError
 
 Progress = Callable[[str], None]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from paceline.errors import UnavailableError
+from paceline.contract.errors import UnavailableError
 
 PRIORITY = 1
 

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from paceline.whole_file import write_text
+from paceline.atomic_write import write_text
 
 _GOAL_US = 100.0
 

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.whole_file import write_text
+from paceline.atomic_write import write_text
 
 MAX_RIGHT = 15
 NO_SIBLING = 9

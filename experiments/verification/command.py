@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from paceline.whole_file import write_json
+from paceline.atomic_write import write_json
 
 _GOAL = 0.05
 

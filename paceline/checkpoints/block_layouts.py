@@ -23,7 +23,7 @@ from paceline.checkpoints.speculators import public_tensors, read_content
 from paceline.checkpoints.speculators_config import write_config
 from paceline.checkpoints.target_facts import TargetFacts
 from paceline.checkpoints.tensor_files import read_public_config, write_tensors
-from paceline.drafters.checkpoint import CheckpointError, DrafterConfig
+from paceline.methods.checkpoint import CheckpointError, DrafterConfig
 
 _ZLAB, _DEEPSPEC = "DFlashDraftModel", "Qwen3DSparkModel"
 _NOT_COMPUTED = {

@@ -24,22 +24,6 @@ from paceline.checkpoints.block_layouts import (
     write_dflash,
 )
 from paceline.checkpoints.eagle import is_eagle, read_eagle, write_eagle
-from paceline.checkpoints.gemma4_assistant import (
-    is_gemma4_assistant,
-    read_gemma4_assistant,
-    write_gemma4_assistant,
-)
-from paceline.checkpoints.medusa import is_medusa, read_medusa, write_medusa
-from paceline.checkpoints.nextn import is_nextn, read_nextn, store_vocabulary, write_nextn
-from paceline.checkpoints.p_eagle import is_p_eagle, read_p_eagle, write_p_eagle
-from paceline.checkpoints.pard import (
-    carry_tokenizer,
-    is_pard,
-    load_own,
-    nothing_shared,
-    read_pard,
-    write_pard,
-)
 from paceline.checkpoints.shared import store_embedding
 from paceline.checkpoints.speculators import (
     is_speculators,
@@ -50,8 +34,24 @@ from paceline.checkpoints.speculators import (
 from paceline.checkpoints.target_facts import TargetFacts
 from paceline.checkpoints.tensor_files import read_public_config
 from paceline.checkpoints.vllm import is_vllm, read_vllm, store_target_head, write_vllm
-from paceline.drafters.checkpoint import CheckpointError, DrafterConfig, read_all_tensors, save_drafter
-from paceline.drafters.pard_checkpoint import save_pard
+from paceline.methods.checkpoint import CheckpointError, DrafterConfig, read_all_tensors, save_drafter
+from paceline.methods.deepseek_mtp.nextn import is_nextn, read_nextn, store_vocabulary, write_nextn
+from paceline.methods.gemma4_mtp.assistant import (
+    is_gemma4_assistant,
+    read_gemma4_assistant,
+    write_gemma4_assistant,
+)
+from paceline.methods.medusa_heads.layout import is_medusa, read_medusa, write_medusa
+from paceline.methods.p_eagle.layout import is_p_eagle, read_p_eagle, write_p_eagle
+from paceline.methods.pard1.checkpoint import save_pard
+from paceline.methods.pard1.layout import (
+    carry_tokenizer,
+    is_pard,
+    load_own,
+    nothing_shared,
+    read_pard,
+    write_pard,
+)
 
 
 def _load_flat(directory: Path, config: DrafterConfig) -> tuple[DrafterConfig, dict[str, Tensor]]:

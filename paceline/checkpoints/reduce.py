@@ -13,12 +13,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from paceline.drafters.checkpoint import CheckpointError, DrafterConfig, read_all_tensors, save_drafter
-from paceline.drafters.eagle3_layer import read_draft_ids
-from paceline.drafters.sequential_heads import MARKOV_OUT
-from paceline.drafters.target_vocabulary import TOKEN_MAP, check_token_map
+from paceline.methods.checkpoint import CheckpointError, DrafterConfig, read_all_tensors, save_drafter
+from paceline.methods.dspark.heads import MARKOV_OUT
+from paceline.methods.eagle3.layer import read_draft_ids
+from paceline.methods.eagle3.objective import choose_draft_vocab
+from paceline.methods.target_vocabulary import TOKEN_MAP, check_token_map
 from paceline.training.data import Corpus
-from paceline.training.eagle3 import choose_draft_vocab
 from paceline.training.errors import TrainingDataError
 
 MAPPED = ("eagle1", "eagle2", "deepseek_mtp", "medusa1", "medusa2")

@@ -9,7 +9,7 @@ from pathlib import Path
 from torch import Tensor
 
 from paceline.checkpoints.target_facts import TargetFacts
-from paceline.drafters.checkpoint import DrafterConfig
+from paceline.methods.checkpoint import DrafterConfig
 
 
 def store_embedding(

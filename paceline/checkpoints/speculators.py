@@ -27,12 +27,12 @@ from paceline.checkpoints.tensor_files import (
     read_tensors,
     write_tensors,
 )
-from paceline.drafters.checkpoint import CheckpointError, DrafterConfig
-from paceline.drafters.dflash_layer import dflash_shapes
-from paceline.drafters.dspark import dspark_shapes
-from paceline.drafters.eagle3_layer import parameter_shapes, read_draft_ids
-from paceline.drafters.p_eagle import p_eagle_shapes
-from paceline.drafters.sequential_heads import MARKOV_OUT
+from paceline.methods.checkpoint import CheckpointError, DrafterConfig
+from paceline.methods.dflash.layer import dflash_shapes
+from paceline.methods.dspark.drafter import dspark_shapes
+from paceline.methods.dspark.heads import MARKOV_OUT
+from paceline.methods.eagle3.layer import parameter_shapes, read_draft_ids
+from paceline.methods.p_eagle.drafter import p_eagle_shapes
 
 _EMBEDDING, _HEAD = "embed_tokens.weight", "lm_head.weight"
 _FUSED, _PUBLIC_FUSED = "midlayer.", "layers.0."

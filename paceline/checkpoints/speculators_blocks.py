@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from paceline.checkpoints.speculators_fields import is_whole, mask_token, switch
-from paceline.drafters.checkpoint import CheckpointError, DrafterConfig
-from paceline.drafters.dflash_layer import BlockPlan
-from paceline.drafters.sequential_heads import HeadPlan
+from paceline.methods.checkpoint import CheckpointError, DrafterConfig
+from paceline.methods.dflash.layer import BlockPlan
+from paceline.methods.dspark.heads import HeadPlan
 
 
 def read_block_fields(content: Mapping[str, Any], kind: str, vocab: int) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from paceline.drafters.checkpoint import CheckpointError
+from paceline.methods.checkpoint import CheckpointError
 
 
 def mask_token(content: Mapping[str, Any], vocab: int) -> int:

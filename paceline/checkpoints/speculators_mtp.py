@@ -28,9 +28,9 @@ from paceline.checkpoints.tensor_files import (
     read_tensors,
     write_tensors,
 )
-from paceline.drafters.checkpoint import CheckpointError, DrafterConfig
-from paceline.drafters.decoder_block import rope_parameters
-from paceline.drafters.deepseek_mtp_layer import module_prefix, num_modules, parameter_shapes
+from paceline.methods.checkpoint import CheckpointError, DrafterConfig
+from paceline.methods.decoder_block import rope_parameters
+from paceline.methods.deepseek_mtp.layer import module_prefix, num_modules, parameter_shapes
 
 KIND = "mtp"
 _PUBLIC = "mtp_layers.0."

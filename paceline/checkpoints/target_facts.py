@@ -9,10 +9,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from paceline.drafters.checkpoint import CheckpointError
-from paceline.drafters.target_vocabulary import read_vocabulary
+from paceline.methods.checkpoint import CheckpointError
+from paceline.methods.target_vocabulary import read_vocabulary
+from paceline.model.weights import SafetensorsDir
 from paceline.models import model_fingerprint
-from paceline.target.weights import SafetensorsDir
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from paceline.drafters.checkpoint import CheckpointError
-from paceline.weights_file import write_weights
-from paceline.whole_file import write_json
+from paceline.atomic_write import write_json
+from paceline.methods.checkpoint import CheckpointError
+from paceline.safetensors_io import write_weights
 
 PICKLED = (".pt", ".bin", ".pth")
 

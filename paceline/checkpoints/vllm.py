@@ -23,9 +23,9 @@ from paceline.checkpoints.tensor_files import (
     read_tensors,
     write_tensors,
 )
-from paceline.drafters.checkpoint import CheckpointError, DrafterConfig
-from paceline.drafters.medusa1 import read_target_head
-from paceline.drafters.medusa_heads import MAX_HEADS, MedusaShape, OutputHead
+from paceline.methods.checkpoint import CheckpointError, DrafterConfig
+from paceline.methods.medusa1.drafter import read_target_head
+from paceline.methods.medusa_heads.heads import MAX_HEADS, MedusaShape, OutputHead
 
 PREFIX = "medusa_heads."
 SHARED = "lm_head.weight"

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs the command line and exits."""
     from paceline.cli.app import app
-    from paceline.errors import InvalidRequestError, PacelineError
+    from paceline.contract.errors import InvalidRequestError, PacelineError
 
     try:
         app(args=None if argv is None else list(argv), prog_name="paceline")

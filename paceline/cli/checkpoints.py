@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from paceline.checkpoints import FORMATS, export_checkpoint, import_checkpoint, reduce_checkpoint
-from paceline.errors import InvalidRequestError
+from paceline.contract.errors import InvalidRequestError
 from paceline.models import resolve
 
 app = typer.Typer(

@@ -16,12 +16,12 @@ import typer
 from rich.console import Console
 
 from paceline.cli.biases import read_biases
-from paceline.cli.figures import comparison_line, figures_line
 from paceline.cli.log_probs import log_prob_lines
+from paceline.cli.stats import comparison_line, figures_line
 from paceline.client import Chunk, Completion, Event, Finished, Message, PacelineClient, RetryPolicy
+from paceline.contract.errors import InvalidRequestError, PacelineError
 from paceline.embedded.options import Placement
 from paceline.embedded.ports import FIRST_PORT
-from paceline.errors import InvalidRequestError, PacelineError
 from paceline.models import DEFAULT_MODEL
 
 _PROBE_TIMEOUT_S = 1.0

@@ -19,9 +19,9 @@ import typer
 from rich.console import Console
 
 from paceline.assets import drafters_dir, shipped_drafter
+from paceline.contract.errors import InvalidRequestError
 from paceline.embedded import Deployment, DeploymentOptions, Placement
 from paceline.embedded.errors import DeploymentError
-from paceline.errors import InvalidRequestError
 from paceline.models import resolve
 
 

@@ -19,7 +19,7 @@ from paceline.client.events import (
 from paceline.client.log_probs import TokenLogProb
 from paceline.client.requests import Message, Prompt
 from paceline.client.retry import RetryPolicy
-from paceline.errors import CapacityError, InvalidRequestError, PacelineError, UnavailableError
+from paceline.contract.errors import CapacityError, InvalidRequestError, PacelineError, UnavailableError
 
 __all__ = [
     "AsyncPacelineClient",

@@ -23,7 +23,7 @@ from paceline.client.events import Completion, Event, ModelInfo
 from paceline.client.order import EventOrder
 from paceline.client.requests import Prompt, build_request, check_single, for_completion
 from paceline.client.retry import RetryPolicy
-from paceline.errors import PacelineError
+from paceline.contract.errors import PacelineError
 from paceline.v1 import generation_pb2, generation_pb2_grpc
 
 

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 import grpc
 from google.rpc import error_details_pb2, status_pb2
 
-from paceline import errors
-from paceline.errors import CapacityError, PacelineError
+from paceline.contract import errors
+from paceline.contract.errors import CapacityError, PacelineError
 
 _DETAILS_KEY = "grpc-status-details-bin"
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from paceline.client.errors import OverloadedError
-from paceline.errors import CapacityError, PacelineError, UnavailableError
+from paceline.contract.errors import CapacityError, PacelineError, UnavailableError
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from paceline.contract.errors import InvalidRequestError
 from paceline.embedded.options import DeploymentOptions, Placement
-from paceline.errors import InvalidRequestError
 
 SPIN_COUNT = "10000"
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from paceline.errors import UnavailableError
+from paceline.contract.errors import UnavailableError
 
 _HINTS = (
     (

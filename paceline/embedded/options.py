@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
+from paceline.contract.errors import InvalidRequestError
 from paceline.embedded.ports import Ports
-from paceline.errors import InvalidRequestError
 
 
 class Placement(StrEnum):

@@ -19,7 +19,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.errors import UnavailableError
+from paceline.contract.errors import UnavailableError
 
 _START_TIMEOUT_S = 10.0
 _STOP_TIMEOUT_S = 5.0

@@ -22,7 +22,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import UnavailableError
+from paceline.contract.errors import UnavailableError
 from paceline.grammar.cache import ConstraintCache
 from paceline.grammar.errors import ConstraintError
 from paceline.sampling.params import Constraint

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from paceline.whole_file import copy_file
+from paceline.atomic_write import copy_file
 
 TOKENIZER_FILES = (
     "tokenizer.json",

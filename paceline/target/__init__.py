@@ -1,6 +1,6 @@
 """The target engine: a ragged forward step over many sequences, with taps, on CPU or CUDA."""
 
-from paceline.target.device import Device, configure_threads
+from paceline.model.device import Device, configure_threads
 from paceline.target.engine import StepOutput, TargetEngine
 from paceline.target.errors import (
     KVCacheFullError,

@@ -19,15 +19,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from paceline.target.architecture import Architecture
-from paceline.target.configuration import read_configuration, transformers_configuration
-from paceline.target.device import Device, configure_threads
+from paceline.cpu.executor import NativeExecutor, runs_natively
+from paceline.cpu.huge_pages import advise_huge_pages
+from paceline.model.architecture import Architecture
+from paceline.model.configuration import read_configuration, transformers_configuration
+from paceline.model.device import Device, configure_threads
 from paceline.target.errors import SlotError, StepError, UnsupportedModelError
 from paceline.target.executor import FINAL_NORM, Executor, ExecutorOutput, ModelShape, nothing
-from paceline.target.huge_pages import advise_huge_pages
 from paceline.target.kv_cache import MIN_CAPACITY_TOKENS, KVCache, KVLayout
-from paceline.target.llama import LeanExecutor
-from paceline.target.native import NativeExecutor, runs_natively
+from paceline.target.lean import LeanExecutor
 from paceline.target.planning import PlannedStep, plan_step
 from paceline.target.rows import SequenceRows
 from paceline.target.taps import Tap, TapSpec

@@ -5,7 +5,7 @@ Knows nothing of transports: services map these to status codes. Raised by every
 
 from __future__ import annotations
 
-from paceline.errors import CapacityError, PacelineError
+from paceline.contract.errors import CapacityError, PacelineError
 
 
 class TargetError(PacelineError):

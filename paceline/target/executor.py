@@ -12,7 +12,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from paceline.target.architecture import Architecture
+from paceline.model.architecture import Architecture
 from paceline.target.attention import StepPlan
 
 

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM
 
+from paceline.model.device import Device
+from paceline.model.layer_heads import layer_heads
 from paceline.target.attention import Scoring, StepPlan, attend
-from paceline.target.device import Device
 from paceline.target.errors import UnsupportedModelError
 from paceline.target.executor import FINAL_NORM, ExecutorOutput, ModelShape, nothing
-from paceline.target.layer_heads import layer_heads
 
 ATTENTION_NAME = "paceline"
 

@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from paceline.cpu.memory_pool import FAULT_LIMIT_S, MemoryPool
 from paceline.target.errors import KVCacheFullError, SlotError
-from paceline.target.memory_pool import FAULT_LIMIT_S, MemoryPool
 
 MIN_CAPACITY_TOKENS = 64
 CPU_SLOTS_PER_BLOCK = 8

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paceline.target.device import Device, Linear
+from paceline.model.device import Device, Linear
 from paceline.target.errors import StepError
 from paceline.target.executor import ModelShape
 from paceline.target.kv_cache import Slot

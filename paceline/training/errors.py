@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.errors import PacelineError
+from paceline.contract.errors import PacelineError
 
 
 class TrainingError(PacelineError):

@@ -22,8 +22,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from paceline.atomic_write import replacing, write_json
 from paceline.training.errors import TrainingDataError
-from paceline.whole_file import replacing, write_json
 
 SEGMENT_TEMPLATE = 0
 SEGMENT_USER = 1

@@ -2,7 +2,7 @@
 
 Responsible for: which rows of the head propose, and what of that a checkpoint says. Losses read the whole head: the
 target's distribution has all tokens. Called by objectives of methods that have no head of their own; serving reads the
-same part (:mod:`paceline.drafters.target_vocabulary`).
+same part (:mod:`paceline.methods.target_vocabulary`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from paceline.drafters.target_vocabulary import TOKEN_MAP
+from paceline.methods.target_vocabulary import TOKEN_MAP
 from paceline.training.losses import head_best
 
 

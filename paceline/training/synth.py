@@ -22,6 +22,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from paceline.atomic_write import write_json
 from paceline.models import model_fingerprint
 from paceline.training import shards
 from paceline.training.asks import draw_ask
@@ -29,7 +30,6 @@ from paceline.training.errors import TrainingDataError
 from paceline.training.stems import STEMS
 from paceline.training.teacher import Teacher
 from paceline.training.template import TurnTemplate
-from paceline.whole_file import write_json
 
 log = structlog.get_logger()
 

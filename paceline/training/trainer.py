@@ -14,14 +14,14 @@ import structlog
 import torch
 from torch import nn
 
+from paceline.methods.medusa2.tuned_backbone import PREFIX as BACKBONE_PREFIX
+from paceline.methods.objectives import GRADIENT_LIMITS, build_objective
 from paceline.training.acceptance import AcceptanceCounts
 from paceline.training.data import Corpus
 from paceline.training.errors import ExportRefusedError, TrainingDataError
 from paceline.training.loop import Loop, LoopSettings
-from paceline.training.methods import GRADIENT_LIMITS, build_objective
 from paceline.training.objective import Objective
 from paceline.training.shards import read_manifest, shard_indices
-from paceline.training.tuned_backbone import PREFIX as BACKBONE_PREFIX
 
 log = structlog.get_logger()
 
@@ -43,7 +43,7 @@ class TrainOptions:
     """Options of :func:`run`.
 
     Attributes:
-        method: drafter method, such as ``eagle3``; see `paceline.training.methods`.
+        method: drafter method, such as ``eagle3``; see `paceline.methods.objectives`.
         model_dir: the target.
         data_dir: target-written shards to learn from.
         heldout_dir: shards of another seed, never trained on.

@@ -18,12 +18,12 @@ from dataclasses import dataclass, field
 import grpc
 import structlog
 
-from paceline.errors import IncompatiblePeerError, InvalidRequestError, PacelineError
+from paceline.contract.errors import IncompatiblePeerError, InvalidRequestError, PacelineError
 from paceline.v1 import peer_pb2, target_pb2, target_pb2_grpc
 from services.drafter.inbox import Features, FeaturesLost, Inbox
 from services.runtime import feature_parts, tensors
 from services.runtime.channel import MAX_MESSAGE_BYTES, Tls, open_channel
-from services.runtime.errors import from_rpc_error
+from services.runtime.error_mapping import from_rpc_error
 
 CONNECT_TIMEOUT_S = 3.0
 BACKOFF_S = (0.1, 2.0)

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from paceline import PROTOCOL_VERSION
-from paceline.drafters import Drafter
-from paceline.errors import IncompatiblePeerError
+from paceline.contract.errors import IncompatiblePeerError
+from paceline.methods import Drafter
 from paceline.models import model_fingerprint, tokenizer_fingerprint
 from paceline.target import TapSpec
 from paceline.v1 import peer_pb2

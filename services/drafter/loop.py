@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from paceline.drafters import Drafter
+from paceline.methods import Drafter
 from paceline.v1 import drafter_pb2, peer_pb2
 from services.drafter.ahead import DraftingAhead
 from services.drafter.inbox import Features, FeaturesLost, Frame, Inbox, Item, Opening, SessionEnded

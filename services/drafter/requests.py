@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 
-from paceline.errors import InvalidRequestError
+from paceline.contract.errors import InvalidRequestError
 from paceline.v1 import drafter_pb2, peer_pb2
 from services.drafter.inbox import Frame, Opening
 from services.drafter.session import Plan, Session

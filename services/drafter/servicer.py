@@ -11,7 +11,7 @@ from typing import Any
 
 import structlog
 
-from paceline.errors import InvalidRequestError, StreamProtocolError
+from paceline.contract.errors import InvalidRequestError, StreamProtocolError
 from paceline.v1 import drafter_pb2, drafter_pb2_grpc, peer_pb2
 from services.drafter.features import FeatureRoutes
 from services.drafter.inbox import Inbox, Opening, SessionEnded

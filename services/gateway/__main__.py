@@ -14,8 +14,8 @@ from pathlib import Path
 
 from paceline.models import resolve, tokenizer_fingerprint
 from paceline.v1 import generation_pb2, generation_pb2_grpc
-from services.gateway.constraints import ConstraintDesk
 from services.gateway.director import DirectorClient
+from services.gateway.grammar_checker import ConstraintDesk
 from services.gateway.requests import RequestChecker
 from services.gateway.served_model import ModelWatch
 from services.gateway.servicer import GenerationServicer

@@ -19,7 +19,7 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from paceline.errors import InvalidRequestError, TokenizerError
+from paceline.contract.errors import InvalidRequestError, TokenizerError
 
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import codecs
 
-from paceline.token_pieces import TokenPieces
+from paceline.token_bytes import TokenPieces
 
 
 class Detokenizer:

@@ -1,12 +1,12 @@
 """Errors that only the gateway raises.
 
 Responsible for: their gRPC status and reason. Deliberately does not know gRPC. Raised across this package, mapped by
-the interceptor in :mod:`services.runtime.errors`.
+the interceptor in :mod:`services.runtime.error_mapping`.
 """
 
 from __future__ import annotations
 
-from paceline.errors import PacelineError
+from paceline.contract.errors import PacelineError
 
 
 class DeadlineError(PacelineError):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from paceline.errors import UnavailableError
+from paceline.contract.errors import UnavailableError
 from paceline.v1 import generation_pb2, orchestrator_pb2, sampling_pb2
 from services.gateway.detokenizer import Detokenizer
 from services.gateway.requests import CheckedRequest

@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from paceline.errors import InvalidRequestError
+from paceline.contract.errors import InvalidRequestError
 from paceline.sampling.params import MAX_BAD_RUNS, MAX_SEED
 from paceline.v1 import generation_pb2, orchestrator_pb2, sampling_pb2
 from services.gateway.rules import bad_word_runs, check_rules, in_range, token_in_vocabulary

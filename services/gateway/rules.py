@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from paceline.errors import InvalidRequestError
+from paceline.contract.errors import InvalidRequestError
 from paceline.sampling.params import (
     MAX_BAD_RUN_TOKENS,
     MAX_BAD_RUNS,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from paceline.errors import IncompatiblePeerError, PacelineError, UnavailableError
+from paceline.contract.errors import IncompatiblePeerError, PacelineError, UnavailableError
 from paceline.v1 import orchestrator_pb2
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from paceline.errors import InvalidRequestError, TokenizerError
-from paceline.token_pieces import TokenPieces
+from paceline.contract.errors import InvalidRequestError, TokenizerError
+from paceline.token_bytes import TokenPieces
 from services.gateway.chat_template import ChatTemplate
 from services.gateway.detokenizer import Detokenizer
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import grpc
 from grpc import aio
 
-from paceline.errors import InvalidRequestError
+from paceline.contract.errors import InvalidRequestError
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 KEEPALIVE_TIME_MS = 10_000

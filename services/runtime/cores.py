@@ -14,7 +14,7 @@ import os
 import sys
 from dataclasses import dataclass
 
-from paceline.errors import InvalidRequestError
+from paceline.contract.errors import InvalidRequestError
 
 SWITCH_INTERVAL_S = 0.0002
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from paceline.errors import StreamProtocolError
+from paceline.contract.errors import StreamProtocolError
 from paceline.trie import DraftEntry
 from paceline.v1 import peer_pb2
 from services.runtime.supports import SupportReader, pack_supports

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from typing import TypeVar
 
 from paceline import PROTOCOL_VERSION
-from paceline.errors import IncompatiblePeerError, InvalidRequestError, StreamProtocolError
+from paceline.contract.errors import IncompatiblePeerError, InvalidRequestError, StreamProtocolError
 from paceline.v1 import peer_pb2
 
 MIN_LEASE_MS, MAX_LEASE_MS = 1_000, 600_000

@@ -26,10 +26,10 @@ from grpc import aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from paceline.errors import DrainingError, PacelineError, UnavailableError
-from paceline.whole_file import write_json
+from paceline.atomic_write import write_json
+from paceline.contract.errors import DrainingError, PacelineError, UnavailableError
 from services.runtime.channel import Tls, server_credentials, server_options
-from services.runtime.errors import ErrorInterceptor
+from services.runtime.error_mapping import ErrorInterceptor
 from services.runtime.logs import configure_logs
 from services.runtime.metrics import serve_metrics
 from services.runtime.settings import ServerSettings

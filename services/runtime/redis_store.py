@@ -25,7 +25,7 @@ from redis import exceptions as redis_exceptions
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from paceline.errors import InvalidRequestError, UnavailableError
+from paceline.contract.errors import InvalidRequestError, UnavailableError
 from services.runtime.metrics import REDIS_CONNECTED, REDIS_FAILURES
 from services.runtime.tasks import end_task
 

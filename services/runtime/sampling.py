@@ -5,7 +5,7 @@ Called by: gateway, conductor and verifier, which refuse alike, and the drafter,
 
 from __future__ import annotations
 
-from paceline.errors import InvalidRequestError
+from paceline.contract.errors import InvalidRequestError
 from paceline.sampling import Constraint, ConstraintKind, ParameterError, SamplingParams, VerifyMode
 from paceline.sampling.params import MAX_TOP_LOG_PROBS
 from paceline.v1 import sampling_pb2

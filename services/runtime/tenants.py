@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from paceline.errors import InvalidRequestError
+from paceline.contract.errors import InvalidRequestError
 
 HEADER = "x-tenant"
 """gRPC metadata that names the tenant where the request's own field does not."""

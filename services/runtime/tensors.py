@@ -14,7 +14,7 @@ import sys
 
 import torch
 
-from paceline.errors import InvalidRequestError
+from paceline.contract.errors import InvalidRequestError
 from paceline.v1 import tensor_pb2
 
 MAX_RANK = 4

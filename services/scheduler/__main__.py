@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from urllib.parse import urlsplit
 
-from paceline.errors import InvalidRequestError
+from paceline.contract.errors import InvalidRequestError
 from paceline.v1 import scheduler_pb2_grpc
 from services.runtime.lifecycle import Process, serve
 from services.runtime.redis_store import RedisStore

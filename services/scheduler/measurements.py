@@ -15,10 +15,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from services.scheduler.acceptance import MAX_POSITIONS, AcceptancePart
+from services.scheduler.draft_acceptance import OutcomesPart
 from services.scheduler.draft_times import DraftTimePart
 from services.scheduler.layout import SCHEMA_VERSION, SchemaError
 from services.scheduler.network import NetworkPart
-from services.scheduler.outcomes import OutcomesPart
 from services.scheduler.step_times import MAX_SAMPLES_PER_BUCKET, CurvePart
 from services.scheduler.tenants import TenantsPart
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import structlog
 
-from paceline.errors import CapacityError
+from paceline.contract.errors import CapacityError
 from paceline.scheduling.speed import TimedPass
 from services.runtime import metrics
 from services.runtime.redis_store import StoreUnavailableError

@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from paceline.errors import InvalidRequestError
+from paceline.contract.errors import InvalidRequestError
 from paceline.scheduling.reliability import Reliability
 from paceline.scheduling.speed import TimedPass
 from paceline.v1 import scheduler_pb2
 from services.runtime.tenants import MAX_TENANTS, check_tenant
+from services.scheduler.draft_acceptance import MAX_DRAFTERS, DrafterOutcomes
 from services.scheduler.measurements import (
     MAX_POSITIONS,
     AcceptancePart,
@@ -24,7 +25,6 @@ from services.scheduler.measurements import (
     TenantsPart,
 )
 from services.scheduler.network import MAX_PEERS, Pair
-from services.scheduler.outcomes import MAX_DRAFTERS, DrafterOutcomes
 from services.scheduler.tenants import Use
 
 MAX_SAMPLES_PER_FRAME = 4096

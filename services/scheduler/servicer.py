@@ -14,7 +14,7 @@ from typing import Any
 
 from grpc import aio
 
-from paceline.errors import DrainingError, InvalidRequestError, StreamProtocolError
+from paceline.contract.errors import DrainingError, InvalidRequestError, StreamProtocolError
 from paceline.v1 import scheduler_pb2, scheduler_pb2_grpc
 from services.runtime import metrics
 from services.runtime.tenants import TenantLabels

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from urllib.parse import quote, unquote
 
-from paceline.errors import InvalidRequestError
+from paceline.contract.errors import InvalidRequestError
 from paceline.v1 import scheduler_pb2
 
 PLACEMENTS = ("colocated", "separate", "none")

@@ -10,15 +10,15 @@ from pathlib import Path
 import structlog
 import torch
 
-from paceline.drafters import drafter_tap, load_drafter
+from paceline.methods import drafter_tap, load_drafter
 from paceline.models import resolve
 from paceline.target import Device, TargetEngine
 from paceline.v1 import target_pb2, target_pb2_grpc
 from services.runtime.lifecycle import Process
 from services.verifier.budget import NodeBudget
 from services.verifier.colocated import ColocatedDrafter
-from services.verifier.constraints import ConstraintDesk
 from services.verifier.features import FeatureHub
+from services.verifier.grammar_compiler import ConstraintDesk
 from services.verifier.inbox import Inbox
 from services.verifier.info import peer_info
 from services.verifier.loop import StepLoop

@@ -34,11 +34,11 @@ from services.verifier.log_probs import (
 )
 from services.verifier.policy import StepPolicy
 from services.verifier.report import SequenceCommit, StepFigures, StepNews
+from services.verifier.schedule import Turn, num_rows, offer_turns, rows_of
 from services.verifier.sequence import Finish, SequenceState, TargetSequence
 from services.verifier.step_clock import StepClock
 from services.verifier.stopwatch import Stage, Stopwatch
 from services.verifier.table import SequenceTable
-from services.verifier.turns import Turn, num_rows, offer_turns, rows_of
 from services.verifier.verdicts import judge
 
 log = structlog.get_logger()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paceline.errors import InvalidRequestError
+from paceline.contract.errors import InvalidRequestError
 from paceline.v1 import target_pb2
 
 MAX_NODES = 1024

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from paceline.v1 import peer_pb2, sampling_pb2, target_pb2
 from services.verifier.budget import NodeChoice
-from services.verifier.room import RoomFigures
+from services.verifier.kv_allocator import RoomFigures
 from services.verifier.sequence import Finish, TargetSequence
 from services.verifier.session import Session
 from services.verifier.stopwatch import OVERHEAD, Stage

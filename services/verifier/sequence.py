@@ -10,11 +10,11 @@ from collections.abc import Sequence as TokenSequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from paceline.lookup import Echo, graft
+from paceline.ngram import Echo, graft
 from paceline.sampling import DraftFilter, LogitRule, SamplingParams, VerifyMode
 from paceline.scheduling.calibration import Calibrator
 from paceline.trie import EMPTY_TREE, AddOutcome, DraftEntry, DraftTree, DraftTrie
-from services.verifier.own_text import SURE_ECHO, OwnText
+from services.verifier.ngram import SURE_ECHO, OwnText
 from services.verifier.session import Session
 
 NO_SLOT = -1

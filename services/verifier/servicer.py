@@ -11,7 +11,7 @@ from typing import Any
 
 import structlog
 
-from paceline.errors import (
+from paceline.contract.errors import (
     DrainingError,
     IncompatiblePeerError,
     InvalidRequestError,
@@ -22,8 +22,8 @@ from paceline.v1 import peer_pb2, target_pb2, target_pb2_grpc
 from services.runtime.feature_taps import describe_tap
 from services.runtime.frames import unpack_drafts
 from services.runtime.lease import check_hello, next_frame
-from services.verifier.constraints import ConstraintDesk
 from services.verifier.features import FeatureHub, Subscriber
+from services.verifier.grammar_compiler import ConstraintDesk
 from services.verifier.inbox import Attach, Close, CloseSession, Drafts, Inbox, Open, SetPolicy
 from services.verifier.policy import StepPolicy
 from services.verifier.profile import TimedStep, profile_message

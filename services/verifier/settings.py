@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from services.runtime.settings import Port, ServerSettings
-from services.verifier.own_text import MAX_LOOKUP
+from services.verifier.ngram import MAX_LOOKUP
 from services.verifier.step_clock import StepCurve
 
 PREFIX_MIB_WITHOUT_LIMIT = 256

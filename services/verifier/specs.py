@@ -5,7 +5,7 @@ Every id and count is compared with the model's limits here, before anything ind
 
 from __future__ import annotations
 
-from paceline.errors import InvalidRequestError
+from paceline.contract.errors import InvalidRequestError
 from paceline.v1 import peer_pb2, target_pb2
 from services.runtime.sampling import check_log_probs, check_token_ids, sampling_params
 from services.verifier.sequence import SequenceSpec

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
-from paceline.errors import InvalidRequestError
+from paceline.contract.errors import InvalidRequestError
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import secrets
 
 import structlog
 
-from paceline.errors import InvalidRequestError
+from paceline.contract.errors import InvalidRequestError
 from paceline.sampling import RuleError
 from paceline.target import TargetEngine
 from paceline.trie import DraftError
@@ -20,10 +20,10 @@ from services.verifier.calibration import Calibrators
 from services.verifier.colocated import ColocatedDrafter
 from services.verifier.features import FeatureHub
 from services.verifier.inbox import Attach, Close, CloseSession, Command, Drafts, Open, SetPolicy
-from services.verifier.own_text import Lookup
+from services.verifier.kv_allocator import Room
+from services.verifier.ngram import Lookup
 from services.verifier.policy import StepPolicy
 from services.verifier.report import Drops
-from services.verifier.room import Room
 from services.verifier.rules import make_rules
 from services.verifier.sequence import SequenceState, TargetSequence
 from services.verifier.session import Session

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.drafters import DraftRequest, load_drafter
-from paceline.training.dflash import DFlashShape
+from paceline.methods import DraftRequest, load_drafter
+from paceline.methods.dflash.objective import DFlashShape
 from tests.checkpoints.conftest import MASK_TOKEN, VOCAB, WIDTH, Case
-from tests.drafters.dflash_checkpoint import random_tensors, reference_states
+from tests.methods.dflash_checkpoint import random_tensors, reference_states
 
 RANK = 12
 

@@ -14,13 +14,13 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from paceline.checkpoints.exchange import export_checkpoint, import_checkpoint
-from paceline.checkpoints.nextn import read_nextn, write_nextn
 from paceline.checkpoints.target_facts import TargetFacts
-from paceline.drafters import CheckpointError, DraftRequest, load_drafter
-from paceline.drafters.checkpoint import DrafterConfig, read_all_tensors, save_drafter
+from paceline.methods import CheckpointError, DraftRequest, load_drafter
+from paceline.methods.checkpoint import DrafterConfig, read_all_tensors, save_drafter
+from paceline.methods.deepseek_mtp.nextn import read_nextn, write_nextn
+from paceline.methods.deepseek_mtp.objective import MtpShape
 from paceline.models import model_fingerprint
-from paceline.training.deepseek_mtp import MtpShape
-from tests.drafters.mtp_reference import ReferenceMtp
+from tests.methods.mtp_reference import ReferenceMtp
 
 VOCAB, WIDTH, LAYERS = 61, 48, 3
 SHAPE = MtpShape(

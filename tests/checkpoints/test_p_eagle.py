@@ -14,7 +14,7 @@ from torch import Tensor
 
 from paceline.checkpoints import export_checkpoint, import_checkpoint
 from paceline.checkpoints.formats import find_format
-from paceline.drafters import CheckpointError, DraftRequest, load_drafter
+from paceline.methods import CheckpointError, DraftRequest, load_drafter
 from tests.checkpoints.conftest import (
     LLAMA3,
     MASK_TOKEN,

@@ -12,9 +12,9 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from paceline.checkpoints import export_checkpoint, import_checkpoint
-from paceline.drafters import CheckpointError, DrafterConfig, DraftRequest, load_drafter
+from paceline.methods import CheckpointError, DrafterConfig, DraftRequest, load_drafter
 from paceline.target import SequenceRows, TargetEngine
-from tests.drafters.foreign import byte_fallback_tokenizer, byte_level_tokenizer, save_model
+from tests.methods.foreign import byte_fallback_tokenizer, byte_level_tokenizer, save_model
 
 VOCAB, HIDDEN, TARGET_HIDDEN, MASK, SCALE = 97, 32, 64, 96, 0.1
 PUBLIC_LAYERS = [-1, -3, 2, -5]  # of a target with 8 layers: final norm, and what enters layers 6, 2 and 4

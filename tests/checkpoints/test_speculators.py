@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from paceline.checkpoints import TargetFacts, export_checkpoint, import_checkpoint
-from paceline.drafters import CheckpointError, DraftRequest, load_drafter
-from paceline.drafters.checkpoint import DrafterConfig
+from paceline.methods import CheckpointError, DraftRequest, load_drafter
+from paceline.methods.checkpoint import DrafterConfig
 from tests.checkpoints.conftest import (
     CASES,
     MASK_TOKEN,

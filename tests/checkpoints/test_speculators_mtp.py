@@ -13,11 +13,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from paceline.checkpoints import export_checkpoint, import_checkpoint
-from paceline.drafters import CheckpointError, DrafterConfig, DraftRequest, load_drafter
-from paceline.drafters.checkpoint import read_all_tensors, save_drafter
-from paceline.drafters.deepseek_mtp_layer import parameter_shapes
+from paceline.methods import CheckpointError, DrafterConfig, DraftRequest, load_drafter
+from paceline.methods.checkpoint import read_all_tensors, save_drafter
+from paceline.methods.deepseek_mtp.layer import parameter_shapes
 from paceline.models import model_fingerprint
-from tests.drafters.conftest import MTP_SHAPE, target_dir  # noqa: F401  a fixture
+from tests.methods.conftest import MTP_SHAPE, target_dir  # noqa: F401  a fixture
 
 SHAPE = replace(MTP_SHAPE, carries_norm=True)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from paceline.cli import main
-from paceline.cli.figures import comparison_line, figures_line
+from paceline.cli.stats import comparison_line, figures_line
 from paceline.client import Completion, Stats
 from paceline.v1 import sampling_pb2
 from tests.gateway.scripted_conductor import Script

@@ -18,18 +18,18 @@ import torch
 from tokenizers import Tokenizer, models
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from paceline.drafters import DraftRequest, drafter_tap, load_drafter
-from paceline.drafters.checkpoint import DrafterConfig, save_drafter
-from paceline.drafters.dflash_layer import dflash_shapes
-from paceline.drafters.dspark import dspark_shapes
-from paceline.drafters.eagle1_layer import parameter_shapes as eagle1_shapes
-from paceline.drafters.eagle3_layer import parameter_shapes
-from paceline.drafters.gemma4_mtp_model import FULL
-from paceline.drafters.p_eagle import p_eagle_shapes
-from paceline.errors import IncompatiblePeerError
+from paceline.contract.errors import IncompatiblePeerError
+from paceline.methods import DraftRequest, drafter_tap, load_drafter
+from paceline.methods.checkpoint import DrafterConfig, save_drafter
+from paceline.methods.deepseek_mtp.objective import MtpShape
+from paceline.methods.dflash.layer import dflash_shapes
+from paceline.methods.dspark.drafter import dspark_shapes
+from paceline.methods.eagle1.layer import parameter_shapes as eagle1_shapes
+from paceline.methods.eagle3.layer import parameter_shapes
+from paceline.methods.gemma4_mtp.model import FULL
+from paceline.methods.p_eagle.drafter import p_eagle_shapes
 from paceline.models import model_fingerprint
 from paceline.target import SequenceRows, TargetEngine
-from paceline.training.deepseek_mtp import MtpShape
 from paceline.v1 import drafter_pb2, drafter_pb2_grpc, peer_pb2
 from services.drafter.host import Host
 from services.drafter.settings import Settings
@@ -37,9 +37,9 @@ from services.runtime.channel import open_channel
 from services.runtime.lifecycle import hosted
 from tests.drafter_service.conftest import Bench, Conductor, commits, eventually, opening
 from tests.drafter_service.scripted import ScriptedFeatures
-from tests.drafters.foreign import byte_fallback_tokenizer, byte_level_tokenizer, save_model
-from tests.drafters.gemma4_checkpoint import FOR_LLAMA, save_assistant
-from tests.drafters.pard_checkpoint import save as save_pard2
+from tests.methods.foreign import byte_fallback_tokenizer, byte_level_tokenizer, save_model
+from tests.methods.gemma4_checkpoint import FOR_LLAMA, save_assistant
+from tests.methods.pard_checkpoint import save as save_pard2
 
 ROOT = Path(__file__).parents[2]
 VOCAB_SIZE = 64

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from paceline.contract.errors import InvalidRequestError
 from paceline.embedded import DeploymentOptions, Placement, Ports
 from paceline.embedded.commands import server_flags
 from paceline.embedded.cores import parse_cores, plan_cores, thread_environment
 from paceline.embedded.errors import DeploymentError
 from paceline.embedded.ports import ROLES, is_free
-from paceline.errors import InvalidRequestError
 
 HERE = Path("model")
 

@@ -10,7 +10,7 @@ import torch
 from experiments.clusters import heads
 from experiments.clusters.__main__ import markdown
 from paceline.training.continuations import ContinueOptions, run
-from tests.drafters.gemma4_checkpoint import FOR_LLAMA, save_assistant
+from tests.methods.gemma4_checkpoint import FOR_LLAMA, save_assistant
 from tests.training.conftest import target_dir  # noqa: F401  a fixture
 
 

@@ -17,10 +17,10 @@ from experiments.dials.drafter import DialledDrafter
 from experiments.dials.luck import Luck
 from experiments.dials.policy import FixedPolicy, read_policy
 from experiments.dials.script import Script, ScriptText
-from paceline.drafters import Drafter, DrafterError, DraftRequest, OutcomeRequest, UnknownDraftSequenceError
-from paceline.errors import InvalidRequestError
+from paceline.atomic_write import write_json
+from paceline.contract.errors import InvalidRequestError
+from paceline.methods import Drafter, DrafterError, DraftRequest, OutcomeRequest, UnknownDraftSequenceError
 from paceline.trie import DraftEntry, DraftTrie
-from paceline.whole_file import write_json
 
 VOCAB = 300
 NUM_DRAWS = 4000

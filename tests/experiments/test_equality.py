@@ -10,10 +10,10 @@ import torch
 from experiments.equality.__main__ import markdown
 from experiments.equality.comparison import Difference, differences
 from experiments.equality.decoding import DraftShape, Text, decode
-from paceline.drafters import load_drafter
+from paceline.methods import load_drafter
 from paceline.sampling import SamplingParams
 from paceline.target import TargetEngine
-from tests.drafters.conftest import (  # noqa: F401  fixtures
+from tests.methods.conftest import (  # noqa: F401  fixtures
     deepseek_mtp3_dir,
     deepseek_mtp_dir,
     dflash_dir,

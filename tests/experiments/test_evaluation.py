@@ -27,7 +27,7 @@ from paceline.models import DEFAULT_MODEL, cached, resolve
 from paceline.sampling import VerifyMode
 from paceline.target import TargetEngine
 from paceline.training import asks
-from tests.drafters.conftest import (  # noqa: F401  fixtures
+from tests.methods.conftest import (  # noqa: F401  fixtures
     eagle3_dir,
     eagle3_tensors,
     independent_dir,

@@ -23,10 +23,10 @@ from experiments.evaluation.measure import Stage
 from experiments.evaluation.pairing import pair
 from experiments.evaluation.plan import Plan
 from experiments.evaluation.report import heading
-from paceline.drafters import CheckpointError
-from paceline.errors import InvalidRequestError
+from paceline.contract.errors import InvalidRequestError
+from paceline.methods import CheckpointError
 from paceline.target import TargetEngine
-from tests.drafters.conftest import (  # noqa: F401  fixtures
+from tests.methods.conftest import (  # noqa: F401  fixtures
     eagle3_dir,
     eagle3_tensors,
     independent_dir,

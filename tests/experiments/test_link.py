@@ -18,8 +18,8 @@ import pytest
 from experiments.link.process import LinkProcess
 from experiments.link.settings import LinkSettings
 from experiments.link.shaper import Shaper
+from paceline.contract.errors import InvalidRequestError, UnavailableError
 from paceline.embedded.ports import is_free
-from paceline.errors import InvalidRequestError, UnavailableError
 
 NUM_PINGS = 40
 PATIENCE_S = 20.0

@@ -10,12 +10,12 @@ from tokenizers import Tokenizer, models
 from transformers import LlamaForCausalLM
 
 from experiments.equality.decoding import DraftShape, decode
-from paceline.drafters import load_drafter
+from paceline.methods import load_drafter
 from paceline.models import model_fingerprint
 from paceline.sampling import SamplingParams
 from paceline.target import TargetEngine
-from tests.drafters.conftest import VOCAB, _save_llama
-from tests.drafters.pard_checkpoint import save
+from tests.methods.conftest import VOCAB, _save_llama
+from tests.methods.pard_checkpoint import save
 
 PROMPTS = [[5, 9, 17, 3], [40, 41], list(range(10, 33))]
 NUM_TOKENS = 20

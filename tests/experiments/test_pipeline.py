@@ -37,8 +37,8 @@ from experiments.pipeline.prediction import (
 from experiments.pipeline.priority import raise_priority
 from experiments.pipeline.report import make_report, table
 from experiments.pipeline.sample import Sample
-from paceline.drafters import DraftRequest, OutcomeRequest
-from paceline.errors import InvalidRequestError, UnavailableError
+from paceline.contract.errors import InvalidRequestError, UnavailableError
+from paceline.methods import DraftRequest, OutcomeRequest
 from paceline.trie import DraftTrie
 from services.verifier.step_clock import StepCurve
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.client import AsyncPacelineClient
-from paceline.errors import UnavailableError
+from paceline.contract.errors import UnavailableError
 from services.gateway.__main__ import build
 from services.gateway.settings import GatewaySettings
 from services.runtime.lifecycle import hosted

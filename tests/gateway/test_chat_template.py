@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.errors import InvalidRequestError, TokenizerError
+from paceline.contract.errors import InvalidRequestError, TokenizerError
 from services.gateway.chat_template import ChatTemplate
 from services.gateway.tokenizer import ModelTokenizer
 

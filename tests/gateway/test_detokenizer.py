@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
-from paceline.errors import TokenizerError
-from paceline.token_pieces import TokenPieces
+from paceline.contract.errors import TokenizerError
+from paceline.token_bytes import TokenPieces
 from services.gateway.detokenizer import Detokenizer
 from tests.gateway.tiny_model import byte_fallback_tokenizer, byte_level_tokenizer
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.errors import UnavailableError
-from paceline.token_pieces import TokenPieces
+from paceline.contract.errors import UnavailableError
+from paceline.token_bytes import TokenPieces
 from paceline.v1 import generation_pb2, orchestrator_pb2, sampling_pb2
 from services.gateway.detokenizer import Detokenizer
 from services.gateway.generation import Generation

@@ -9,7 +9,7 @@ import sys
 import pytest
 from google.protobuf import text_format
 
-from paceline.errors import InvalidRequestError
+from paceline.contract.errors import InvalidRequestError
 from paceline.v1 import generation_pb2, sampling_pb2
 from services.gateway.requests import RequestChecker, check_num_choices
 from services.gateway.served_model import ServedModel

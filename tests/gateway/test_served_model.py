@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.errors import IncompatiblePeerError, PacelineError, UnavailableError
+from paceline.contract.errors import IncompatiblePeerError, PacelineError, UnavailableError
 from paceline.v1 import orchestrator_pb2, peer_pb2
 from services.gateway.served_model import ModelWatch, ServedModel
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from paceline.client import Completion, PacelineClient
+from paceline.cpu import kernels
 from paceline.embedded import Deployment, DeploymentOptions, Placement
 from paceline.models import resolve
-from paceline.target import kernels
 
 NUM_STREAMS = 8
 
@@ -36,7 +36,7 @@ def model_dir() -> Path:
 @pytest.fixture(scope="session")
 def drafter_dir() -> Path:
     """The drafter that ships for it."""
-    from paceline.drafters import default_drafter
+    from paceline.methods import default_drafter
 
     return default_drafter("smollm2-135m")
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from paceline.embedded import Placement
+from paceline.methods.dflash.objective import DFlashShape
 from paceline.models import model_fingerprint
-from paceline.training.dflash import DFlashShape
-from tests.drafters import dflash_checkpoint
 from tests.integration.conftest import Site, run_site, until_drafted
+from tests.methods import dflash_checkpoint
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 

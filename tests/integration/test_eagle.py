@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from paceline.client import Completion
-from paceline.drafters.checkpoint import DrafterConfig, save_drafter
-from paceline.drafters.eagle1_layer import parameter_shapes
 from paceline.embedded import Placement
+from paceline.methods.checkpoint import DrafterConfig, save_drafter
+from paceline.methods.eagle1.layer import parameter_shapes
 from paceline.models import model_fingerprint
 from paceline.target import SequenceRows, TapSpec, TargetEngine
 from tests.integration.conftest import Site, fast_dtype, run_site
@@ -77,7 +77,7 @@ def eagle_dir(
         name: torch.ones(size) if len(size) == 1 else torch.zeros(size)
         for name, size in parameter_shapes(config).items()
     }
-    from paceline.drafters.target_vocabulary import read_vocabulary
+    from paceline.methods.target_vocabulary import read_vocabulary
 
     embedding, _ = read_vocabulary(model_dir, engine_config["vocab_size"], width, torch.float32)
     before, after = [], []

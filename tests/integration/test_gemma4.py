@@ -11,8 +11,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from paceline.client import Completion
 from paceline.embedded import Placement
-from tests.drafters.gemma4_checkpoint import FOR_GEMMA4, save_assistant, save_gemma4
 from tests.integration.conftest import Site, run_site
+from tests.methods.gemma4_checkpoint import FOR_GEMMA4, save_assistant, save_gemma4
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 

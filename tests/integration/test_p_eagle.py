@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.drafters.checkpoint import DrafterConfig, load_tensors, save_drafter
-from paceline.drafters.eagle3_layer import parameter_shapes
-from paceline.drafters.p_eagle import p_eagle_shapes
 from paceline.embedded import Placement
-from paceline.target.weights import SafetensorsDir
+from paceline.methods.checkpoint import DrafterConfig, load_tensors, save_drafter
+from paceline.methods.eagle3.layer import parameter_shapes
+from paceline.methods.p_eagle.drafter import p_eagle_shapes
+from paceline.model.weights import SafetensorsDir
 from tests.integration.conftest import Site, run_site
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]

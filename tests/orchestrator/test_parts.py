@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.admission import Admission
+from orchestrator.commit_log import Journal, JournalEntry, JournalGapError
 from orchestrator.counters import Counters, StatusCollector
-from orchestrator.journal import Journal, JournalEntry, JournalGapError
-from orchestrator.mailbox import Ending, Mailbox
-from orchestrator.outcomes import OutcomeCounts, outcomes_by_commit
+from orchestrator.draft_acceptance import OutcomeCounts, outcomes_by_commit
+from orchestrator.output_queue import Ending, Mailbox
 from orchestrator.placement import DrafterWish, check_drafter, choose_drafter, placement_in_force
 from orchestrator.policy import PolicyInForce, PolicyOverrides
 from orchestrator.ray_environment import prepare_environment
@@ -31,7 +31,7 @@ from orchestrator.sequences import (
 from orchestrator.settings import OrchestratorSettings
 from orchestrator.status import ConductorStatus
 from orchestrator.verifier_link import VerifierLink, _append_drafts
-from paceline.errors import (
+from paceline.contract.errors import (
     CapacityError,
     IncompatiblePeerError,
     InvalidRequestError,

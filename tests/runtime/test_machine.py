@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from paceline.errors import InvalidRequestError
+from paceline.contract.errors import InvalidRequestError
 from services.runtime.cores import parse_cores
 from services.runtime.devices import describe_device
 
@@ -99,7 +99,7 @@ print(os.sched_getaffinity(0) == allowed == set(pinning.cores), pinning.num_thre
 
 def test_cores_that_are_not_ours_are_refused() -> None:
     code = """
-from paceline.errors import InvalidRequestError
+from paceline.contract.errors import InvalidRequestError
 from services.runtime.cores import plan_pinning
 for arguments in (("9999", None), (None, 0)):
     try:

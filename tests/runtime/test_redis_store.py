@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from paceline.contract.errors import InvalidRequestError
 from paceline.embedded.redis_server import RedisServer
-from paceline.errors import InvalidRequestError
 from services.runtime.redis_store import RedisStore, StoreUnavailableError
 
 pytestmark = pytest.mark.asyncio

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.errors import InvalidRequestError
+from paceline.contract.errors import InvalidRequestError
 from paceline.sampling import SamplingParams
 from paceline.v1 import sampling_pb2
 from services.runtime.sampling import check_log_probs, check_token_ids, sampling_params

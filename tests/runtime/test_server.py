@@ -17,7 +17,7 @@ from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from paceline import errors
+from paceline.contract import errors
 from paceline.v1 import (
     peer_pb2,
     scheduler_pb2,
@@ -27,7 +27,7 @@ from paceline.v1 import (
 )
 from services.runtime import metrics
 from services.runtime.channel import MAX_MESSAGE_BYTES, open_channel, split_endpoint
-from services.runtime.errors import from_rpc_error
+from services.runtime.error_mapping import from_rpc_error
 from services.runtime.lifecycle import Process, hosted
 from services.runtime.settings import ServerSettings
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from paceline import PROTOCOL_VERSION
-from paceline.errors import IncompatiblePeerError, InvalidRequestError, StreamProtocolError
+from paceline.contract.errors import IncompatiblePeerError, InvalidRequestError, StreamProtocolError
 from paceline.v1 import peer_pb2
 from services.runtime.lease import check_hello, next_frame
 from services.runtime.outbox import Outbox

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.errors import InvalidRequestError
+from paceline.contract.errors import InvalidRequestError
 from paceline.v1 import tensor_pb2
 from services.runtime.tensors import decode, encode
 

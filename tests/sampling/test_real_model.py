@@ -13,8 +13,8 @@ from functools import cached_property
 import pytest
 import torch
 
-from paceline.drafters import Drafter, DraftRequest, default_drafter, drafter_tap, load_drafter
 from paceline.drafts import DraftTree, DrawRule, SiblingDraws
+from paceline.methods import Drafter, DraftRequest, default_drafter, drafter_tap, load_drafter
 from paceline.models import DEFAULT_MODEL, cached
 from paceline.sampling import (
     DraftDistribution,

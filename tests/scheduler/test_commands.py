@@ -11,8 +11,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from paceline.contract.errors import InvalidRequestError, UnavailableError
 from paceline.embedded.redis_server import RedisServer
-from paceline.errors import InvalidRequestError, UnavailableError
 from services.scheduler.commands.curves import curves
 from services.scheduler.commands.policy import policy
 from services.scheduler.subject import Subject

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.errors import InvalidRequestError
+from paceline.contract.errors import InvalidRequestError
 from paceline.scheduling.reliability import Reliability
 from paceline.v1 import scheduler_pb2
+from services.scheduler.draft_acceptance import DrafterOutcomes
 from services.scheduler.measurements import (
     MAX_SAMPLES_PER_BUCKET,
     PARTS,
@@ -25,7 +26,6 @@ from services.scheduler.measurements import (
     TenantsPart,
 )
 from services.scheduler.network import MAX_PEERS
-from services.scheduler.outcomes import DrafterOutcomes
 from services.scheduler.reports import measurements_of
 from services.scheduler.subject import Subject
 from services.scheduler.tenants import Use

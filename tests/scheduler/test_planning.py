@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from paceline.drafters import METHODS
+from paceline.methods import METHODS
 from paceline.scheduling.speed import TimedPass
 from services.scheduler.measurements import (
     AcceptancePart,

@@ -12,11 +12,11 @@ import pytest
 import redis.asyncio as redis_asyncio
 from grpc import aio
 
+from paceline.contract.errors import DrainingError, InvalidRequestError, StreamProtocolError
 from paceline.embedded.redis_server import RedisServer
-from paceline.errors import DrainingError, InvalidRequestError, StreamProtocolError
 from paceline.v1 import scheduler_pb2
 from services.runtime import metrics
-from services.runtime.errors import from_rpc_error
+from services.runtime.error_mapping import from_rpc_error
 from services.scheduler.subject import Subject
 
 pytestmark = pytest.mark.asyncio

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.drafters.conftest import (  # noqa: F401  fixtures
+from tests.methods.conftest import (  # noqa: F401  fixtures
     eagle3_dir,
     eagle3_tensors,
     independent_dir,
@@ -23,7 +23,7 @@ def kit(target_dir: Path, eagle3_dir: Path, independent_dir: Path) -> Iterator[K
     """Engines, drafters and texts for any number of worlds."""
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("services.verifier.room.GROWTH_TOKENS", 8)
+        patch.setattr("services.verifier.kv_allocator.GROWTH_TOKENS", 8)
         yield Kit.load(target_dir, {"eagle3": eagle3_dir, "independent": independent_dir})
 
 
@@ -32,5 +32,5 @@ def medusa_kit(target_dir: Path, medusa1_dir: Path) -> Iterator[Kit]:  # noqa: F
     """The same with heads that read the newest position alone."""
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("services.verifier.room.GROWTH_TOKENS", 8)
+        patch.setattr("services.verifier.kv_allocator.GROWTH_TOKENS", 8)
         yield Kit.load(target_dir, {"medusa1": medusa1_dir})

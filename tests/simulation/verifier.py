@@ -12,9 +12,9 @@ from services.verifier.budget import NodeBudget
 from services.verifier.colocated import ColocatedDrafter
 from services.verifier.features import FeatureHub, Subscriber
 from services.verifier.inbox import Command, Inbox
+from services.verifier.kv_allocator import RoomFigures
 from services.verifier.loop import StepLoop
 from services.verifier.report import StepFigures, StepNews
-from services.verifier.room import RoomFigures
 from services.verifier.session import Session
 from services.verifier.table import SequenceTable
 

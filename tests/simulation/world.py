@@ -14,8 +14,8 @@ from typing import Literal
 
 import torch
 
-from paceline.drafters import Drafter, DraftRequest, OutcomeRequest, load_drafter
 from paceline.drafts import DraftEntry
+from paceline.methods import Drafter, DraftRequest, OutcomeRequest, load_drafter
 from paceline.sampling import SamplingParams
 from paceline.target import TargetEngine
 from paceline.v1 import peer_pb2, sampling_pb2, target_pb2

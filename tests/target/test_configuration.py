@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from paceline.target.architecture import Architecture
-from paceline.target.configuration import (
+from paceline.model.architecture import Architecture
+from paceline.model.configuration import (
     read_configuration,
     stated_configuration,
     transformers_configuration,

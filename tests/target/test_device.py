@@ -9,15 +9,15 @@ import sys
 import pytest
 import torch
 
-from paceline.target import Device, SequenceRows, TapSpec, TargetEngine, UnknownDeviceError, configure_threads
-from paceline.target.device import (
+from paceline.cpu.huge_pages import advise_huge_pages
+from paceline.model.device import (
     HalfWeightLinear,
     PlainLinear,
     RmsNorm,
     has_half_weight_linear,
     has_onednn_linear,
 )
-from paceline.target.huge_pages import advise_huge_pages
+from paceline.target import Device, SequenceRows, TapSpec, TargetEngine, UnknownDeviceError, configure_threads
 from tests.target.conftest import ModelFactory
 
 

@@ -17,8 +17,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from paceline.model.device import has_half_weight_linear
 from paceline.target import SequenceRows, TargetEngine
-from paceline.target.device import has_half_weight_linear
 from paceline.target.engine import ExecutorChoice
 
 TIE_GAP = 1e-4

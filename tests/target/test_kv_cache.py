@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.errors import CapacityError
+from paceline.contract.errors import CapacityError
 from paceline.target import KVCacheFullError, SlotError
 from paceline.target.kv_cache import MIN_CAPACITY_TOKENS, KVCache, KVLayout
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, Gemma4ForCausalLM, Gemma4TextConfig, GPT2Config, LlamaConfig
 
+from paceline.model.layer_heads import layer_heads
 from paceline.target import CachedLayer, SequenceRows, StepError, TapSpec, TargetEngine
-from paceline.target.layer_heads import layer_heads
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 TOKENS = torch.randint(3, 96, (30,), generator=torch.Generator().manual_seed(1)).tolist()

@@ -10,9 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline.cpu.memory_pool import MemoryPool
 from paceline.target import KVCacheFullError, SlotError
 from paceline.target.kv_cache import CPU_SLOTS_PER_BLOCK, KVCache, KVLayout
-from paceline.target.memory_pool import MemoryPool
 
 PAGE = 4096
 

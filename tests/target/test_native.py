@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from paceline.cpu import kernels
+from paceline.cpu.packed_weight import PackedWeight
+from paceline.cpu.program import Epilogue, Program, RowSegment
 from paceline.sampling import maxima_of
-from paceline.target import SequenceRows, TapSpec, TargetEngine, UnsupportedModelError, kernels
-from paceline.target.packed_weight import PackedWeight
-from paceline.target.program import Epilogue, Program, RowSegment
+from paceline.target import SequenceRows, TapSpec, TargetEngine, UnsupportedModelError
 from tests.target.conftest import FAMILIES, SHAPE
 
 pytestmark = pytest.mark.skipif(kernels.load() is None, reason="the CPU kernels do not run here")
@@ -149,7 +150,7 @@ def test_where_weights_lie_does_not_show(
         chunks = [TEXT[i : i + num_rows] for i in range(0, 42, num_rows)]
         found = []
         for limit in (1 << 30, -1):
-            monkeypatch.setattr("paceline.target.program.RESIDENT_BYTES", limit)
+            monkeypatch.setattr("paceline.cpu.program.RESIDENT_BYTES", limit)
             found.append(run(engines["llama"], chunks))
         assert torch.equal(found[0][0], found[1][0])
         assert torch.equal(found[0][1], found[1][1])

@@ -16,7 +16,7 @@ from paceline.training.features import FeatureOptions
 from paceline.training.features import run as add_features
 from paceline.training.synth import SynthOptions
 from paceline.training.synth import run as synthesise
-from tests.drafters.gemma4_checkpoint import save_gemma3
+from tests.methods.gemma4_checkpoint import save_gemma3
 
 SPECIAL = ["<pad>", "<|im_start|>", "<|im_end|>"]
 TEMPLATE = (

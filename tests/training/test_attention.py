@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from paceline.methods.one_pass.rows import FlatRows, sample_rows
 from paceline.training.attention import OwnKeys, Pattern, attend
-from paceline.training.p_eagle_rows import FlatRows, sample_rows
 
 HEADS, KV_HEADS, WIDTH = 6, 2, 8
 

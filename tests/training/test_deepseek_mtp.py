@@ -10,15 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.drafters import DrafterConfig, DraftRequest, load_drafter
-from paceline.training import deepseek_mtp_start
+from paceline.methods import DrafterConfig, DraftRequest, load_drafter
+from paceline.methods.deepseek_mtp import start as deepseek_mtp_start
+from paceline.methods.deepseek_mtp.objective import DeepseekMtpObjective, MtpShape
+from paceline.methods.eagle3.objective import TargetFacts
 from paceline.training.data import Batch
-from paceline.training.deepseek_mtp import DeepseekMtpObjective, MtpShape
-from paceline.training.eagle3 import TargetFacts
 from paceline.training.errors import TrainingDataError
 from paceline.training.token_rows import depth_weights
 from paceline.training.trainer import run
-from tests.drafters.mtp_reference import ReferenceMtp
+from tests.methods.mtp_reference import ReferenceMtp
 from tests.training.test_trainer import _acceptance, _newest, _options
 
 SHAPE = MtpShape(

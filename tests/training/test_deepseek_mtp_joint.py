@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from paceline.training.deepseek_mtp_joint import JointPretraining, modules_weight
+from paceline.methods.deepseek_mtp.joint import JointPretraining, modules_weight
 from paceline.training.errors import TrainingDataError
 from paceline.training.sizes import ModelSizes
-from tests.drafters.mtp_reference import ReferenceMtp
+from tests.methods.mtp_reference import ReferenceMtp
 
 SHAPE = ModelSizes(
     hidden=32, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8, intermediate=48, vocab=29, rope_theta=1e4,

@@ -11,14 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from paceline.drafters import DraftRequest, load_drafter
+from paceline.methods import DraftRequest, load_drafter
+from paceline.methods.dflash.blocks import can_anchor, make_blocks, sample_anchors
+from paceline.methods.dflash.objective import DFlashObjective, DFlashShape
+from paceline.methods.dflash.start import random_parameters, tap_scale
+from paceline.methods.eagle3.objective import TargetFacts
+from paceline.methods.objectives import build_objective
 from paceline.training.data import Batch, Corpus, DataPosition
-from paceline.training.dflash import DFlashObjective, DFlashShape
-from paceline.training.dflash_blocks import can_anchor, make_blocks, sample_anchors
-from paceline.training.dflash_start import random_parameters, tap_scale
-from paceline.training.eagle3 import TargetFacts
 from paceline.training.errors import TrainingDataError
-from paceline.training.methods import build_objective
 from paceline.training.trainer import TrainOptions
 
 VOCAB = 41

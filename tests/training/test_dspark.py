@@ -10,14 +10,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from paceline.drafters import DrafterConfig, DraftRequest, load_drafter
-from paceline.drafters.sequential_heads import HeadPlan, MarkovHead
+from paceline.methods import DrafterConfig, DraftRequest, load_drafter
+from paceline.methods.dflash.start import random_parameters
+from paceline.methods.dspark.heads import HeadPlan, MarkovHead
+from paceline.methods.dspark.objective import DSparkObjective, LossShares
+from paceline.methods.dspark.temperatures import fit_temperatures, path_errors
+from paceline.methods.eagle3.objective import TargetFacts
+from paceline.methods.objectives import build_objective
 from paceline.training.data import Corpus, DataPosition
-from paceline.training.dflash_start import random_parameters
-from paceline.training.dspark import DSparkObjective, LossShares
-from paceline.training.eagle3 import TargetFacts
-from paceline.training.methods import build_objective
-from paceline.training.temperatures import fit_temperatures, path_errors
 from paceline.training.trainer import TrainOptions
 from tests.training.test_dflash import DRAFTABLE, SHAPE, VOCAB, random_batch
 

@@ -11,13 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.drafters import DrafterConfig
-from paceline.drafters.checkpoint import load_tensor
-from paceline.drafters.eagle1 import rank_accuracies
-from paceline.training import eagle1_start
+from paceline.methods import DrafterConfig
+from paceline.methods.checkpoint import load_tensor
+from paceline.methods.eagle1 import start as eagle1_start
+from paceline.methods.eagle1.drafter import rank_accuracies
+from paceline.methods.eagle1.objective import Eagle1Objective, Eagle1Shape
+from paceline.methods.eagle3.objective import TargetFacts
 from paceline.training.data import Batch, Corpus, DataPosition
-from paceline.training.eagle1 import Eagle1Objective, Eagle1Shape
-from paceline.training.eagle3 import TargetFacts
 from paceline.training.errors import TrainingDataError
 from paceline.training.losses import head_distillation
 from paceline.training.shards import shard_indices

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from paceline.drafters import DraftRequest, drafter_tap, load_drafter
+from paceline.methods import DraftRequest, drafter_tap, load_drafter
 from paceline.target import SequenceRows, TargetEngine
 from paceline.training import shards
 from paceline.training.errors import TrainingDataError

@@ -12,21 +12,22 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AutoConfig
 
-from paceline.drafters import DrafterConfig, DraftRequest, load_drafter
-from paceline.drafters.checkpoint import save_drafter
-from paceline.drafters.gemma4_mtp_model import FULL, SLIDING
+from paceline.methods import DrafterConfig, DraftRequest, load_drafter
+from paceline.methods.checkpoint import save_drafter
+from paceline.methods.eagle3.objective import TargetFacts
+from paceline.methods.gemma4_mtp import objective as gemma4_mtp
+from paceline.methods.gemma4_mtp import start as gemma4_mtp_start
+from paceline.methods.gemma4_mtp.model import FULL, SLIDING
+from paceline.methods.gemma4_mtp.objective import Gemma4MtpObjective, TargetTables
+from paceline.methods.gemma4_mtp.token_clusters import cluster_tokens, fit_centroids
 from paceline.target import SequenceRows, TapSpec, TargetEngine
-from paceline.training import gemma4_mtp, gemma4_mtp_start
 from paceline.training.data import Batch
-from paceline.training.eagle3 import TargetFacts
 from paceline.training.errors import TrainingDataError
-from paceline.training.gemma4_mtp import Gemma4MtpObjective, TargetTables
 from paceline.training.target_rows import TargetRows
 from paceline.training.teacher import read_weights
-from paceline.training.token_clusters import cluster_tokens, fit_centroids
 from paceline.training.trainer import run
-from tests.drafters.conftest import text
-from tests.drafters.gemma4_checkpoint import save_gemma3
+from tests.methods.conftest import text
+from tests.methods.gemma4_checkpoint import save_gemma3
 from tests.training.test_trainer import _acceptance, _newest, _options
 
 SMALL = {"method": "gemma4_mtp", "draft_hidden": 24, "draft_intermediate": 48, "token_rows": 60}

@@ -11,16 +11,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from paceline.drafters import CheckpointError, DraftRequest, load_drafter
-from paceline.drafters.medusa_heads import MedusaShape, OutputHead
+from paceline.methods import CheckpointError, DraftRequest, load_drafter
+from paceline.methods.medusa1.objective import Medusa1Objective
+from paceline.methods.medusa2.objective import JointSettings, Medusa2Objective
+from paceline.methods.medusa_heads.heads import MedusaShape, OutputHead
+from paceline.methods.medusa_heads.training import HeadStack, RankCounts, chain_starts, starting_parameters
+from paceline.methods.objectives import build_objective
 from paceline.models import model_fingerprint
 from paceline.target import SequenceRows, TargetEngine
 from paceline.training.data import Batch, Corpus, DataPosition
 from paceline.training.losses import label_losses
-from paceline.training.medusa1 import Medusa1Objective
-from paceline.training.medusa2 import JointSettings, Medusa2Objective
-from paceline.training.medusa_heads import HeadStack, RankCounts, chain_starts, starting_parameters
-from paceline.training.methods import build_objective
 from paceline.training.token_rows import drawn
 from paceline.training.trainer import TrainOptions, make_optimizers, run
 

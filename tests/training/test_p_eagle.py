@@ -9,14 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from paceline.drafters import DraftRequest, load_drafter
+from paceline.methods import DraftRequest, load_drafter
+from paceline.methods.eagle3.objective import TargetFacts
+from paceline.methods.objectives import build_objective
+from paceline.methods.one_pass.rows import FlatRows, owners, sample_rows, segments
+from paceline.methods.p_eagle.objective import PEagleObjective, PEagleShape
+from paceline.methods.p_eagle.start import rarest_token
 from paceline.training.attention import Pattern
 from paceline.training.data import Batch, Corpus, DataPosition
-from paceline.training.eagle3 import TargetFacts
-from paceline.training.methods import build_objective
-from paceline.training.p_eagle import PEagleObjective, PEagleShape
-from paceline.training.p_eagle_rows import FlatRows, owners, sample_rows, segments
-from paceline.training.p_eagle_start import rarest_token
 from paceline.training.trainer import TrainOptions
 
 VOCAB = 41

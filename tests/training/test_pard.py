@@ -12,14 +12,14 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from paceline.drafters import DrafterConfig, DraftRequest, load_drafter
-from paceline.drafters.checkpoint import ANY_TARGET
+from paceline.methods import DrafterConfig, DraftRequest, load_drafter
+from paceline.methods.checkpoint import ANY_TARGET
+from paceline.methods.objectives import build_objective
+from paceline.methods.pard1.objective import MASK, Pard1Objective
+from paceline.methods.pard1.start import mask_token_for
+from paceline.methods.pard2.objective import Pard2Objective
 from paceline.target import SequenceRows, TargetEngine
 from paceline.training.data import Batch, Corpus, DataPosition
-from paceline.training.methods import build_objective
-from paceline.training.pard1 import MASK, Pard1Objective
-from paceline.training.pard2 import Pard2Objective
-from paceline.training.pard_start import mask_token_for
 from paceline.training.trainer import TrainOptions
 
 METHODS = ["pard1", "pard2"]

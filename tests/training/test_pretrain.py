@@ -12,15 +12,15 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
-from paceline.drafters import DraftRequest, load_drafter
+from paceline.methods import DraftRequest, load_drafter
+from paceline.methods.deepseek_mtp.objective import MtpShape
 from paceline.sampling import SamplingParams
 from paceline.target import SequenceRows, TargetEngine
 from paceline.training.data import Corpus
-from paceline.training.deepseek_mtp import MtpShape
 from paceline.training.errors import TrainingDataError
 from paceline.training.pretrain import PretrainOptions, run
 from paceline.training.shards import shard_indices
-from tests.drafters.mtp_reference import ReferenceMtp
+from tests.methods.mtp_reference import ReferenceMtp
 from tests.training.test_trainer import _newest
 
 

@@ -10,11 +10,11 @@ import torch
 from safetensors.torch import save_file
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
+from paceline.methods.independent.objective import cut_model
 from paceline.training import shards
 from paceline.training.errors import TrainingDataError
 from paceline.training.features import FeatureOptions
 from paceline.training.features import run as add_features
-from paceline.training.independent import cut_model
 from paceline.training.target_weights import (
     EMBEDDING,
     HEAD,

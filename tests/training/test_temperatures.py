@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from paceline.training.temperatures import calibration_error, fit_temperatures, path_errors
+from paceline.methods.dspark.temperatures import calibration_error, fit_temperatures, path_errors
 
 
 def _chains(scales: list[float], count: int = 20000) -> tuple[torch.Tensor, torch.Tensor]:

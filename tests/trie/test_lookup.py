@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.drafts import EMPTY_TREE, DraftClaim, DraftTree
-from paceline.lookup import MAX_MATCH, MIN_MATCH, Echo, MatchOdds, TextIndex, graft
+from paceline.ngram import MAX_MATCH, MIN_MATCH, Echo, MatchOdds, TextIndex, graft
 from paceline.trie import DraftEntry, DraftTrie
 
 texts = st.lists(st.integers(0, 2), max_size=40)
@@ -61,7 +61,7 @@ def test_an_echo_goes_on_as_the_text_did(text: list[int], count: int) -> None:
 
 
 def test_of_a_long_text_the_newest_part_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.lookup.MAX_TEXT", 16)
+    monkeypatch.setattr("paceline.ngram.MAX_TEXT", 16)
     text = [*range(100), 97, 98, 99]
     whole, pieces = TextIndex(), TextIndex()
     whole.extend(text)

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.drafters import DraftRequest, load_drafter
-from paceline.drafters.gemma4_mtp_model import FULL
+from paceline.methods import DraftRequest, load_drafter
+from paceline.methods.gemma4_mtp.model import FULL
 from paceline.target import SequenceRows, StepError, TargetEngine
 from paceline.v1 import target_pb2
 from services.runtime import feature_parts, tensors
 from services.runtime.metrics import PREFIX_CACHE_HITS
 from services.verifier.host import Host
 from services.verifier.settings import Settings
-from tests.drafters.gemma4_checkpoint import FOR_LLAMA, save_assistant
+from tests.methods.gemma4_checkpoint import FOR_LLAMA, save_assistant
 from tests.verifier.conductor import MAX_POSITIONS, VOCAB_SIZE, Conductor
 from tests.verifier.conftest import serving
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from paceline.errors import InvalidRequestError
+from paceline.contract.errors import InvalidRequestError
 from paceline.target import CachedLayer, SequenceRows, TapPart, TapSpec, TargetEngine
 from services.runtime import feature_parts, tensors
 from services.verifier import features as feature_hub

@@ -10,9 +10,9 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from paceline.drafters import DraftRequest, drafter_tap, load_drafter
-from paceline.drafters.pard2 import Pard2Drafter
-from paceline.errors import InvalidRequestError
+from paceline.contract.errors import InvalidRequestError
+from paceline.methods import DraftRequest, drafter_tap, load_drafter
+from paceline.methods.pard2.drafter import Pard2Drafter
 from paceline.models import model_fingerprint
 from paceline.sampling import SamplingParams
 from paceline.target import SequenceRows, TargetEngine
@@ -25,7 +25,7 @@ from services.verifier.inbox import Open, SetPolicy
 from services.verifier.policy import StepPolicy
 from services.verifier.sequence import SequenceSpec
 from services.verifier.specs import sequence_spec
-from tests.drafters.pard_checkpoint import save
+from tests.methods.pard_checkpoint import save
 from tests.simulation.verifier import ListedSession, SteppedVerifier
 from tests.verifier.conductor import MAX_POSITIONS, VOCAB_SIZE, Conductor
 from tests.verifier.conftest import serving

@@ -13,7 +13,7 @@ from paceline.target import TargetEngine
 from paceline.trie import DraftEntry
 from paceline.v1 import sampling_pb2, target_pb2
 from services.verifier.inbox import Drafts, Open, SetPolicy
-from services.verifier.own_text import Lookup
+from services.verifier.ngram import Lookup
 from services.verifier.policy import StepPolicy
 from services.verifier.sequence import SequenceSpec
 from services.verifier.stopwatch import Stage

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from paceline.errors import InvalidRequestError
+from paceline.contract.errors import InvalidRequestError
 from paceline.sampling import SamplingParams, VerifyMode
 from paceline.trie import DraftEntry, DrawRule, SiblingDraws
 from paceline.v1 import target_pb2

@@ -222,7 +222,7 @@ def test_rows_behind_a_stop_token_are_not_kept(drive: Any, plain_text: Any) -> N
 def test_the_youngest_give_way_and_everyone_ends(
     drive: Any, plain_text: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.verifier.room.GROWTH_TOKENS", 8)
+    monkeypatch.setattr("services.verifier.kv_allocator.GROWTH_TOKENS", 8)
     driver = drive(kv_limit_tokens=256, prefix_cache_bytes=0)
     prompts = [PROMPT[place:] for place in range(6)]
     for key, prompt in enumerate(prompts, start=1):

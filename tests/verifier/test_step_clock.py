@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from paceline.errors import InvalidRequestError
+from paceline.contract.errors import InvalidRequestError
 from services.verifier.step_clock import StepClock, StepCurve
 
 

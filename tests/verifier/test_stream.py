@@ -214,7 +214,9 @@ async def test_prompts_may_be_run_in_chunks_of_any_size(
 async def test_twelve_share_a_cache_that_holds_ten(
     target_dir: Path, plain_text: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.verifier.room.GROWTH_TOKENS", 8)  # as if they were told to write much more
+    monkeypatch.setattr(
+        "services.verifier.kv_allocator.GROWTH_TOKENS", 8
+    )  # as if they were told to write much more
     prompts = [[first, *PROMPT] for first in range(12)]
     labels = {"model_name": target_dir.name}
     before = metrics.REGISTRY.get_sample_value("vllm:num_preemptions_total", labels) or 0.0

@@ -29,7 +29,7 @@ def curves(
     """Show what has been measured: step and draft times, round trips, acceptance and calibration."""
     from rich.console import Console
 
-    from services.scheduler.commands.figures import curve_figures
+    from services.scheduler.commands.stats import curve_figures
     from services.scheduler.commands.tables import curve_tables, title
 
     known = known_subjects(redis, scheduler, model, tls_ca, tls_cert, tls_key)

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.errors import UnavailableError
-from paceline.whole_file import write_text
+from paceline.atomic_write import write_text
+from paceline.contract.errors import UnavailableError
 from services.scheduler.commands.sources import DEFAULT_REDIS, Known, TlsFiles, read
 
 Redis = Annotated[str | None, typer.Option(help=f"Read this Redis; {DEFAULT_REDIS} by default.")]

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.scheduling.network import sketch_bounds
-from services.scheduler.commands.figures import CONTEXTS, curve_figures
 from services.scheduler.commands.sources import Known
+from services.scheduler.commands.stats import CONTEXTS, curve_figures
 from services.scheduler.commands.tables import title
 
 _COLOURS = ("#3366aa", "#d9822b", "#2e8b57", "#9aa0a6")

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import InvalidRequestError, PacelineError, UnavailableError
+from paceline.contract.errors import InvalidRequestError, PacelineError, UnavailableError
 from services.scheduler.measurements import PARTS, SCHEMA_VERSION, Measurements, Part
 from services.scheduler.subject import Subject
 
@@ -116,7 +116,7 @@ async def _from_scheduler(endpoint: str, files: TlsFiles) -> list[Known]:
 
     from paceline.v1 import scheduler_pb2, scheduler_pb2_grpc
     from services.runtime.channel import Tls, open_channel
-    from services.runtime.errors import from_rpc_error
+    from services.runtime.error_mapping import from_rpc_error
 
     is_tls = files.ca is not None
     tls = Tls(cert=files.cert, key=files.key, ca=files.ca) if is_tls else None

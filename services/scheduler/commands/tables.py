@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
-from services.scheduler.commands.figures import CONTEXTS
+from services.scheduler.commands.stats import CONTEXTS
 from services.scheduler.subject import Subject
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from paceline.target import kernels
+from paceline.cpu import kernels
 from tests.integration.conftest import Site
 
 pytestmark = [

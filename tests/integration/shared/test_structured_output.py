@@ -13,7 +13,7 @@ import jsonschema
 import pytest
 
 from paceline.client import AsyncPacelineClient, Completion
-from paceline.errors import InvalidRequestError
+from paceline.contract.errors import InvalidRequestError
 from tests.integration.conftest import Site
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(900)]

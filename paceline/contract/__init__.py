@@ -1,0 +1,1 @@
+"""What all parts agree on: errors, limits, field checks and the policy."""

@@ -1,0 +1,1 @@
+"""CPU kernels and what exists for them alone."""

@@ -1,0 +1,239 @@
+"""The native executor: the Llama family in bfloat16 on CPUs with the bfloat16 dot product, one call a step.
+
+Responsible for turning an architecture and its weights into a program of the CPU kernels. It does not know requests or
+drafts. Called by the engine. A row's logits depend on what the row sees and on nothing else: not on the rows beside
+it, on how a prompt was cut into chunks, or on whether it was reached along a row or a tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from paceline.cpu.packed_weight import PackedWeight, num_panels
+from paceline.cpu.program import (
+    GATES,
+    Epilogue,
+    Program,
+    RowSegment,
+    runs_on_kernels,
+)
+from paceline.model.architecture import Architecture
+from paceline.model.decoder_weights import DecoderWeights, LayerWeights, Projection
+from paceline.model.device import Device
+from paceline.model.rope import RopeTable
+from paceline.model.weights import SafetensorsDir
+from paceline.target.attention import Segment, StepPlan
+from paceline.target.executor import FINAL_NORM, ExecutorOutput, ModelShape, nothing
+
+
+def runs_natively(arch: Architecture, device: Device, dtype: torch.dtype) -> bool:
+    """Whether the kernels are here and take this model."""
+    return (
+        arch.attention_softcap is None
+        and arch.activation in GATES
+        and runs_on_kernels(
+            device,
+            dtype,
+            num_heads=arch.num_heads,
+            num_kv_heads=arch.num_kv_heads,
+            head_dim=arch.head_dim,
+            widths=(arch.hidden_size, arch.intermediate_size),
+        )
+    )
+
+
+class NativeExecutor:
+    """Runs one Llama-family model; see the module docstring."""
+
+    joins_neighbours = False
+
+    def __init__(self, config: Any, model_dir: Path) -> None:
+        arch = Architecture.from_config(config)
+        self.architecture = arch
+        self.shape = ModelShape.of(arch)
+        device = Device("cpu")
+        self._ropes = {
+            key: RopeTable(config, key, arch.head_dim, torch.bfloat16, device.torch_device)
+            for key in sorted(set(arch.rope_keys), key=str)
+        }
+        for rope in self._ropes.values():
+            rope.cover(arch.max_positions)
+        with torch.inference_mode(), SafetensorsDir(model_dir) as weights:
+            reader = DecoderWeights(arch, weights, torch.bfloat16)
+            self._embedding = reader.embedding.contiguous()
+            self._head = PackedWeight.pack(reader.head)
+            self._final_norm = reader.final_norm.bfloat16()
+            self._layers = [_Layer(reader.layer(index)) for index in range(arch.num_layers)]
+            self._embed_scale = float(torch.tensor(arch.embed_scale or 1.0).bfloat16())
+        packed = [self._head, *(w for x in self._layers for w in (x.qkv, x.out, x.gate_up, x.down))]
+        self.num_bytes = self._embedding.nbytes + sum(weight.panels.nbytes for weight in packed)
+        self._plans: dict[tuple[frozenset[int], bool], _ModelProgram] = {}
+        self._head_program = Program()
+        self._head_in = self._head_program.buffer(arch.hidden_size, bound=True)
+        self._head_out = self._head_program.buffer(arch.vocab_size, bound=True)
+        self._head_program.linear(self._head_in, self._head_out, self._head, Epilogue.STORE_FLOAT)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Input embeddings of `tokens` `[n]`: `[n, hidden]`."""
+        hidden = F.embedding(tokens, self._embedding)
+        return hidden if self.architecture.embed_scale is None else hidden * self._embed_scale
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Logits of normed states: `[n, hidden] -> [n, vocab]` float32."""
+        rows = hidden.reshape(-1, self.architecture.hidden_size).contiguous()
+        logits = torch.empty(rows.shape[0], self.architecture.vocab_size)
+        self._head_program.run([], [0] * rows.shape[0], {self._head_in: rows, self._head_out: logits})
+        return self._capped(logits)
+
+    def _capped(self, logits: Tensor) -> Tensor:
+        cap = self.architecture.final_softcap
+        return logits if cap is None else torch.tanh(logits / cap) * cap
+
+    def forward(self, plan: StepPlan, on_begin: Callable[[], None] = nothing) -> ExecutorOutput:
+        """Run the planned rows."""
+        key = plan.capture, plan.added is not None
+        if key not in self._plans:
+            self._plans[key] = self._program(*key)
+        model, n = self._plans[key], plan.num_rows
+        rows = range(n) if plan.logit_rows is None else plan.logit_rows.tolist()
+        hidden, vocab = self.architecture.hidden_size, self.architecture.vocab_size
+        logits, maxima = torch.empty(len(rows), vocab), torch.empty(len(rows), num_panels(vocab))
+        streams = {layer: torch.empty(n, hidden, dtype=torch.bfloat16) for layer in model.streams}
+        bound = {model.logits: logits, model.maxima: maxima} | {
+            model.streams[layer]: tensor for layer, tensor in streams.items()
+        }
+        if plan.added is not None:
+            embedded = self.embed(plan.tokens)
+            bound[model.inputs] = (embedded + plan.added.to(embedded)).contiguous()
+        model.program.run(
+            [_row_segment(segment) for segment in plan.segments],
+            plan.positions.tolist(),
+            bound,
+            tokens=plan.tokens.tolist(),
+            selected=rows,
+            on_begin=on_begin,
+        )
+        is_capped = self.architecture.final_softcap is not None
+        final = streams.pop(FINAL_NORM, None)
+        return ExecutorOutput(self._capped(logits), streams, final, None if is_capped else maxima)
+
+    def _program(self, capture: frozenset[int], takes_inputs: bool) -> _ModelProgram:
+        arch, program = self.architecture, Program()
+        hidden = program.buffer(arch.hidden_size)
+        qkv = program.buffer((arch.num_heads + 2 * arch.num_kv_heads) * arch.head_dim)
+        mixed = program.buffer(arch.num_heads * arch.head_dim)
+        gated = program.buffer(arch.intermediate_size)
+        wide = program.buffer(arch.hidden_size)  # of products that are normed before they are added
+        asked = program.buffer(arch.hidden_size)
+        logits = program.buffer(arch.vocab_size, bound=True)
+        maxima = program.buffer(num_panels(arch.vocab_size), bound=True)
+        model = _ModelProgram(program, logits, maxima, {})
+        eps = arch.norm_eps
+
+        def add_normed(source: int, weight: PackedWeight, norm: Tensor | None) -> None:
+            """`hidden += weight(source)`, normed first where the family has a norm behind the product."""
+            if norm is None:
+                program.linear(source, hidden, weight, Epilogue.ADD, residual=hidden)
+            else:
+                program.linear(source, wide, weight)
+                program.norm(wide, hidden, norm, eps, residual=hidden)
+
+        def capture_stream(index: int) -> None:
+            if index in capture:
+                model.streams[index] = program.buffer(arch.hidden_size, bound=True)
+                program.copy(hidden, model.streams[index])
+
+        if takes_inputs:  # embedded by the caller, with something added
+            model.inputs = program.buffer(arch.hidden_size, bound=True)
+            program.copy(model.inputs, hidden)
+        else:
+            program.embed(self._embedding, hidden, self._embed_scale)
+        for index, layer in enumerate(self._layers):
+            capture_stream(index)
+            program.linear(hidden, qkv, layer.qkv, norm=layer.attention_norm, eps=eps)
+            program.attend(
+                qkv,
+                mixed,
+                index,
+                num_heads=arch.num_heads,
+                num_kv_heads=arch.num_kv_heads,
+                head_dim=arch.head_dim,
+                scale=arch.attention_scale,
+                rope=self._ropes[arch.rope_keys[index]].table,
+                window=arch.windows[index],
+                qk_norm=layer.qk_norm,
+                eps=eps,
+            )
+            add_normed(mixed, layer.out, layer.post_attention_norm)
+            program.linear(hidden, gated, layer.gate_up, GATES[arch.activation], norm=layer.mlp_norm, eps=eps)
+            add_normed(gated, layer.down, layer.post_mlp_norm)
+        capture_stream(arch.num_layers)
+        if FINAL_NORM in capture:
+            model.streams[FINAL_NORM] = program.buffer(arch.hidden_size, bound=True)
+            program.norm(hidden, model.streams[FINAL_NORM], self._final_norm, eps)
+        program.gather(hidden, asked)
+        program.linear(
+            asked, logits, self._head, Epilogue.STORE_FLOAT, norm=self._final_norm, eps=eps, maxima=maxima,
+            selected=True,
+        )  # fmt: skip
+        return model
+
+
+class _ModelProgram:
+    """A program and the buffers that its caller binds.
+
+    Inputs (-1 where it embeds tokens itself), logits, their maxima, and the captured streams by layer.
+    """
+
+    __slots__ = ("inputs", "logits", "maxima", "program", "streams")
+
+    def __init__(self, program: Program, logits: int, maxima: int, streams: dict[int, int]) -> None:
+        self.program = program
+        self.inputs = -1
+        self.logits = logits
+        self.maxima = maxima
+        self.streams = streams
+
+
+class _Layer:
+    """One decoder layer's packed weights."""
+
+    __slots__ = (
+        "attention_norm", "down", "gate_up", "mlp_norm", "out", "post_attention_norm", "post_mlp_norm", "qk_norm",
+        "qkv",
+    )  # fmt: skip
+
+    def __init__(self, weights: LayerWeights) -> None:
+        self.attention_norm = weights.attention_norm.bfloat16()
+        self.qkv = _pack(weights.qkv)
+        self.qk_norm = None if weights.qk_norm is None else weights.qk_norm.bfloat16().contiguous()
+        self.out = _pack(weights.out)
+        self.post_attention_norm = _rounded(weights.post_attention_norm)
+        self.mlp_norm = weights.mlp_norm.bfloat16()
+        self.gate_up = PackedWeight.pack(weights.gate_up.weight, weights.gate_up.bias, is_gated=True)
+        self.down = _pack(weights.down)
+        self.post_mlp_norm = _rounded(weights.post_mlp_norm)
+
+
+def _pack(projection: Projection) -> PackedWeight:
+    return PackedWeight.pack(projection.weight, projection.bias)
+
+
+def _rounded(norm: Tensor | None) -> Tensor | None:
+    return None if norm is None else norm.bfloat16()
+
+
+def _row_segment(segment: Segment) -> RowSegment:
+    """A planned segment as the kernels take it."""
+    paths: list[list[int]] | None = None
+    if segment.parents is not None:
+        paths = []
+        for row, parent in enumerate(segment.parents):
+            paths.append([*(paths[parent] if parent >= 0 else ()), row])
+    return RowSegment(segment.slot.storage, segment.num_rows, segment.past, segment.past, paths)

@@ -1,0 +1,396 @@
+"""A model as a list of operations over buffers of rows, run by the CPU kernels in one call a step.
+
+Responsible for building such a list, for its buffers, and for describing a step's rows to the kernels. It does not
+know architectures: executors and drafters say what follows what. One call a step means one release of the
+interpreter lock and no operator dispatch: of a step's time nearly all is the reading of weights.
+
+Rows are bfloat16, sums float32. A row's result does not depend on the rows beside it (see `kernels/simd.h`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from itertools import accumulate, chain
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paceline.cpu import kernels
+from paceline.cpu.packed_weight import PackedWeight, num_panels
+from paceline.model.device import Device
+
+SPARE_ROWS = 8  # a product may read so many rows behind the last
+MAX_GROUP = 16
+MAX_HEAD_DIM = 256
+MAX_TOP = 16
+RESIDENT_BYTES = 24 << 20
+"""Weights up to this size are taken to stay in the last cache from one run to the next: a draft layer's."""
+
+_NO_LIMIT = 1 << 62
+
+
+class Kind(IntEnum):
+    """What an operation does; the order of `program.h`."""
+
+    EMBED = 0
+    NORM = 1
+    LINEAR = 2
+    ATTEND = 3
+    GATHER = 4
+    COPY = 5
+    TOP = 6
+
+
+class Epilogue(IntEnum):
+    """What follows a product before its result is stored; the order of `program.h`."""
+
+    STORE = 0
+    ADD = 1
+    GATE_SILU = 2
+    GATE_GELU = 3
+    STORE_FLOAT = 4
+
+
+GATES = {"silu": Epilogue.GATE_SILU, "gelu_pytorch_tanh": Epilogue.GATE_GELU}
+
+
+def runs_on_kernels(
+    device: Device,
+    dtype: torch.dtype,
+    *,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    widths: Sequence[int],
+) -> bool:
+    """Whether the kernels are here and take layers with these heads, and rows of these widths."""
+    return (
+        device.kind == "cpu"
+        and dtype == torch.bfloat16
+        and kernels.load() is not None
+        and head_dim % 32 == 0
+        and head_dim <= MAX_HEAD_DIM
+        and num_heads // num_kv_heads <= MAX_GROUP
+        and all(width % 16 == 0 for width in (*widths, num_heads * head_dim))
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RowSegment:
+    """The rows of one sequence in a run.
+
+    Attributes:
+        storage: its cache `[layers, 2 * kv_heads, capacity, head_dim]`, keys first, inner axes dense.
+        num_rows: rows.
+        write_at: cache row of the first.
+        past: cache rows that every row of a tree sees; unused for a chain.
+        paths: per row the cache rows it sees behind `past`, less `past`, itself last; None for a chain, whose rows see
+            everything up to themselves.
+    """
+
+    storage: Tensor
+    num_rows: int
+    write_at: int
+    past: int = 0
+    paths: Sequence[Sequence[int]] | None = None
+
+
+def longest_of(segments: Sequence[RowSegment]) -> int:
+    """Cache rows up to the last one that any segment writes."""
+    return max((segment.write_at + segment.num_rows for segment in segments), default=0)
+
+
+def describe_segment(segment: RowSegment, entry: kernels.Segment) -> None:
+    """All of it but its first row and its paths."""
+    entry.num_rows, entry.past, entry.write_at = segment.num_rows, segment.past, segment.write_at
+    entry.cache = segment.storage.data_ptr()
+    entry.layer_stride, entry.head_stride = segment.storage.stride(0), segment.storage.stride(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """A run as the kernels take it.
+
+    Attributes:
+        step: what they read.
+        kept: what it points to.
+    """
+
+    step: kernels.Step
+    kept: list[object]
+
+
+class Program:
+    """Operations and their buffers. Not thread-safe."""
+
+    def __init__(self) -> None:
+        library = kernels.load()
+        if library is None:
+            raise RuntimeError("the CPU kernels are not available on this machine")
+        self._library = library
+        self._ops: list[kernels.Op] = []
+        self._array: ctypes.Array[kernels.Op] | None = None
+        self._widths: list[int] = []
+        self._bound: set[int] = set()
+        self._kept: list[object] = []  # tensors that operations point into
+        self._room = 0
+        self._own: list[Tensor] = []  # what the program's own buffers are
+        self._pointers: ctypes.Array[ctypes.c_void_p] = (ctypes.c_void_p * 0)()  # to them, by buffer
+        self._scratch = torch.empty(0, dtype=torch.bfloat16)
+        self._scores = torch.empty(0)
+        self._num_positions = _NO_LIMIT  # of the shortest rope table
+        self._num_tokens = _NO_LIMIT  # of the embedding
+        self._weight_bytes = 0
+
+    def buffer(self, width: int, *, bound: bool = False) -> int:
+        """A buffer of rows `width` wide; a bound one is given by the caller at each run."""
+        self._widths.append(width)
+        if bound:
+            self._bound.add(len(self._widths) - 1)
+        self._room = 0
+        return len(self._widths) - 1
+
+    def _add(self, kind: Kind, source: int, out: int, **fields: object) -> None:
+        op = kernels.Op(kind=kind, in_buffer=source, out_buffer=out, residual=-1, maxima=-1)
+        for name, value in fields.items():
+            if isinstance(value, Tensor):
+                self._kept.append(value)
+                value = value.data_ptr()
+            setattr(op, name, value)
+        op.in_width = self._widths[source] if source >= 0 else 0
+        op.out_width = self._widths[out]
+        op.in_is_bound = source in self._bound
+        self._ops.append(op)
+        self._array = None
+
+    def embed(self, table: Tensor, out: int, scale: float = 1.0) -> None:
+        """Rows of `table` `[vocab, width]` by token."""
+        self._num_tokens = min(self._num_tokens, table.shape[0])
+        self._add(Kind.EMBED, -1, out, weight=table, scale=scale)
+
+    def norm(
+        self, source: int, out: int, weight: Tensor, eps: float, *, residual: int = -1, offset: int = 0,
+        selected: bool = False,
+    ) -> None:  # fmt: skip
+        """Norm of `source` into the columns of `out` from `offset` on, plus a buffer of the same width."""
+        self._add(
+            Kind.NORM, source, out, norm=weight, eps=eps, residual=residual, out_offset=offset, on_selected=selected
+        )  # fmt: skip
+
+    def linear(
+        self, source: int, out: int, weight: PackedWeight, epilogue: Epilogue = Epilogue.STORE, *,
+        norm: Tensor | None = None, eps: float = 0.0, residual: int = -1, maxima: int = -1, selected: bool = False,
+    ) -> None:  # fmt: skip
+        """Product with a weight, of the norm of the rows if one is given, then its epilogue.
+
+        With `STORE_FLOAT` a bound float32 buffer `maxima` gets the largest of the columns of every panel.
+        """
+        assert maxima < 0 or (epilogue is Epilogue.STORE_FLOAT and maxima in self._bound)
+        assert maxima < 0 or self._widths[maxima] == num_panels(weight.out_width)
+        assert self._widths[source] == weight.in_width
+        assert self._widths[out] == weight.out_width
+        assert weight.is_gated == (epilogue in GATES.values())
+        self._weight_bytes += weight.panels.nbytes
+        extra = {"norm": norm, "bias": weight.bias}
+        self._add(
+            Kind.LINEAR, source, out, weight=weight.panels, epilogue=epilogue, eps=eps, residual=residual,
+            maxima=maxima, on_selected=selected, **{name: value for name, value in extra.items() if value is not None},
+        )  # fmt: skip
+
+    def attend(
+        self, source: int, out: int, layer: int, *, num_heads: int, num_kv_heads: int, head_dim: int, scale: float,
+        rope: Tensor, window: int | None = None, qk_norm: Tensor | None = None, eps: float = 0.0,
+    ) -> None:  # fmt: skip
+        """Rotate queries and keys of `source` (in place), store keys and values, and attend.
+
+        Args:
+            source: rows `[num_heads + 2 * num_kv_heads, head_dim]`, query heads group-major.
+            out: rows `[num_heads, head_dim]`, group-major.
+            layer: layer of the cache.
+            num_heads: query heads.
+            num_kv_heads: key heads.
+            head_dim: width of a head.
+            scale: on the scores.
+            rope: `[positions, 2, head_dim]` bfloat16, cosine and signed sine.
+            window: tokens a row sees, itself included; None for all.
+            qk_norm: `[num_heads + num_kv_heads, head_dim]`, norm of each head before rotation.
+            eps: of that norm.
+        """
+        self._num_positions = min(self._num_positions, rope.shape[0])
+        extra = {} if qk_norm is None else {"norm": qk_norm}
+        self._add(
+            Kind.ATTEND, source, out, layer=layer, num_heads=num_heads, num_kv_heads=num_kv_heads,
+            head_dim=head_dim, scale=scale, rope=rope, window=window or 0, eps=eps, **extra,
+        )  # fmt: skip
+
+    def gather(self, source: int, out: int) -> None:
+        """The selected rows of `source`."""
+        self._add(Kind.GATHER, source, out)
+
+    def copy(self, source: int, out: int) -> None:
+        """All rows of `source` as they are now."""
+        self._add(Kind.COPY, source, out)
+
+    def top(self, source: int, out: int, count: int) -> None:
+        """The likeliest entries of each selected row of `source`, a bound buffer of float32 logits.
+
+        Args:
+            source: the logits.
+            out: a bound buffer `2 * count` wide: int32 indices, best first, then the float32 bits of their
+                log-probabilities.
+            count: how many, at most as many as there are.
+        """
+        assert 1 <= count <= min(MAX_TOP, self._widths[source])
+        assert self._widths[out] == 2 * count
+        self._add(Kind.TOP, source, out, count=count, on_selected=True)
+
+    def run(
+        self,
+        segments: Sequence[RowSegment],
+        positions: Sequence[int],
+        bound: Mapping[int, Tensor],
+        *,
+        tokens: Sequence[int] = (),
+        selected: Sequence[int] = (),
+        on_begin: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Run all operations over some rows.
+
+        Args:
+            segments: rows of each sequence, in row order; rows behind the last are padding.
+            positions: of the rows, for rotation.
+            bound: tensors of the bound buffers, dense, at least as many rows as are read or written.
+            tokens: of the rows, for `embed`.
+            selected: rows for operations on selected rows.
+            on_begin: called once everything is described, right before the kernels run without the interpreter.
+
+        Raises:
+            IndexError: a token, a position or a cache row is out of range; the kernels would not notice.
+            ValueError: a bound tensor is not rows of its buffer's width.
+        """
+        self.reserve(max(len(positions), len(selected)), longest_of(segments))
+        description = self.describe(segments, positions, bound, tokens=tokens, selected=selected)
+        operations = self.operations
+        on_begin()
+        self._library.pl_run(operations, len(self._ops), description.step)
+
+    def grow(self, first: Description | None, passes: Description, forest: kernels.Forest) -> None:
+        """Grow trees, after a first run if there is one; see `growth.py`.
+
+        Raises:
+            IndexError: a token of a tree is none that can be run.
+            MemoryError: there is no memory to describe the passes.
+        """
+        before = None if first is None else first.step
+        failure = self._library.pl_grow(self.operations, len(self._ops), before, passes.step, forest)
+        if failure == kernels.NO_MEMORY:
+            raise MemoryError("no memory to describe the passes of a draft")
+        if failure:
+            raise IndexError(f"a drafted token is not within 0..{self._num_tokens - 1}")
+
+    def check_positions(self, positions: Sequence[int]) -> None:
+        """Raise IndexError if a position is not in the shortest rope table."""
+        _check_range("position", positions, self._num_positions)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that may be run: rows of the smallest table of embeddings."""
+        return self._num_tokens
+
+    @property
+    def operations(self) -> ctypes.Array[kernels.Op]:
+        """All operations, in order."""
+        if self._array is None:
+            self._array = (kernels.Op * len(self._ops))(*self._ops)
+        return self._array
+
+    def reserve(self, num_rows: int, longest: int) -> None:
+        """Make room for runs of so many rows over so many cache rows; it moves what earlier descriptions point to."""
+        self._reserve_rows(num_rows)
+        stride = (max(longest, 1) + 32) * MAX_GROUP
+        if self._scores.numel() < stride * torch.get_num_threads():
+            self._scores = torch.empty(2 * stride * torch.get_num_threads())
+
+    def describe(
+        self,
+        segments: Sequence[RowSegment],
+        positions: Sequence[int],
+        bound: Mapping[int, Tensor],
+        *,
+        tokens: Sequence[int] = (),
+        selected: Sequence[int] = (),
+    ) -> Description:
+        """Describe a run to the kernels, once there is room for it; see :meth:`run`."""
+        num_rows = len(positions)
+        self.check_positions(positions)
+        if self._num_tokens < _NO_LIMIT and len(tokens) != num_rows:
+            raise IndexError(f"{len(tokens)} tokens for {num_rows} rows")
+        _check_range("token", tokens, self._num_tokens)
+        _check_range("selected row", selected, num_rows)
+        if sum(segment.num_rows for segment in segments) > num_rows:
+            raise IndexError(f"the segments have more rows than the {num_rows} positions")
+        for segment in segments:
+            if segment.write_at + segment.num_rows > segment.storage.shape[2]:
+                raise IndexError(f"{segment.num_rows} rows at {segment.write_at} do not fit their slot")
+        num_threads = torch.get_num_threads()
+        described = (kernels.Segment * max(1, len(segments)))()
+        row_segment = np.full(num_rows, -1, dtype=np.int32)
+        first = 0
+        kept: list[object] = [row_segment, dict(bound)]
+        for index, segment in enumerate(segments):
+            entry = described[index]
+            describe_segment(segment, entry)
+            entry.first_row = first
+            if segment.paths is not None:
+                starts = np.array([0, *accumulate(map(len, segment.paths))], dtype=np.int32)
+                paths = np.array([*chain.from_iterable(segment.paths)], dtype=np.int32)
+                entry.paths, entry.path_starts = paths.ctypes.data, starts.ctypes.data
+                kept.append((paths, starts))
+            row_segment[first : first + segment.num_rows] = index
+            first += segment.num_rows
+        pointers = type(self._pointers).from_buffer_copy(self._pointers)
+        for index in self._bound:
+            tensor, width = bound[index], self._widths[index]
+            if not tensor.is_contiguous() or tensor.shape[1] != width:
+                raise ValueError(f"buffer {index} is {list(tensor.shape)}, not dense rows of {width}")
+            pointers[index] = tensor.data_ptr()
+        indices = np.array([*tokens, *positions, *selected], dtype=np.int64)
+        step = kernels.Step(
+            num_rows=num_rows,
+            num_selected=len(selected),
+            num_segments=len(segments),
+            tokens=indices.ctypes.data,
+            positions=indices.ctypes.data + 8 * len(tokens),
+            selected=indices.ctypes.data + 8 * (len(tokens) + num_rows),
+            row_segment=row_segment.ctypes.data,
+            segments=described,
+            buffers=ctypes.addressof(pointers),
+            scratch=self._scratch.data_ptr(),
+            scores=self._scores.data_ptr(),
+            scores_stride=self._scores.numel() // num_threads,
+            num_threads=num_threads,
+            is_resident=self._weight_bytes <= RESIDENT_BYTES,
+        )
+        return Description(step, [*kept, described, pointers, indices])
+
+    def _reserve_rows(self, num_rows: int) -> None:
+        if num_rows <= self._room:
+            return
+        self._room = max(16, num_rows)
+        readable = self._room + SPARE_ROWS
+        self._own, self._pointers = [], (ctypes.c_void_p * len(self._widths))()
+        for index, width in enumerate(self._widths):
+            if index not in self._bound:
+                self._own.append(torch.zeros(readable, width, dtype=torch.bfloat16))
+                self._pointers[index] = self._own[-1].data_ptr()
+        widest = max((op.in_width for op in self._ops if op.kind == Kind.LINEAR), default=0)
+        self._scratch = torch.zeros(readable * widest, dtype=torch.bfloat16)
+
+
+def _check_range(what: str, indices: Sequence[int], size: int) -> None:
+    if indices and (min(indices) < 0 or max(indices) >= size):
+        raise IndexError(f"{what}s {min(indices)}..{max(indices)} are not all within 0..{size - 1}")

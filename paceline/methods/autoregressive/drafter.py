@@ -1,0 +1,400 @@
+"""Drafters that go on from their own layer's output: the state of sequences, and how chains, trees and outcomes grow.
+
+Row `r` of a sequence joins the target's feature of position `r` with token `r + 1` and proposes token `r + 2`. Rows
+made of true features are *stable* and stay in the drafter's cache; rows that continue from the layer's own output are
+*drafted* and fall away once true features for their positions arrive (Li et al., 2401.15077, section 4).
+
+Responsible for all of that, over any `DraftLayer`. A method adds how a checkpoint becomes a layer, what it taps, and
+the rule by which its trees grow (`tree_rule.py`).
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from paceline.methods.autoregressive.sequence import Chain, SequenceState, StableRows, Tree
+from paceline.methods.autoregressive.tree_rule import TreeRule
+from paceline.methods.base import (
+    DraftRequest,
+    OutcomeRequest,
+    may_rank,
+)
+from paceline.methods.checkpoint import DrafterConfig
+from paceline.methods.choice import choose_chain_tokens, draw_chain_tokens, rank_children
+from paceline.methods.draft_layer import (
+    DraftLayer,
+    LayerOutput,
+    Rows,
+    StableRow,
+    TreeGrower,
+    TreeWanted,
+    join_rows,
+)
+from paceline.methods.feature_follower import FeatureFollower
+from paceline.methods.sibling_chain import num_draws
+from paceline.methods.tree import ROOT, GrowingTree
+from paceline.sampling import SamplingParams, VerifyMode
+from paceline.target import Device, TapSpec
+from paceline.target.kv_cache import Slot
+from paceline.trie import DraftEntry, DrawRule
+
+
+class AutoregressiveDrafter(FeatureFollower[SequenceState]):
+    """Drafts with a layer that goes on from its own output; see `paceline.methods.base.Drafter`.
+
+    Args:
+        layer: what proposes tokens.
+        draft_ids: `[draft_vocab]` int64 target id of each draft id; None where they are the same.
+        vocab: draft ids.
+        tap: what is read from the target.
+        max_positions: the longest text that is drafted for.
+        rule: how trees grow.
+        device: where the layer runs.
+        num_layers: of the cache.
+    """
+
+    method: ClassVar[str]
+    formats: ClassVar[tuple[str, ...]]
+    reads: ClassVar[str]
+
+    def __init__(
+        self,
+        layer: DraftLayer,
+        draft_ids: Tensor | None,
+        vocab: int,
+        tap: TapSpec,
+        max_positions: int,
+        rule: TreeRule,
+        device: Device,
+        num_layers: int = 1,
+    ) -> None:
+        super().__init__(layer, tap, max_positions, device, num_layers)
+        self._layer = layer
+        self._draft_ids = draft_ids
+        self._target_id_of: list[int] | None = None if draft_ids is None else draft_ids.tolist()
+        self._vocab = vocab
+        self._rule = rule
+
+    @classmethod
+    @abstractmethod
+    def read_tap(cls, directory: Path, config: DrafterConfig) -> TapSpec:
+        """The tap of a checkpoint.
+
+        Raises:
+            CheckpointError: the checkpoint cannot be used.
+        """
+
+    @classmethod
+    @abstractmethod
+    def load(
+        cls, directory: Path, config: DrafterConfig, target_dir: Path, device: Device, dtype: torch.dtype
+    ) -> Self:
+        """Load a checkpoint; what it shares with the target is read from `target_dir`.
+
+        Raises:
+            CheckpointError: the checkpoint cannot be used.
+        """
+
+    def _begin(self, tokens: list[int], slot: Slot, slot_id: int) -> SequenceState:
+        return SequenceState(tokens, slot, slot_id)
+
+    def draft(self, requests: Sequence[DraftRequest]) -> list[DraftEntry | None]:
+        """Draft chains, and trees for requests with more nodes than tokens, all sequences together."""
+        with torch.inference_mode():
+            able = [r for r in requests if self._can_draft(r)]
+            chains = [r for r in able if r.max_nodes <= r.num_tokens or not r.may_rank]
+            if isinstance(self._layer, TreeGrower) and not chains and self._ranks_by_draft(able):
+                entries = self._grow_at_once(self._layer, able)
+            else:
+                self._run_stable_rows([self._sequences[r.sequence_id] for r in able])
+                self._grow_chains(chains)
+                entries = self._grow_trees([request for request in able if request not in chains])
+            for request in chains:
+                chain = self._sequences[request.sequence_id].chain
+                assert chain is not None
+                entries[request.sequence_id] = chain.entry()
+        return [entries.get(request.sequence_id) for request in requests]
+
+    def draft_outcomes(
+        self, requests: Sequence[OutcomeRequest], may_go_on: Callable[[], bool] = lambda: True
+    ) -> list[DraftEntry | None]:
+        """Draft past likely outcomes, on the layer's own outputs; all sequences together, pass by pass."""
+        with torch.inference_mode():
+            growing = [
+                (request, state, tree)
+                for request in requests
+                if (tree := self._tree_of(request, state := self._get(request.sequence_id))) is not None
+            ]
+            if may_go_on():
+                self._run_nodes([(r, s, t, t.nodes.sent_not_run()) for r, s, t in growing])
+            ends = [t.nodes.outcomes(r.max_outcomes, r.share, r.num_shares) for r, _, t in growing]
+            tips = list(ends)
+            for step in range(max((request.num_tokens for request, _, _ in growing), default=0)):
+                if not may_go_on():
+                    break
+                going_on = [i for i, (request, _, _) in enumerate(growing) if step < request.num_tokens]
+                self._run_nodes([(*growing[i], growing[i][2].nodes.not_run(tips[i])) for i in going_on])
+                for i in going_on:
+                    tips[i] = [growing[i][2].nodes.best_child(node) for node in tips[i]]
+            entries = {
+                request.sequence_id: tree.nodes.entry(tree.start, tree.nodes.behind(own, request.max_nodes))
+                for (request, _, tree), own in zip(growing, ends, strict=True)
+            }
+        return [entries.get(request.sequence_id) for request in requests]
+
+    def _can_draft(self, request: DraftRequest) -> bool:
+        state = self._get(request.sequence_id)
+        return (
+            request.num_tokens > 0
+            and state.is_ready
+            and len(state.tokens) + request.num_tokens <= self.max_positions
+        )
+
+    def _reserve(self, states: Sequence[SequenceState], num_rows: Sequence[int]) -> None:
+        self._cache.reserve([(state.slot_id, count) for state, count in zip(states, num_rows, strict=True)])
+
+    def _drop_drafted(self, state: SequenceState) -> None:
+        """Drafted rows fall away."""
+        state.slot.num_pending = 0
+
+    def _run_stable_rows(self, states: Sequence[SequenceState]) -> None:
+        """Run what true features have come in since, dropping drafted rows; one pass over all sequences."""
+        stable = self._take_stable_rows(states)
+        if stable.states:
+            self._reserve(stable.states, [part.num_rows for part in stable.rows])
+            self._settle(stable, self._layer.forward(stable.rows, stable.last))
+
+    def _take_stable_rows(self, states: Sequence[SequenceState]) -> StableRows:
+        """What is to be run of true features that have come in since; drafted rows of those sequences are dropped."""
+        behind = [state for state in states if state.pending and state.slot.length < len(state.tokens) - 1]
+        rows, left = [], []
+        for state in behind:
+            self._drop_drafted(state)
+            state.chain = state.tree = None
+            features, first = join_rows(state.pending), state.slot.length
+            count = min(int(features.shape[0]), len(state.tokens) - 1 - first)
+            left.append([features[count:]] if count < features.shape[0] else [])
+            tokens = state.tokens[first + 1 : first + 1 + count]
+            rows.append(Rows(state.slot, tokens, features[:count], range(first, first + count)))
+        return StableRows(behind, rows, left, [end - 1 for end in accumulate(part.num_rows for part in rows)])
+
+    def _settle(self, stable: StableRows, output: LayerOutput) -> None:
+        """Take in what stable rows gave. Not before the pass, which may fail."""
+        for place, (state, part, left) in enumerate(
+            zip(stable.states, stable.rows, stable.left, strict=True)
+        ):
+            state.stable = StableRow(output, stable.last[place], place)
+            state.pending = left
+            state.slot.length += part.num_rows
+            state.slot.num_pending -= part.num_rows
+
+    def _ranks_by_draft(self, requests: Sequence[DraftRequest]) -> bool:
+        """Whether trees grow by the drafter's own probabilities alone: not by a shape, nor by the target's noise."""
+        return all(
+            self._rule.width(request.num_tokens, request.max_nodes) is not None
+            and request.sampling.resolved_mode is not VerifyMode.COUPLED
+            for request in requests
+        )
+
+    def _grow_at_once(self, layer: TreeGrower, requests: Sequence[DraftRequest]) -> dict[int, DraftEntry]:
+        """Run stable rows and grow trees behind them in one call of the layer, and send what the rule keeps."""
+        if not requests:
+            return {}
+        states = [self._sequences[request.sequence_id] for request in requests]
+        stable = self._take_stable_rows(states)
+        place_of = {id(state): place for place, state in enumerate(stable.states)}
+        wanted, num_rows = [], []
+        for request, state in zip(requests, states, strict=True):
+            self._drop_drafted(state)
+            state.chain = state.tree = None  # now: should a pass fail, their rows are gone
+            size = request.num_tokens, request.max_nodes
+            width, branch = self._rule.width(*size), min(self._rule.branch(*size), self._vocab)
+            root = place_of.get(id(state), state.stable)
+            assert width is not None
+            assert root is not None
+            wanted.append(TreeWanted(state.slot, len(state.tokens), request.num_tokens, width, branch, root))
+            first = stable.rows[root].num_rows if isinstance(root, int) else 0
+            num_rows.append(first + (request.num_tokens - 1) * width)
+        self._reserve(states, num_rows)
+        output, grown = layer.grow(stable.rows, stable.last, wanted, self._draft_ids)
+        if output is not None:
+            self._settle(stable, output)
+        entries = {}
+        for request, state, tree, own in zip(requests, states, wanted, grown, strict=True):
+            nodes = GrowingTree.grown(own.tokens, own.log_probs, own.row_nodes, tree.branch)
+            branch_ahead = self._rule.branch_ahead(request.num_tokens, request.max_nodes)
+            state.tree = Tree(tree.start, nodes, min(branch_ahead, self._vocab), own.states)
+            sent = self._rule.send(nodes, request.num_tokens, request.max_nodes)
+            entries[request.sequence_id] = nodes.entry(tree.start, sent)
+        return entries
+
+    def _grow_chains(self, requests: Sequence[DraftRequest]) -> None:
+        """Extend each request's chain to its length, one token of all sequences at a time."""
+        growing = []
+        for request in requests:
+            state = self._sequences[request.sequence_id]
+            if state.chain is None or state.chain.start != len(state.tokens):
+                assert state.stable is not None
+                self._drop_drafted(state)
+                state.tree = None
+                state.chain = Chain(len(state.tokens), state.stable.state, state.stable.logits)
+            if len(state.chain.tokens) < request.num_tokens:
+                growing.append((request, state))
+        if not growing:
+            return
+        self._reserve([s for _, s in growing], [r.num_tokens for r, _ in growing])
+        while growing:
+            chains = [state.chain for _, state in growing if state.chain is not None]
+            self._run_drafted([(s, c) for (_, s), c in zip(growing, chains, strict=True) if c.tokens])
+            logits = join_rows([chain.logits for chain in chains])  # [sequences, draft_vocab]
+            drawn = [i for i, (request, _) in enumerate(growing) if request.draw_rule is not DrawRule.TOP]
+            ranked = [i for i in range(len(growing)) if i not in drawn] if drawn else range(len(growing))
+            if ranked:
+                positions = [chains[i].start + len(chains[i].tokens) for i in ranked]
+                params = [growing[i][0].sampling for i in ranked]
+                rows = logits[ranked] if drawn else logits
+                chosen, log_probs = choose_chain_tokens(rows, self._draft_ids, positions, params)
+                for i, token, log_prob in zip(ranked, chosen.tolist(), log_probs.tolist(), strict=True):
+                    chains[i].tokens.append(token)
+                    chains[i].log_probs.append(log_prob)
+            if drawn:
+                self._draw(logits[drawn], [(growing[i][0], chains[i]) for i in drawn])
+            growing = [
+                part
+                for part, chain in zip(growing, chains, strict=True)
+                if len(chain.tokens) < part[0].num_tokens
+            ]
+
+    def _draw(self, logits: Tensor, growing: Sequence[tuple[DraftRequest, Chain]]) -> None:
+        """Draw the next position of chains in modes that verify draws: `logits` `[chains, draft_vocab]`."""
+        draws = draw_chain_tokens(
+            logits,
+            self._draft_ids,
+            starts=[chain.start for _, chain in growing],
+            positions=[chain.start + len(chain.tokens) for _, chain in growing],
+            params=[request.sampling for request, _ in growing],
+            rules=[request.draw_rule for request, _ in growing],
+            support_sizes=[request.support_size for request, _ in growing],
+            counts=[num_draws(len(chain.tokens), r.num_tokens, r.max_nodes) for r, chain in growing],
+        )
+        for (_, chain), siblings in zip(growing, draws, strict=True):
+            chain.tokens.append(siblings.tokens[0])
+            chain.draws.append(siblings)
+
+    def _run_drafted(self, begun: Sequence[tuple[SequenceState, Chain]]) -> None:
+        """Run the last drafted token of each chain."""
+        if not begun:
+            return
+        rows = []
+        for state, chain in begun:
+            # Token start + k - 1 stands in row start + k - 2, the row of the position before it.
+            position = chain.start + len(chain.tokens) - 2
+            depths = [len(chain.tokens)]
+            rows.append(Rows(state.slot, [chain.tokens[-1]], chain.state, [position], depths=depths))
+        output = self._layer.forward(rows, range(len(rows)))
+        for index, (_, chain) in enumerate(begun):
+            chain.state, chain.logits = output.states[index : index + 1], output.logits[index : index + 1]
+
+    def _grow_trees(self, requests: Sequence[DraftRequest]) -> dict[int, DraftEntry]:
+        """Grow trees by the method's rule, one depth of all sequences at a time, and send what the rule keeps."""
+        growing: list[tuple[DraftRequest, SequenceState, Tree]] = []
+        proposed: list[list[int]] = []
+        for request in requests:
+            state = self._sequences[request.sequence_id]
+            assert state.stable is not None
+            self._drop_drafted(state)
+            state.chain = None
+            start = len(state.tokens)
+            branch = min(self._rule.branch(request.num_tokens, request.max_nodes), self._vocab)
+            state.tree = tree = Tree(start, GrowingTree(), branch, state.stable.state[:0])
+            best = self._best(state.stable, [start], [request.sampling], branch)
+            proposed.append(self._propose(tree, [ROOT], *best))
+            growing.append((request, state, tree))
+        for step in range(1, max((request.num_tokens for request in requests), default=0)):
+            wanted = [
+                (r, s, t, self._rule.expand(t.nodes, own, r.num_tokens, r.max_nodes))
+                for (r, s, t), own in zip(growing, proposed, strict=True)
+                if step < r.num_tokens
+            ]
+            found = iter(self._run_nodes(wanted))
+            proposed = [next(found) if step < request.num_tokens else [] for request, _, _ in growing]
+        for request, _, tree in growing:
+            tree.branch = min(self._rule.branch_ahead(request.num_tokens, request.max_nodes), self._vocab)
+        return {
+            request.sequence_id: tree.nodes.entry(
+                tree.start, self._rule.send(tree.nodes, request.num_tokens, request.max_nodes)
+            )
+            for request, _, tree in growing
+        }
+
+    def _tree_of(self, request: OutcomeRequest, state: SequenceState) -> Tree | None:
+        """The tree to grow: the last draft as it is, if it still goes on from the committed tokens."""
+        tree = state.tree
+        if tree is None or tree.start != len(state.tokens):
+            return None
+        if request.num_tokens < 1 or not may_rank(request.sampling):
+            return None
+        last = tree.start + tree.nodes.depth + request.num_tokens
+        return tree if last <= self.max_positions else None
+
+    def _run_nodes(
+        self, wanted: Sequence[tuple[DraftRequest | OutcomeRequest, SequenceState, Tree, Sequence[int]]]
+    ) -> list[list[int]]:
+        """Run nodes of several trees in one pass, and propose what follows each; the proposals by tree."""
+        proposed: list[list[int]] = [[] for _ in wanted]
+        running = [i for i, (*_, nodes) in enumerate(wanted) if nodes]
+        if not running:
+            return proposed
+        self._reserve([wanted[i][1] for i in running], [len(wanted[i][3]) for i in running])
+        rows, positions, params = [], [], []
+        for i in running:
+            request, state, tree, nodes = wanted[i]
+            assert state.stable is not None
+            tokens, from_rows, depths, paths = tree.nodes.run(nodes)
+            # The root's state stands in front, so that its children find it where `ROOT` points.
+            states = torch.cat((tree.states, state.stable.state))[from_rows]
+            places = [tree.start - 2 + depth for depth in depths]
+            rows.append(Rows(state.slot, tokens, states, places, paths, depths))
+            positions += [tree.start + depth for depth in depths]
+            params += [request.sampling] * len(nodes)
+        output = self._layer.forward(rows, range(len(positions)))
+        # Chances in coupled mode are shares of what is ranked: trees that rank more must not change another's.
+        best = {
+            branch: self._best(output, positions, params, branch)
+            for branch in {wanted[i][2].branch for i in running}
+        }
+        first = 0
+        for i in running:
+            _, _, tree, nodes = wanted[i]
+            span = slice(first, first + len(nodes))
+            first += len(nodes)
+            tree.states = torch.cat((tree.states, output.states[span]))
+            log_probs, ids = best[tree.branch]
+            proposed[i] = self._propose(tree, nodes, log_probs[span], ids[span])
+        return proposed
+
+    def _propose(
+        self, tree: Tree, nodes: Sequence[int], log_probs: list[list[float]], ids: list[list[int]]
+    ) -> list[int]:
+        if self._target_id_of is not None:
+            ids = [[self._target_id_of[i] for i in row] for row in ids]
+        return tree.nodes.propose(nodes, log_probs, ids)
+
+    def _best(
+        self,
+        output: LayerOutput | StableRow,
+        positions: Sequence[int],
+        params: Sequence[SamplingParams],
+        count: int,
+    ) -> tuple[list[list[float]], list[list[int]]]:
+        """What the target is likeliest to choose after each wanted row: log-probabilities and draft ids."""
+        if any(param.resolved_mode is VerifyMode.COUPLED for param in params):
+            return rank_children(output.logits, self._draft_ids, positions, params, count)
+        return output.best(count)

@@ -1,0 +1,86 @@
+"""What an autoregressive drafter keeps of a sequence: its tokens, features still to run, and what it drafted last.
+
+Pure data; filled by `paceline.methods.autoregressive.drafter`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from paceline.methods.draft_layer import Rows, StableRow
+from paceline.methods.feature_follower import FollowedSequence
+from paceline.methods.sibling_chain import comb_entry
+from paceline.methods.tree import GrowingTree
+from paceline.trie import DraftEntry, SiblingDraws
+
+
+@dataclass(slots=True)
+class Chain:
+    """A drafted chain that may be continued.
+
+    Attributes:
+        start: committed length it goes on from.
+        tokens: drafted so far.
+        log_probs: of each token.
+        state: layer output behind the last token, `[1, hidden]`.
+        logits: draft logits of what comes next, `[1, draft_vocab]`.
+        draws: of each token, where tokens are drawn; log_probs then stays empty.
+    """
+
+    start: int
+    state: Tensor
+    logits: Tensor
+    tokens: list[int] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+    draws: list[SiblingDraws] = field(default_factory=list)
+
+    def entry(self) -> DraftEntry:
+        """As a draft entry; where tokens were drawn, with their siblings."""
+        if self.draws:
+            return comb_entry(self.start, self.draws)
+        return DraftEntry.chain(self.start, tuple(self.tokens), tuple(self.log_probs))
+
+
+@dataclass(slots=True)
+class Tree:
+    """A drafted tree that may be grown further.
+
+    Attributes:
+        start: committed length it goes on from.
+        nodes: what was proposed.
+        branch: proposals behind every node that is run next.
+        states: layer output of each row that was run, `[rows, hidden]`.
+    """
+
+    start: int
+    nodes: GrowingTree
+    branch: int
+    states: Tensor
+
+
+@dataclass(slots=True)
+class SequenceState(FollowedSequence):
+    """What the drafter knows of a sequence: what it follows, its last stable row, and what it drafted last."""
+
+    stable: StableRow | None = None  # absent before the first
+    chain: Chain | None = None
+    tree: Tree | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StableRows:
+    """Rows of true features to be run in one pass.
+
+    Attributes:
+        states: the sequences they are of.
+        rows: of each.
+        left: of each, features that are left for later.
+        last: of each, its last row, counted over all.
+    """
+
+    states: list[SequenceState]
+    rows: list[Rows]
+    left: list[list[Tensor]]
+    last: list[int]

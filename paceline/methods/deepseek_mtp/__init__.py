@@ -1,0 +1,1 @@
+"""The deepseek_mtp method: how it drafts, how it is trained, its public layouts."""

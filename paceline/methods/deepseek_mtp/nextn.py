@@ -1,0 +1,166 @@
+"""Multi-token prediction modules as their targets' checkpoints hold them: layers behind the target's last one.
+
+Responsible for the names of DeepSeek-V3, which GLM shares (`model.layers.{num_hidden_layers}.enorm.weight`, ...), and
+those of MiMo (`model.mtp_layers.0.token_layernorm.weight`, ...; it joins the hidden state first). The directory may be
+the whole model's: other tensors are not read. Blocks of the Llama family are read, with biases of queries, keys and
+values, or norms of heads. Nothing is unpickled. Called by the commands that import and export checkpoints.
+
+Not in the layout, and so lost by an export: the target's fingerprint, how the modules were trained, and which part of
+the vocabulary they propose: others let them propose all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.checkpoints.eagle import FILE, block_shape, llama_config
+from paceline.checkpoints.target_facts import TargetFacts
+from paceline.checkpoints.tensor_files import check_names, read_public_config, read_tensors, write_tensors
+from paceline.methods.checkpoint import CheckpointError, DrafterConfig
+from paceline.methods.deepseek_mtp.layer import module_prefix, num_modules, parameter_shapes
+from paceline.methods.target_vocabulary import TOKEN_MAP, read_vocabulary
+
+COUNT = "num_nextn_predict_layers"
+CARRIES_NORM = "mtp_carries_norm"
+"""Our own word beside the public ones; without it the model's type decides."""
+COPIES = ("embed_tokens.weight", "shared_head.head.weight")
+"""Copies of the target's embedding and head that stand beside a module."""
+
+_MIMO = {
+    "token_layernorm.weight": "enorm.weight",
+    "hidden_layernorm.weight": "hnorm.weight",
+    "input_proj.weight": "eh_proj.weight",
+    "final_layernorm.weight": "shared_head.norm.weight",
+}
+_OTHER_BLOCKS = ("self_attn.q_a_proj", "self_attn.kv_a_proj", "mlp.experts.", "mlp.gate.", "weight_scale_inv")
+
+
+def is_nextn(content: Mapping[str, Any]) -> bool:
+    """Whether a `config.json` says that modules are there."""
+    count = content.get(COUNT)
+    return isinstance(count, int) and not isinstance(count, bool) and count > 0
+
+
+def read_nextn(directory: Path, target: TargetFacts) -> tuple[DrafterConfig, dict[str, Tensor]]:
+    """Read the modules of a model's checkpoint.
+
+    Copies of embedding and head are left out: the drafter reads the target's. What a module hands on is its raw output
+    in DeepSeek's models and normed in all others, as their engines run them.
+
+    Raises:
+        CheckpointError: naming what is missing, surplus, of another shape or not supported.
+    """
+    source = read_public_config(directory)
+    if not is_nextn(source):
+        raise CheckpointError(
+            f"config.json: {COUNT} must be a positive whole number, not {source.get(COUNT)!r}"
+        )
+    layers, count = source.get("num_hidden_layers"), source[COUNT]
+    if not isinstance(layers, int) or isinstance(layers, bool) or layers < 1:
+        raise CheckpointError(
+            f"config.json: num_hidden_layers must be a positive whole number, not {layers!r}"
+        )
+    if source.get("partial_rotary_factor", 1.0) != 1.0:
+        raise CheckpointError("config.json: partial_rotary_factor other than 1 is not supported")
+    model_type = str(source.get("model_type", ""))
+    is_mimo = model_type.startswith("mimo")
+    shape = block_shape({**source, "num_hidden_layers": 1})
+    tensors: dict[str, Tensor] = {}
+    for index in range(count):
+        public = f"model.mtp_layers.{index}." if is_mimo else f"model.layers.{layers + index}."
+        found = read_tensors(directory, prefix=public)
+        if not found:
+            raise CheckpointError(
+                f"{directory.name!r}: no tensor begins with {public}: it was saved without modules"
+            )
+        tensors |= {module_prefix(index) + name.removeprefix(public): value for name, value in found.items()}
+    for name in tensors:
+        if any(part in name for part in _OTHER_BLOCKS):
+            raise CheckpointError(
+                f"{name}: latent attention, experts and block-scaled weights are not supported"
+            )
+    if is_mimo:
+        tensors = _from_mimo(tensors)
+    if (shape["target_vocab"], shape["hidden"]) != (target.vocab, target.hidden):
+        raise CheckpointError(
+            f"made for a target of {shape['target_vocab']} tokens and width {shape['hidden']}, "
+            f"not of {target.vocab} and {target.hidden}"
+        )
+    shape |= {
+        "num_modules": count,
+        "target_layers": layers,
+        "carries_norm": bool(source.get(CARRIES_NORM, not model_type.startswith("deepseek"))),
+        "qkv_bias": f"{module_prefix(0)}self_attn.q_proj.bias" in tensors,
+        "head_norms": f"{module_prefix(0)}self_attn.q_norm.weight" in tensors,
+    }
+    for name in [name for name in tensors if name.endswith(COPIES)]:
+        size = tuple(tensors.pop(name).shape)
+        if size != (target.vocab, target.hidden):
+            raise CheckpointError(f"{name} has shape {size}, not {(target.vocab, target.hidden)}")
+    config = DrafterConfig("deepseek_mtp", target.fingerprint, target.name, shape, {"imported_from": "nextn"})
+    check_names(tensors, parameter_shapes(config))
+    return config, tensors
+
+
+def _from_mimo(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """MiMo's names in DeepSeek's words, and the embedding's half of the projection in front."""
+    renamed: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        prefix, rest = name[: len("layers.0.")], name[len("layers.0.") :]
+        if rest == "input_proj.weight" and tensor.ndim == 2:
+            tensor = torch.cat(tensor.chunk(2, dim=1)[::-1], dim=1)
+        renamed[prefix + _MIMO.get(rest, rest)] = tensor
+    return renamed
+
+
+def write_nextn(directory: Path, config: DrafterConfig, tensors: Mapping[str, Tensor]) -> None:
+    """Write modules in DeepSeek-V3's names, without the model that they belong to.
+
+    Raises:
+        CheckpointError: another method, or tensors that do not fit the configuration, by name.
+    """
+    if config.method != "deepseek_mtp":
+        raise CheckpointError(f"the nextn layout holds deepseek_mtp, not {config.method!r}")
+    if config.flag("reads_residual"):
+        raise CheckpointError("shape.reads_residual: the nextn layout cannot say so")
+    size = (config.size("target_vocab"), config.size("hidden"))
+    copies = {
+        name: size
+        for index in range(num_modules(config))
+        for copy in COPIES
+        if (name := module_prefix(index) + copy) in tensors
+    }
+    check_names(tensors, parameter_shapes(config) | copies)
+    layers = config.size("target_layers")
+    content = llama_config(config) | {
+        "architectures": ["DeepSeekMTPModel"],
+        "model_type": "deepseek_mtp",
+        "num_hidden_layers": layers,
+        COUNT: num_modules(config),
+        CARRIES_NORM: config.flag("carries_norm"),
+        "torch_dtype": str(tensors[module_prefix(0) + "eh_proj.weight"].dtype).removeprefix("torch."),
+    }
+    renamed = {}
+    for name, tensor in tensors.items():
+        if name == TOKEN_MAP:
+            continue
+        _, index, rest = name.split(".", 2)
+        renamed[f"model.layers.{layers + int(index)}.{rest}"] = tensor
+    write_tensors(directory, FILE, content, renamed)
+
+
+def store_vocabulary(
+    config: DrafterConfig, tensors: Mapping[str, Tensor], target_dir: Path
+) -> tuple[DrafterConfig, dict[str, Tensor]]:
+    """Copies of the target's embedding and head beside every module, as DeepSeek's checkpoints have them."""
+    dtype = tensors[module_prefix(0) + "eh_proj.weight"].dtype
+    both = read_vocabulary(target_dir, config.size("target_vocab"), config.size("hidden"), dtype)
+    stored = dict(tensors)
+    for index in range(num_modules(config)):
+        stored |= {module_prefix(index) + name: tensor for name, tensor in zip(COPIES, both, strict=True)}
+    return config, stored

@@ -1,0 +1,225 @@
+"""Multi-token prediction trained behind a finished target: modules learn the text that the target wrote.
+
+Responsible for the loss over depths (DeepSeek-V3, 2412.19437, section 2.2; over one module run again on its own output,
+with falling weights: FastMTP, 2509.18362) and for held-out acceptance. Embedding and head are the target's and stay as
+they are. Knows nothing of optimisers, checkpoints of runs or serving; called by :mod:`paceline.training.trainer`.
+Training together with the target itself: :mod:`paceline.methods.deepseek_mtp.joint`. Serving runs the same weights
+through :mod:`paceline.methods.deepseek_mtp.drafter`, and a test holds the two together.
+
+Row ``r`` at depth ``j`` joins what the depth before gave in that row, at first the target's final hidden state of
+position ``r``, with token ``r + 1 + j`` and proposes token ``r + 2 + j``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from paceline.methods.checkpoint import DrafterConfig, save_drafter
+from paceline.methods.deepseek_mtp.layer import module_prefix, parameter_shapes
+from paceline.methods.eagle3.objective import TargetFacts
+from paceline.training.acceptance import AcceptanceCounts
+from paceline.training.data import Batch
+from paceline.training.losses import head_distillation, linear_cross_entropy
+from paceline.training.objective import checked_parameters
+from paceline.training.shared_head import SharedHead
+from paceline.training.token_rows import depth_loss, depth_weights
+from paceline.training.unroll import UnrolledBlock
+
+_EVAL_CHAIN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class MtpShape:
+    """Sizes of the modules; they are as wide as their target, and their blocks are like the target's.
+
+    Attributes:
+        carries_norm: whether a module hands on its output behind its last norm, or before it.
+        target_layers: layers of the target, by which public names count.
+    """
+
+    hidden: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate: int
+    target_vocab: int
+    target_layers: int
+    rope_theta: float
+    rms_eps: float
+    num_modules: int = 1
+    carries_norm: bool = True
+
+    def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Trained tensors by checkpoint name."""
+        return parameter_shapes(DrafterConfig("deepseek_mtp", "", shape=asdict(self)))
+
+
+def run_depths(
+    shape: MtpShape,
+    weights: Mapping[str, Tensor],
+    tokens: Tensor,
+    features: Tensor,
+    embedding: Tensor,
+    steps: int,
+) -> Iterator[Tensor]:
+    """Yields what the head reads at each depth, ``[rows, length, hidden]``.
+
+    Modules take turns; the first follows the last again, on its output, and then sees its own rows of earlier turns.
+
+    Args:
+        shape: sizes.
+        weights: by checkpoint name, in the type to compute in.
+        tokens: int64 ``[rows, length]``, right-padded.
+        features: ``[rows, length, hidden]``, the target's.
+        embedding: ``[vocab, hidden]``.
+        steps: how many depths.
+    """
+    blocks = [
+        UnrolledBlock(shape, weights, module_prefix(m), tokens.shape[1], features.dtype)
+        for m in range(min(steps, shape.num_modules))
+    ]
+
+    def norm(name: str, x: Tensor) -> Tensor:
+        return F.rms_norm(x, (shape.hidden,), weights[name + ".weight"], shape.rms_eps)
+
+    ids, state = tokens, features
+    for j in range(steps):
+        module = j % shape.num_modules
+        prefix = module_prefix(module)
+        ids = F.pad(ids[:, 1:], (0, 1))
+        embedded = norm(prefix + "enorm", F.embedding(ids, embedding))
+        joined = torch.cat([embedded, norm(prefix + "hnorm", state)], dim=-1)
+        entered = F.linear(joined, weights[prefix + "eh_proj.weight"])
+        raw = blocks[module].step(norm(prefix + "input_layernorm", entered), entered, j - module)
+        normed = norm(prefix + "shared_head.norm", raw)
+        state = normed if shape.carries_norm else raw
+        yield normed
+
+
+class DeepseekMtpObjective:
+    """Loss and acceptance of the modules; the target is frozen.
+
+    Args:
+        shape: sizes.
+        parameters: float32 parameters by checkpoint name; see :meth:`MtpShape.parameter_shapes`.
+        embedding: the target's token embedding ``[target_vocab, hidden]``.
+        head: the target's head ``[target_vocab, hidden]``.
+        target: what the exported checkpoint says of its target.
+        steps: depths in the loss; no fewer than modules.
+        step_decay: weight of a depth, of the one before.
+        loss: ``ce`` on the text's tokens, as published, or ``kl`` to the target's distributions.
+        token_rows: rows of a batch and depth whose loss is computed, chosen at random; 0 takes all.
+        draft_ids: the target's id of every token that is proposed in evaluation and serving, ascending, int64
+            ``[draft_vocab]``; None for all.
+        dtype: compute type; parameters stay float32.
+    """
+
+    method = "deepseek_mtp"
+
+    def __init__(
+        self,
+        shape: MtpShape,
+        parameters: dict[str, Tensor],
+        embedding: Tensor,
+        head: Tensor,
+        target: TargetFacts,
+        steps: int = 3,
+        step_decay: float = 0.6,
+        loss: str = "ce",
+        token_rows: int = 0,
+        draft_ids: Tensor | None = None,
+        dtype: torch.dtype = torch.bfloat16,
+    ) -> None:
+        self.shape, self.dtype, self.target = shape, dtype, target
+        self._depth_weights = depth_weights(max(steps, shape.num_modules), step_decay)
+        self._loss, self._token_rows = loss, token_rows
+        self._parameters = checked_parameters(self.method, shape.parameter_shapes(), parameters)
+        self._embedding = embedding.to(dtype)
+        self._head = SharedHead(head, draft_ids, dtype)
+
+    def named_parameters(self) -> dict[str, nn.Parameter]:
+        """Everything the optimiser moves, by checkpoint name."""
+        return self._parameters
+
+    def constants(self) -> dict[str, Tensor]:
+        """Which part of the vocabulary is proposed, where it is one."""
+        return self._head.constants()
+
+    def set_constants(self, constants: dict[str, Tensor]) -> None:
+        """As they were when training began."""
+        self._head.set_constants(constants)
+
+    def set_progress(self, fraction: float) -> None:
+        """No curriculum."""
+
+    def loss(self, batch: Batch) -> tuple[Tensor, dict[str, float]]:
+        """Weighted sum over depths of the mean over rows whose proposal is part of an answer."""
+        features = self._features(batch)
+
+        def row_loss(states: Tensor, row: Tensor, place: Tensor) -> Tensor:
+            if self._loss == "kl":
+                return head_distillation(states, features[row, place], self._head.weight)
+            return linear_cross_entropy(states, self._head.weight, batch.tokens[row, place + 1])
+
+        outputs = self.run(batch, features, len(self._depth_weights))
+        total, shown = depth_loss(batch, outputs, self._depth_weights, self._token_rows, row_loss)
+        if not shown:  # a batch without a single row
+            total = sum((p.sum() * 0.0 for p in self._parameters.values()), total)
+        return total, shown
+
+    @torch.no_grad()
+    def evaluate(self, batch: Batch) -> AcceptanceCounts:
+        """Greedy acceptance of chains, for every answer position of greedily answered conversations.
+
+        Given that all tokens before were accepted, the drafter's own tokens are the text's tokens; so running the
+        modules on their own outputs over the text measures exactly what a chain drafted from each position would do.
+        """
+        usable = chain_starts(batch, _EVAL_CHAIN)
+        row, position = usable.nonzero(as_tuple=True)
+        right = torch.zeros(row.numel(), _EVAL_CHAIN, dtype=torch.bool)
+        for j, out in enumerate(self.run(batch, self._features(batch), _EVAL_CHAIN)):
+            best = self._head.best(out[row, position], 1).squeeze(-1)
+            # Row r at depth j proposes token r + 2 + j, which the target chose at position r + 1 + j.
+            right[:, j] = best == batch.top_tokens[row, position + 1 + j]
+        return AcceptanceCounts.from_chains(right)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The servable checkpoint: bfloat16 by checkpoint name."""
+        own = {k: p.detach().bfloat16() for k, p in self._parameters.items()}
+        return own | self._head.constants()
+
+    def export(self, folder: Path, facts: dict[str, Any]) -> None:
+        """Writes ``config.json`` and ``model.safetensors``."""
+        shape = {
+            **asdict(self.shape),
+            **self._head.shape(),
+            "max_positions": self.target.max_positions,
+        }
+        config = DrafterConfig(self.method, self.target.fingerprint, self.target.name, shape, facts)
+        save_drafter(folder, config, self.tensors())
+
+    def run(self, batch: Batch, features: Tensor, steps: int) -> Iterator[Tensor]:
+        """As :func:`run_depths`, with the parameters as they are."""
+        weights = {k: p.to(self.dtype) for k, p in self._parameters.items()}
+        return run_depths(self.shape, weights, batch.tokens, features, self._embedding, steps)
+
+    def _features(self, batch: Batch) -> Tensor:
+        return batch.need_hidden().to(self.dtype)
+
+
+def chain_starts(batch: Batch, chain: int) -> Tensor:
+    """Rows from which a chain proposes greedy answer tokens alone, ``r + 2 .. r + 1 + chain``: bool, as the tokens."""
+    rows, length = batch.tokens.shape
+    usable = torch.zeros(rows, length, dtype=torch.bool)
+    span = length - 1 - chain
+    if span > 0:
+        windows = (batch.is_answer & batch.is_greedy[:, None]).unfold(1, chain, 1).all(-1)
+        usable[:, :span] = windows[:, 2 : 2 + span]
+    return usable

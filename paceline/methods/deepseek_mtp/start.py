@@ -1,0 +1,123 @@
+"""Where multi-token prediction begins behind a finished target: modules that predict as well as a linear map can.
+
+Called by :mod:`paceline.methods.objectives`. Knows nothing of the loss.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from paceline.methods.deepseek_mtp.layer import module_prefix
+from paceline.methods.deepseek_mtp.objective import MtpShape
+from paceline.training.data import Batch, Corpus, take_rows
+from paceline.training.sizes import ModelSizes
+
+_RIDGE = 1e-3
+_UNEVEN = 3.0  # times as uneven as what comes out of the final norm is what goes into it, to be left out
+_BRANCH_SCALE = 0.1  # of attention's and the gated product's outputs
+
+
+def default_shape(target: ModelSizes, num_modules: int) -> MtpShape:
+    """Blocks like the target's own.
+
+    What is handed on is normed: the first module reads the target's state behind its final norm, and so all of them,
+    and one that goes on from its own output, read the same kind of thing.
+    """
+    return MtpShape(
+        hidden=target.hidden,
+        num_heads=target.num_heads,
+        num_kv_heads=target.num_kv_heads,
+        head_dim=target.head_dim,
+        intermediate=target.intermediate,
+        target_vocab=target.vocab,
+        target_layers=target.num_layers,
+        rope_theta=target.rope_theta,
+        rms_eps=target.rms_eps,
+        num_modules=num_modules,
+        carries_norm=True,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LinearStart:
+    """A linear look-ahead to the next state, but for its length, and the norm that gives it that.
+
+    Attributes:
+        projection: float32 ``[hidden, 2 * hidden]``, for ``[embedding ; feature]`` normed without weights.
+        norm: float32 ``[hidden]``, weight of the norm behind it.
+    """
+
+    projection: Tensor
+    norm: Tensor
+
+
+def fit_projection(
+    corpus: Corpus, embedding: Tensor, final_norm: Tensor, eps: float, max_tokens: int
+) -> LinearStart:
+    """Ridge regression to the next state as it enters the final norm.
+
+    Where single entries of that are far larger than the rest, as Gemma's are, random layers at the start and an
+    optimiser's equal steps for all entries would drown what the norm's weights then make large. There the map leads to
+    the state behind the norm, whose entries are more alike, and a constant stands for the norm's weights.
+
+    Args:
+        corpus: text with features.
+        embedding: the target's ``[vocab, hidden]``.
+        final_norm: the target's ``[hidden]``.
+        eps: of its norms.
+        max_tokens: answer tokens looked at.
+    """
+    tokens, before, after = take_rows(corpus, _samples, max_tokens)
+    seen = tokens.shape[0]
+    width = before.shape[1:]
+    rows = [F.rms_norm(embedding[tokens].float(), width, eps=eps), F.rms_norm(before, width, eps=eps)]
+    inputs = torch.cat(rows, dim=1)
+    safe = torch.where(final_norm.abs() < 1e-3, torch.ones_like(final_norm), final_norm).float()
+    gram = (inputs.T @ inputs).double()
+    gram += torch.eye(gram.shape[0], dtype=torch.float64) * (_RIDGE * seen)
+    norm, wanted = final_norm.float(), after / safe
+    if _unevenness(wanted) > _UNEVEN * _unevenness(after):
+        level = after.square().mean().sqrt()
+        norm, wanted = level.expand(width).clone(), after / level
+    solution: Tensor = torch.linalg.solve(gram, (inputs.T @ wanted).double())
+    return LinearStart(solution.T.float(), norm)
+
+
+def _unevenness(states: Tensor) -> float:
+    """The largest mean square of an entry over that of all."""
+    squares = states.square().mean(0)
+    return float(squares.max() / squares.mean())
+
+
+def _samples(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+    """(token r + 1, feature of r, feature of r + 1) wherever token r + 1 is part of an answer and was run."""
+    hidden = batch.need_hidden()
+    keep = batch.is_answer[:, 1:].clone()
+    keep &= torch.arange(1, batch.tokens.shape[1])[None] < (batch.lengths - 1)[:, None]
+    return batch.tokens[:, 1:][keep], hidden[:, :-1][keep].float(), hidden[:, 1:][keep].float()
+
+
+def starting_parameters(shape: MtpShape, start: LinearStart, seed: int) -> dict[str, Tensor]:
+    """Parameters that begin as the fitted map and the norm behind it, in every module.
+
+    Args:
+        shape: sizes.
+        start: from :func:`fit_projection`.
+        seed: of the random matrices.
+    """
+    random = torch.Generator().manual_seed(seed)
+    parameters = {
+        name: torch.ones(size) if len(size) == 1 else torch.randn(size, generator=random) * size[1] ** -0.5
+        for name, size in shape.parameter_shapes().items()
+    }
+    for module in range(shape.num_modules):
+        prefix = module_prefix(module)
+        parameters[prefix + "eh_proj.weight"] = start.projection.clone()
+        parameters[prefix + "shared_head.norm.weight"] = start.norm.clone()
+        for name in ("self_attn.o_proj.weight", "mlp.down_proj.weight"):
+            parameters[prefix + name] *= _BRANCH_SCALE
+    return parameters

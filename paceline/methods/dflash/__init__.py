@@ -1,0 +1,1 @@
+"""The dflash method: how it drafts, how it is trained, its public layouts."""

@@ -1,0 +1,86 @@
+"""Which blocks of a text a block drafter learns from: anchors, what each row should propose, and what it counts.
+
+Pure functions on a batch. Called by :mod:`paceline.methods.dflash.objective` and
+:mod:`paceline.methods.dspark.objective`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from paceline.training.data import Batch
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """Blocks of a batch; every text has as many, those it lacks counting nothing.
+
+    Attributes:
+        anchors: int64 ``[texts, blocks]``, position of each block's first row.
+        labels: int64 ``[texts, blocks, drafts]``, the text's token that each proposal is about; 0 past the end.
+        places: int64 ``[texts, blocks, drafts]``, the position where the target chose it: the one before the token.
+        weights: float32 ``[texts, blocks, drafts]``, of each proposal's loss; 0 where there is none.
+    """
+
+    anchors: Tensor
+    labels: Tensor
+    places: Tensor
+    weights: Tensor
+
+
+def can_anchor(batch: Batch) -> Tensor:
+    """Bool ``[texts, length]``: positions of an answer whose next token is the answer's too, and have a context."""
+    able = batch.is_answer[:, :-1] & batch.is_answer[:, 1:]
+    able = torch.cat([able, torch.zeros_like(able[:, :1])], dim=1)
+    able[:, 0] = False
+    return able
+
+
+def sample_anchors(able: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Up to ``count`` positions of each text, drawn without replacement, ascending.
+
+    Args:
+        able: bool ``[texts, length]``.
+        count: anchors of a text at most.
+
+    Returns:
+        Int64 ``[texts, n]``, with ``n`` the most that any text has, and bool ``[texts, n]``: which of them are real.
+    """
+    most = max(1, min(count, int(able.sum(1).max())))
+    keys = torch.where(able, torch.rand(able.shape), -1.0)
+    best = keys.topk(most, dim=1)
+    # Those that are not real sort behind the others, and stand at position 0.
+    ordered = torch.where(best.values >= 0, best.indices, able.shape[1]).sort(dim=1).values
+    real = ordered < able.shape[1]
+    return ordered.where(real, 0), real
+
+
+def make_blocks(
+    batch: Batch, anchors: Tensor, real: Tensor, num_drafts: int, decay: float, has_label: Tensor
+) -> Blocks:
+    """Labels and weights of blocks.
+
+    A proposal counts where the answer goes on without a gap from the anchor to its token, and that token can be
+    drafted; the one ``k`` places behind the first counts ``exp(-k / decay)`` (2602.06036, section 3.3).
+
+    Args:
+        batch: texts.
+        anchors: int64 ``[texts, blocks]``.
+        real: bool ``[texts, blocks]``.
+        num_drafts: proposals of a block; the first is about the token behind the anchor, in either layout.
+        decay: the published gamma.
+        has_label: bool ``[target_vocab]``: tokens that can be drafted.
+    """
+    length = batch.tokens.shape[1]
+    ahead = torch.arange(1, num_drafts + 1)
+    at = anchors[..., None] + ahead  # [texts, blocks, drafts], positions of the tokens
+    is_inside = at < length
+    at = at.clamp_max(length - 1)
+    rows = torch.arange(batch.tokens.shape[0])[:, None, None]
+    labels = batch.tokens[rows, at]
+    goes_on = (batch.is_answer[rows, at] & is_inside & real[..., None]).int().cumprod(-1).bool()
+    weights = torch.exp(-(ahead - 1) / decay) * (goes_on & has_label[labels])
+    return Blocks(anchors, labels.where(is_inside, 0), at - 1, weights)

@@ -1,0 +1,56 @@
+"""DFlash (2602.06036): a block of tokens from one pass of layers that attend to the target's features.
+
+What a block is and how it is run: `block_drafter.py`, `dflash_layer.py`. Rows of a block know no token of each other's,
+so a chain takes the likeliest token of every row (in coupled mode the winner of the target's own race), a tree is the
+product of the rows' guesses (`marginal_tree.py`), and draws come from each row's own distribution, which is sent along.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+
+from paceline.methods.checkpoint import DrafterConfig, load_tensors
+from paceline.methods.dflash.layer import BlockPlan, DFlashWeights, dflash_shapes
+from paceline.methods.eagle3.layer import read_draft_ids
+from paceline.methods.one_pass.block_drafter import BlockDrafter, make_layer, read_shared
+from paceline.methods.one_pass.round import RoundRequest, round_entries
+from paceline.target import Device
+from paceline.trie import DraftEntry
+
+
+class DFlashDrafter(BlockDrafter):
+    """Drafts with one block of independent guesses; see `paceline.methods.base.Drafter`."""
+
+    method: ClassVar[str] = "dflash"
+    formats: ClassVar[tuple[str, ...]] = ("paceline", "speculators", "dflash", "deepspec")
+    reads: ClassVar[str] = "several layers, fused"
+
+    @classmethod
+    def load(
+        cls, directory: Path, config: DrafterConfig, target_dir: Path, device: Device, dtype: torch.dtype
+    ) -> DFlashDrafter:
+        """Load a checkpoint; embedding and head that it does not bring are read from the target's directory.
+
+        Raises:
+            CheckpointError: sizes or tensors do not fit one another or the target.
+        """
+        with torch.inference_mode():
+            tensors = load_tensors(directory, dflash_shapes(config))
+            draft_ids = read_draft_ids(config, tensors["d2t"], device.torch_device)
+            shared = read_shared(config, tensors, target_dir, draft_ids, device, dtype)
+            weights = DFlashWeights.read(config, tensors, *shared, dtype)
+            return cls(
+                make_layer(weights, BlockPlan.read(config), device),
+                draft_ids,
+                config.size("draft_vocab"),
+                cls.read_tap(directory, config),
+                config.size("max_positions"),
+                device,
+            )
+
+    def _choose(self, wanted: Sequence[RoundRequest]) -> dict[int, DraftEntry]:
+        return round_entries(wanted, self._draft_ids, self._target_id_of)

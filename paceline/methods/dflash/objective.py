@@ -1,0 +1,260 @@
+"""DFlash's training objective: blocks behind random anchors of an answer, all in one pass (2602.06036, section 3.3).
+
+Responsible for the drafter's differentiable forward, its loss and its held-out acceptance. Knows nothing of optimisers,
+checkpoints of runs or serving; called by :mod:`paceline.training.trainer`. Serving runs the same weights through
+:mod:`paceline.methods.dflash.drafter`, and a test holds the two together.
+
+Row ``j`` of a block stands at position ``anchor + j``. It sees the features of all positions before the anchor, and its
+own block; never another block, nor what stands in the text from the anchor on. Embedding and head are the target's and
+stay as they are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from paceline.methods.checkpoint import DrafterConfig, save_drafter
+from paceline.methods.dflash.blocks import Blocks, can_anchor, make_blocks, sample_anchors
+from paceline.methods.dflash.layer import dflash_shapes
+from paceline.methods.eagle3.objective import Eagle3Shape, TargetFacts
+from paceline.training.acceptance import AcceptanceCounts
+from paceline.training.data import Batch
+from paceline.training.losses import head_argmax, linear_cross_entropy
+from paceline.training.rotary import rope_tables, rotate
+from paceline.training.tap_objective import TapObjective
+
+_EVAL_CHAIN = 5
+_EVAL_ANCHORS = 64  # of a text at once
+
+
+@dataclass(frozen=True, slots=True)
+class DFlashShape(Eagle3Shape):
+    """Sizes of a DFlash drafter; ``hidden`` equals ``target_hidden``.
+
+    Attributes:
+        num_layers: draft layers.
+        block_size: rows of a block, the anchor included.
+        mask_token: target id whose embedding stands in the rows behind the anchor.
+        anchor_first: whether rows propose the token behind their position, the anchor included, and not their own.
+        head_norms: whether queries and keys are normed head by head.
+    """
+
+    num_layers: int
+    block_size: int
+    mask_token: int
+    anchor_first: bool = False
+    head_norms: bool = True
+
+    @property
+    def num_drafts(self) -> int:
+        """Tokens that a block proposes."""
+        return self.block_size - (not self.anchor_first)
+
+    def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Trained tensors by their names in the public checkpoint format."""
+        shape = {**asdict(self), "tap_layers": list(range(self.num_taps))}
+        shapes = dflash_shapes(DrafterConfig("dflash", "", shape=shape))
+        return {name: size for name, size in shapes.items() if name not in ("d2t", "t2d")}
+
+
+class DFlashObjective(TapObjective):
+    """Loss and acceptance of a DFlash drafter.
+
+    Args:
+        shape: sizes.
+        parameters: float32 parameters by checkpoint name; see :meth:`DFlashShape.parameter_shapes`.
+        embedding: the target's ``[target_vocab, hidden]``, frozen.
+        head: the target's ``[target_vocab, hidden]``, frozen.
+        draft_ids: target id of every draft id, ascending, int64 ``[draft_vocab]``.
+        tap_scale: float32 ``[taps_width]`` that taps are divided by; the export folds it into ``fc``.
+        target: what the exported checkpoint says of its target.
+        num_anchors: blocks of a text and step, at most.
+        decay: how fast a block's later proposals lose weight, the published gamma.
+        dtype: compute type; parameters stay float32.
+    """
+
+    method = "dflash"
+
+    def __init__(
+        self,
+        shape: DFlashShape,
+        parameters: dict[str, Tensor],
+        embedding: Tensor,
+        head: Tensor,
+        draft_ids: Tensor,
+        tap_scale: Tensor,
+        target: TargetFacts,
+        num_anchors: int = 64,
+        decay: float = 4.0,
+        dtype: torch.dtype = torch.bfloat16,
+    ) -> None:
+        self.shape = shape
+        self.target = target
+        self.num_anchors = num_anchors
+        self.decay = decay
+        self._embedding = embedding.to(dtype)
+        super().__init__(self.parameter_shapes(), parameters, head, draft_ids, tap_scale, dtype)
+
+    def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
+        """What is trained, by checkpoint name."""
+        return self.shape.parameter_shapes()
+
+    def set_progress(self, fraction: float) -> None:
+        """No curriculum."""
+
+    def compute_weights(self) -> dict[str, Tensor]:
+        """Parameters in the compute type."""
+        return {k: p.to(self.dtype) for k, p in self._parameters.items()}
+
+    def sample(self, batch: Batch) -> Blocks:
+        """Blocks behind random anchors."""
+        anchors, real = sample_anchors(can_anchor(batch), self.num_anchors)
+        return make_blocks(
+            batch, anchors, real, self.shape.num_drafts, self.decay, has_label=self._draft_of >= 0
+        )
+
+    def loss(self, batch: Batch) -> tuple[Tensor, dict[str, float]]:
+        """Cross entropy against the text, weighted by place, over the sum of weights."""
+        return self.block_loss(self.compute_weights(), batch, self.sample(batch))
+
+    def block_loss(
+        self, weights: dict[str, Tensor], batch: Batch, blocks: Blocks
+    ) -> tuple[Tensor, dict[str, float]]:
+        """The loss of given blocks; each place's own mean is among the numbers to show."""
+        out = self.forward(weights, batch, blocks.anchors)
+        value, metrics = out.sum() * 0.0, {}
+        total = float(blocks.weights.sum())
+        for place in range(self.shape.num_drafts):
+            chosen = blocks.weights[..., place] > 0
+            if chosen.any():
+                labels = self._draft_of[blocks.labels[..., place][chosen]]
+                mean = linear_cross_entropy(out[:, :, place][chosen], self._target_head.to(out.dtype), labels)
+                value = value + mean * (float(blocks.weights[..., place].sum()) / total)
+                metrics[f"loss_{place}"] = float(mean.detach())
+        return value, metrics
+
+    @torch.no_grad()
+    def evaluate(self, batch: Batch) -> AcceptanceCounts:
+        """Greedy acceptance of chains, for every answer position of greedily answered conversations."""
+        weights = self.compute_weights()
+        chain = min(_EVAL_CHAIN, self.shape.num_drafts)
+        counts = AcceptanceCounts()
+        for i in batch.is_greedy.nonzero().flatten().tolist():
+            length = int(batch.lengths[i])
+            answered = batch.is_answer[i, :length]
+            if length <= chain:
+                continue
+            # The whole chain is the answer's, and the anchor has a context.
+            anchors = answered.unfold(0, chain, 1).all(-1).nonzero().flatten() - 1
+            anchors = anchors[anchors > 0]
+            text = batch.part(slice(i, i + 1), length)
+            for part in anchors.split(_EVAL_ANCHORS):
+                out = self.forward(weights, text, part[None])[0, :, :chain]
+                proposed = self.propose(weights, out, text.tokens[0, part])
+                chosen = text.top_tokens[0][part[:, None] + torch.arange(chain)]
+                self.observe(weights, out, text.tokens[0, part], proposed, proposed == chosen)
+                counts = counts + AcceptanceCounts.from_chains(proposed == chosen)
+        return counts
+
+    def observe(
+        self, weights: dict[str, Tensor], states: Tensor, anchors: Tensor, proposed: Tensor, is_right: Tensor
+    ) -> None:
+        """Takes in held-out chains, for what a method measures on them.
+
+        Args:
+            weights: as of :meth:`forward`.
+            states: ``[blocks, chain, hidden]``, from it.
+            anchors: int64 ``[blocks]``, the anchors' tokens.
+            proposed: int64 ``[blocks, chain]``.
+            is_right: bool ``[blocks, chain]``: whether each is what the target chose, whatever stands before it.
+        """
+
+    def propose(self, weights: dict[str, Tensor], states: Tensor, anchors: Tensor) -> Tensor:
+        """Chains of likeliest tokens, int64 ``[blocks, drafts]``.
+
+        Args:
+            weights: as of :meth:`forward`.
+            states: ``[blocks, drafts, hidden]``, from it.
+            anchors: int64 ``[blocks]``, the anchors' tokens.
+        """
+        return self.draft_ids[head_argmax(states.flatten(0, 1), self._target_head)].view(states.shape[:2])
+
+    def export(self, folder: Path, facts: dict[str, Any]) -> None:
+        """Writes ``config.json`` and ``model.safetensors``."""
+        fingerprint, name = self.target.fingerprint, self.target.name
+        config = DrafterConfig(self.method, fingerprint, name, self.checkpoint_shape(), facts)
+        save_drafter(folder, config, self.tensors())
+
+    def checkpoint_shape(self) -> dict[str, Any]:
+        """The layers' sizes as `config.json` has them."""
+        shape = {**asdict(self.shape), "tap_layers": list(self.target.tap_layers)}
+        shape["max_positions"] = self.target.max_positions
+        del shape["num_taps"]
+        return shape
+
+    def forward(self, w: dict[str, Tensor], batch: Batch, anchors: Tensor) -> Tensor:
+        """Final-norm outputs of the rows that propose, ``[texts, blocks, drafts, hidden]``.
+
+        Args:
+            w: parameters in the compute type, as :meth:`compute_weights` gives them.
+            batch: texts with taps.
+            anchors: int64 ``[texts, blocks]``; a block at position 0 has no context.
+        """
+        s = self.shape
+        dtype = w["fc.weight"].dtype
+        num_texts, num_blocks = anchors.shape
+        fused = F.linear(batch.need_taps().to(dtype) * self._taps_gain.to(dtype), w["fc.weight"])
+        context = F.rms_norm(
+            fused, (s.hidden,), w["hidden_norm.weight"], s.rms_eps
+        )  # [texts, length, hidden]
+        length = context.shape[1]
+        ids = torch.full((num_texts, num_blocks, s.block_size), s.mask_token)
+        ids[..., 0] = batch.tokens.gather(1, anchors)
+        state = F.embedding(ids.flatten(1), self._embedding).to(dtype)  # [texts, rows, hidden]
+        positions = (anchors[..., None] + torch.arange(s.block_size)).flatten(1)
+        cos, sin = rope_tables(s.rope_theta, s.head_dim, 0, length + s.block_size, dtype)
+        at = cos[:length], sin[:length]
+        own = cos[positions], sin[positions]  # [texts, rows, 1, head_dim]
+        is_before = torch.arange(length) < anchors[..., None]  # [texts, blocks, length]
+        hidden = is_before.logical_not().repeat_interleave(s.block_size, dim=1)[:, None, None]
+        for index in range(s.num_layers):
+            p = f"layers.{index}."
+            read = F.rms_norm(state, (s.hidden,), w[p + "input_layernorm.weight"], s.rms_eps)
+            query = self._heads(w, p, "q", read, own).unflatten(
+                2, (s.num_kv_heads, -1)
+            )  # [.., kv, group, head_dim]
+            keys, values = self._heads(w, p, "k", context, at), self._heads(w, p, "v", context, at)
+            block_keys = self._heads(w, p, "k", read, own).unflatten(1, (num_blocks, -1))
+            block_values = self._heads(w, p, "v", read, own).unflatten(1, (num_blocks, -1))
+            before = torch.einsum("trkgd,tlkd->tkgrl", query, keys).masked_fill(hidden, -torch.inf)
+            asked = query.unflatten(1, (num_blocks, -1))  # [texts, blocks, block_size, kv, group, head_dim]
+            inside = torch.einsum("tbikgd,tbjkd->tkgbij", asked, block_keys).flatten(3, 4)
+            seen = (torch.cat([before, inside], dim=-1) * s.head_dim**-0.5).softmax(-1)
+            of_block = seen[..., length:].unflatten(3, (num_blocks, -1))
+            mixed = torch.einsum("tkgrl,tlkd->trkgd", seen[..., :length], values)
+            mixed = mixed + torch.einsum("tkgbij,tbjkd->tbikgd", of_block, block_values).flatten(1, 2)
+            state = state + F.linear(mixed.flatten(2), w[p + "self_attn.o_proj.weight"])
+            m = F.rms_norm(state, (s.hidden,), w[p + "post_attention_layernorm.weight"], s.rms_eps)
+            gate, up = (F.linear(m, w[p + f"mlp.{x}_proj.weight"]) for x in ("gate", "up"))
+            state = state + F.linear(F.silu(gate) * up, w[p + "mlp.down_proj.weight"])
+        proposing = state.unflatten(1, (num_blocks, -1))[:, :, s.block_size - s.num_drafts :]
+        return F.rms_norm(proposing, (s.hidden,), w["norm.weight"], s.rms_eps)
+
+    def _heads(
+        self, w: dict[str, Tensor], prefix: str, kind: str, read: Tensor, rope: tuple[Tensor, Tensor]
+    ) -> Tensor:
+        """Queries, keys or values of some rows, ``[texts, rows, heads, head_dim]``, normed and rotated."""
+        heads = F.linear(read, w[f"{prefix}self_attn.{kind}_proj.weight"])
+        heads = heads.view(*heads.shape[:2], -1, self.shape.head_dim)
+        if kind == "v":
+            return heads
+        if self.shape.head_norms:
+            norm = w[f"{prefix}self_attn.{kind}_norm.weight"]
+            heads = F.rms_norm(heads, (self.shape.head_dim,), norm, self.shape.rms_eps)
+        return rotate(heads, *rope)

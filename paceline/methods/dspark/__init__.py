@@ -1,0 +1,1 @@
+"""The dspark method: how it drafts, how it is trained, its public layouts."""

@@ -1,0 +1,218 @@
+"""EAGLE-1's training objective: predict the target's next feature, and through its head the next distribution.
+
+Responsible for the loss (Li et al., 2401.15077, section 4.2: smooth L1 on features and 0.1 times the cross entropy) and
+for held-out acceptance. Knows nothing of optimisers, checkpoints of runs or serving; called by
+:mod:`paceline.training.trainer`. EAGLE-2 (2406.16858) is trained by the same. Serving runs the same weights through
+:mod:`paceline.methods.eagle1.drafter`, and a test holds the two together.
+
+Rows and steps are those of :mod:`paceline.training.unroll`; the loss takes the first step alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from paceline.methods.checkpoint import DrafterConfig, save_drafter
+from paceline.methods.eagle3.objective import TargetFacts
+from paceline.training.acceptance import AcceptanceCounts
+from paceline.training.data import Batch
+from paceline.training.losses import head_distillation
+from paceline.training.objective import checked_parameters
+from paceline.training.shared_head import SharedHead
+from paceline.training.unroll import unroll
+
+_EVAL_CHAIN = 5
+_NUM_RANKS = 8
+_NOISE_LENGTH = 512  # positions of a text from which on noise falls with its length
+_COUNT_EPS = 1e-5
+
+
+@dataclass(frozen=True, slots=True)
+class Eagle1Shape:
+    """Sizes of an EAGLE-1 draft layer; it is as wide as its target."""
+
+    hidden: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate: int
+    target_vocab: int
+    rope_theta: float
+    rms_eps: float
+
+    def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Trained tensors by their names in the public checkpoint format."""
+        d, q, kv = self.hidden, self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        layer: dict[str, tuple[int, ...]] = {
+            "post_attention_layernorm.weight": (d,),
+            "self_attn.q_proj.weight": (q, d),
+            "self_attn.k_proj.weight": (kv, d),
+            "self_attn.v_proj.weight": (kv, d),
+            "self_attn.o_proj.weight": (d, q),
+            "mlp.gate_proj.weight": (self.intermediate, d),
+            "mlp.up_proj.weight": (self.intermediate, d),
+            "mlp.down_proj.weight": (d, self.intermediate),
+        }
+        return {
+            "fc.weight": (d, 2 * d),
+            "fc.bias": (d,),
+            **{"layers.0." + name: shape for name, shape in layer.items()},
+        }
+
+
+class Eagle1Objective:
+    """Loss and acceptance of an EAGLE-1 layer.
+
+    Args:
+        shape: sizes.
+        parameters: float32 parameters by checkpoint name; see :meth:`Eagle1Shape.parameter_shapes`.
+        embedding: the target's token embedding ``[target_vocab, hidden]``, frozen.
+        head: the target's head ``[target_vocab, hidden]``, frozen.
+        target: what the exported checkpoint says of its target.
+        method: ``eagle1`` or ``eagle2``, by which the exported checkpoint is served.
+        feature_weight: of the smooth L1 loss on features.
+        token_weight: of the cross entropy.
+        token_rows: rows of a batch whose cross entropy is computed, chosen at random; 0 takes all.
+        noise: largest entry of the uniform noise on features that the layer reads while it learns.
+        draft_ids: the target's id of every token that is proposed in evaluation and serving, ascending, int64
+            ``[draft_vocab]``; None for all.
+        dtype: compute type; parameters stay float32.
+    """
+
+    def __init__(
+        self,
+        shape: Eagle1Shape,
+        parameters: dict[str, Tensor],
+        embedding: Tensor,
+        head: Tensor,
+        target: TargetFacts,
+        method: str = "eagle1",
+        feature_weight: float = 1.0,
+        token_weight: float = 0.1,
+        token_rows: int = 0,
+        noise: float = 0.1,
+        draft_ids: Tensor | None = None,
+        dtype: torch.dtype = torch.bfloat16,
+    ) -> None:
+        self.method = method
+        self.shape = shape
+        self.dtype = dtype
+        self.target = target
+        self.feature_weight, self.token_weight, self.token_rows = feature_weight, token_weight, token_rows
+        self.noise = noise
+        self._parameters = checked_parameters(method, shape.parameter_shapes(), parameters)
+        self._embedding = embedding.to(dtype)
+        self._head = SharedHead(head, draft_ids, dtype)
+        self._chosen = torch.zeros(_EVAL_CHAIN, _NUM_RANKS, dtype=torch.int64)
+        self._num_chains = 0
+
+    def named_parameters(self) -> dict[str, nn.Parameter]:
+        """Everything the optimiser moves, by checkpoint name."""
+        return self._parameters
+
+    def constants(self) -> dict[str, Tensor]:
+        """Which part of the vocabulary is proposed, where it is one."""
+        return self._head.constants()
+
+    def set_constants(self, constants: dict[str, Tensor]) -> None:
+        """As they were when training began."""
+        self._head.set_constants(constants)
+
+    def set_progress(self, fraction: float) -> None:
+        """No curriculum."""
+
+    def loss(self, batch: Batch) -> tuple[Tensor, dict[str, float]]:
+        """Weighted sum of both losses, over rows whose proposal is part of an answer.
+
+        Noise and the choice of rows come from torch's global generator, which a checkpoint keeps.
+        """
+        self._chosen.zero_()
+        self._num_chains = 0
+        hidden = self._features(batch)
+        row, position = batch.is_answer[:, 2:].nonzero(as_tuple=True)
+        if not row.numel():
+            return sum((p.sum() * 0.0 for p in self._parameters.values()), torch.zeros(())), {}
+        reach = self.noise * (_NOISE_LENGTH / batch.lengths).clamp_max(1.0)  # [rows]
+        noise = (torch.rand(hidden.shape) * 2.0 - 1.0) * reach[:, None, None]
+        weights = {k: p.to(self.dtype) for k, p in self._parameters.items()}
+        (state,) = self.unroll(weights, batch, hidden + noise.to(self.dtype), 1)
+        predicted, wanted = state[row, position], hidden[row, position + 1]
+        count = row.numel()
+        # As published, sums are divided by a little more than the count.
+        share = count / (count + _COUNT_EPS)
+        feature = F.smooth_l1_loss(predicted.float(), wanted.float()) * share
+        if self.token_rows and self.token_rows < count:
+            some = torch.randperm(count)[: self.token_rows]
+            predicted, wanted = predicted[some], wanted[some]
+        token = head_distillation(predicted, wanted, self._head.weight) * share
+        total = self.feature_weight * feature + self.token_weight * token
+        return total, {"feature": float(feature.detach()), "token": float(token.detach())}
+
+    @torch.no_grad()
+    def evaluate(self, batch: Batch) -> AcceptanceCounts:
+        """Greedy acceptance of chains, for every answer position of greedily answered conversations.
+
+        Given that all tokens before were accepted, the drafter's own tokens are the text's tokens; so running the layer
+        on its own outputs over the text measures exactly what a chain drafted from each position would do. Along with
+        it goes how often the target chose each of the likeliest tokens, which :meth:`export` writes for static trees.
+        """
+        rows, length = batch.tokens.shape
+        usable = torch.zeros(rows, length, dtype=torch.bool)
+        span = length - 1 - _EVAL_CHAIN
+        if span > 0:  # a chain starts at row r where tokens r+2 .. r+1+chain are all greedy answer tokens
+            answer = batch.is_answer & batch.is_greedy[:, None]
+            windows = answer.unfold(1, _EVAL_CHAIN, 1).all(-1)  # [rows, length - chain + 1]
+            usable[:, :span] = windows[:, 2 : 2 + span]
+        row, position = usable.nonzero(as_tuple=True)
+        weights = {k: p.to(self.dtype) for k, p in self._parameters.items()}
+        right = torch.zeros(row.numel(), _EVAL_CHAIN, dtype=torch.bool)
+        count = min(_NUM_RANKS, self._head.draft_vocab)
+        for j, out in enumerate(self.unroll(weights, batch, self._features(batch), _EVAL_CHAIN)):
+            best = self._head.best(out[row, position], count)
+            # Row r at step j proposes token r + 2 + j, which the target chose at position r + 1 + j.
+            hits = best == batch.top_tokens[row, position + 1 + j].unsqueeze(-1)
+            self._chosen[j, :count] += hits.sum(0)
+            right[:, j] = hits[:, 0]
+        self._num_chains += row.numel()
+        return AcceptanceCounts.from_chains(right)
+
+    def rank_accuracies(self) -> list[list[float]]:
+        """By depth and rank, how often the target chose that token in what was evaluated since the last step."""
+        if not self._num_chains:
+            return []
+        shares = self._chosen.double() / self._num_chains
+        return [[round(share, 5) for share in row] for row in shares.tolist()]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The servable checkpoint: bfloat16 by public name."""
+        own = {k: p.detach().bfloat16() for k, p in self._parameters.items()}
+        return own | self._head.constants()
+
+    def export(self, folder: Path, facts: dict[str, Any]) -> None:
+        """Writes ``config.json`` and ``model.safetensors``."""
+        shape: dict[str, Any] = {**asdict(self.shape), **self._head.shape(), "fc_bias": True}
+        shape["max_positions"] = self.target.max_positions
+        if accuracies := self.rank_accuracies():
+            shape["rank_accuracies"] = accuracies
+        config = DrafterConfig(self.method, self.target.fingerprint, self.target.name, shape, facts)
+        save_drafter(folder, config, self.tensors())
+
+    def unroll(self, w: dict[str, Tensor], batch: Batch, features: Tensor, steps: int) -> Iterator[Tensor]:
+        """Yields the predicted features ``[rows, length, hidden]`` of each step, from those of step 0."""
+
+        def enter(ids: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+            joined = torch.cat([F.embedding(ids, self._embedding), state], dim=-1)
+            entered = F.linear(joined, w["fc.weight"], w["fc.bias"])
+            return entered, entered
+
+        yield from unroll(self.shape, w, "layers.0.", batch.tokens, features, enter, steps)
+
+    def _features(self, batch: Batch) -> Tensor:
+        return batch.need_hidden().to(self.dtype)

@@ -1,0 +1,1 @@
+"""The eagle2 method: how it drafts, how it is trained, its public layouts."""

@@ -1,0 +1,24 @@
+"""EAGLE-2 (Li et al., 2406.16858): EAGLE-1's layer with trees that grow by how sure it is.
+
+The weights and the tap are EAGLE-1's; a checkpoint says by its `method` which of the two it is served as.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from paceline.methods.autoregressive.tree_rule import DynamicRule, TreeRule
+from paceline.methods.checkpoint import DrafterConfig
+from paceline.methods.draft_layer import MAX_BEST
+from paceline.methods.eagle1.drafter import Eagle1Drafter
+
+
+class Eagle2Drafter(Eagle1Drafter):
+    """Drafts with an EAGLE-1 layer and dynamic trees; see `paceline.methods.base.Drafter`."""
+
+    method: ClassVar[str] = "eagle2"
+
+    @classmethod
+    def tree_rule(cls, config: DrafterConfig) -> TreeRule:
+        """The likeliest nodes by the product of draft probabilities along their path."""
+        return DynamicRule(MAX_BEST)

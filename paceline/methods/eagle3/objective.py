@@ -1,0 +1,211 @@
+"""EAGLE-3's training objective: training-time test over target-written text (2503.01840).
+
+Responsible for the draft layer's differentiable forward, its loss and its held-out acceptance. Knows nothing of
+optimisers, checkpoints of runs or serving; called by :mod:`paceline.training.trainer`. Serving runs the same
+weights through :mod:`paceline.methods.eagle3.drafter`, and a test holds the two together.
+
+Rows and steps are those of :mod:`paceline.training.unroll`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from paceline.methods.checkpoint import DrafterConfig, save_drafter
+from paceline.training.acceptance import AcceptanceCounts
+from paceline.training.data import Batch
+from paceline.training.errors import TrainingDataError
+from paceline.training.losses import head_argmax, linear_soft_cross_entropy, softmax_head
+from paceline.training.tap_objective import TapObjective
+from paceline.training.unroll import unroll
+
+_EVAL_CHAIN = 5
+_STAGE_STARTS = (0.0, 0.1, 0.2, 0.3)  # share of the run from which 1, 2, 3, 4 steps are unrolled
+
+
+@dataclass(frozen=True, slots=True)
+class Eagle3Shape:
+    """Sizes of an EAGLE-3 draft layer; ``num_taps`` target layers are joined by ``fc``."""
+
+    hidden: int
+    target_hidden: int
+    num_taps: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate: int
+    draft_vocab: int
+    target_vocab: int
+    rope_theta: float
+    rms_eps: float
+
+    def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Trained tensors by their names in the public checkpoint format."""
+        d, q, kv = self.hidden, self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        layer = {
+            "input_layernorm.weight": (self.target_hidden,),
+            "hidden_norm.weight": (d,),
+            "post_attention_layernorm.weight": (d,),
+            "self_attn.q_proj.weight": (q, self.target_hidden + d),
+            "self_attn.k_proj.weight": (kv, self.target_hidden + d),
+            "self_attn.v_proj.weight": (kv, self.target_hidden + d),
+            "self_attn.o_proj.weight": (d, q),
+            "mlp.gate_proj.weight": (self.intermediate, d),
+            "mlp.up_proj.weight": (self.intermediate, d),
+            "mlp.down_proj.weight": (d, self.intermediate),
+        }
+        shapes: dict[str, tuple[int, ...]] = {"midlayer." + k: v for k, v in layer.items()}
+        shapes["fc.weight"] = (d, self.num_taps * self.target_hidden)
+        shapes["norm.weight"] = (d,)
+        shapes["lm_head.weight"] = (self.draft_vocab, d)
+        return shapes
+
+
+@dataclass(frozen=True, slots=True)
+class TargetFacts:
+    """The target a drafter is made for: fingerprint, name, layers whose entering streams are tapped, positions."""
+
+    fingerprint: str
+    name: str
+    tap_layers: tuple[int, ...]
+    max_positions: int
+
+
+def choose_draft_vocab(counts: Tensor, size: int) -> Tensor:
+    """The ``size`` most frequent ids, ascending: int64 ``[size]``. Ties go to the smaller id."""
+    if size > counts.numel():
+        raise TrainingDataError(f"draft vocabulary {size} exceeds the target's {counts.numel()}")
+    return counts.argsort(descending=True, stable=True)[:size].sort().values
+
+
+class Eagle3Objective(TapObjective):
+    """Loss and acceptance of an EAGLE-3 layer.
+
+    Args:
+        shape: sizes.
+        parameters: float32 parameters by checkpoint name; see :meth:`Eagle3Shape.parameter_shapes`.
+        embedding: the target's token embedding ``[target_vocab, target_hidden]``, frozen.
+        target_head: the target's head ``[target_vocab, target_hidden]``, frozen.
+        draft_ids: target id of every draft id, ascending, int64 ``[draft_vocab]``.
+        tap_scale: root mean square of each tap entry, ``[num_taps * target_hidden]``. A residual stream has a few
+            entries hundreds of times larger than the rest; ``fc`` is trained on taps divided by this and exported
+            with it folded in, else the optimiser's equal steps for all entries would swing the output.
+        target: what the exported checkpoint says of its target.
+        test_steps: unrolled steps of training-time test, reached after the curriculum's first stages.
+        step_decay: weight ratio of one step's loss to the step before.
+        dtype: compute type; parameters stay float32.
+    """
+
+    method = "eagle3"
+
+    def __init__(
+        self,
+        shape: Eagle3Shape,
+        parameters: dict[str, Tensor],
+        embedding: Tensor,
+        target_head: Tensor,
+        draft_ids: Tensor,
+        tap_scale: Tensor,
+        target: TargetFacts,
+        test_steps: int = 4,
+        step_decay: float = 0.8,
+        dtype: torch.dtype = torch.bfloat16,
+    ) -> None:
+        self.shape = shape
+        self.target = target
+        self.test_steps = test_steps
+        self.step_decay = step_decay
+        self._active_steps = test_steps
+        self._embedding = embedding.to(dtype)
+        super().__init__(shape.parameter_shapes(), parameters, target_head, draft_ids, tap_scale, dtype)
+
+    def set_progress(self, fraction: float) -> None:
+        """One unrolled step first, then more: an untrained layer's own output teaches little and costs most."""
+        stage = sum(fraction >= start for start in _STAGE_STARTS)
+        finished = stage == len(_STAGE_STARTS)
+        self._active_steps = self.test_steps if finished else min(self.test_steps, stage)
+
+    def loss(self, batch: Batch) -> tuple[Tensor, dict[str, float]]:
+        """Weighted sum of the steps' cross entropies against the target, restricted to the draft vocabulary."""
+        row, position = self._targets(batch)
+        if not row.numel():
+            return sum((p.sum() * 0.0 for p in self._parameters.values()), torch.zeros(())), {}
+        hidden = batch.need_hidden()[row, position].to(self.dtype)
+        target_probs = softmax_head(hidden, self._target_head)  # [num_targets, draft_vocab]
+        weights = {k: p.to(self.dtype) for k, p in self._parameters.items()}
+        total = torch.zeros(())
+        metrics: dict[str, float] = {}
+        for j, out in enumerate(self.unroll(weights, batch, self._active_steps)):
+            step_loss = linear_soft_cross_entropy(
+                out[row, position - 1 - j], weights["lm_head.weight"], target_probs
+            )
+            total = total + self.step_decay**j * step_loss
+            metrics[f"loss_{j}"] = float(step_loss.detach())
+        return total, metrics
+
+    @torch.no_grad()
+    def evaluate(self, batch: Batch) -> AcceptanceCounts:
+        """Greedy acceptance of chains, for every answer position of greedily answered conversations.
+
+        Given that all tokens before were accepted, the drafter's own tokens are the text's tokens; so running the
+        unrolled test over the text measures exactly what a chain drafted from each position would do.
+        """
+        weights = {k: p.to(self.dtype) for k, p in self._parameters.items()}
+        rows, length = batch.tokens.shape
+        right = torch.zeros(_EVAL_CHAIN, rows, length, dtype=torch.bool)
+        for j, out in enumerate(self.unroll(weights, batch, _EVAL_CHAIN)):
+            best = head_argmax(out.reshape(rows * length, -1), weights["lm_head.weight"])
+            best = self.draft_ids[best].view(rows, length)
+            # Row r at step j proposes token r + 2 + j, which the target chose at position r + 1 + j.
+            span = length - 1 - j
+            right[j, :, :span] = best[:, :span] == batch.top_tokens[:, 1 + j :]
+        # A chain starts at row r where tokens r+2 .. r+1+chain are all greedy answer tokens of the text.
+        usable = torch.zeros(rows, length, dtype=torch.bool)
+        span = length - 1 - _EVAL_CHAIN
+        if span > 0:
+            answer = batch.is_answer & batch.is_greedy[:, None]
+            windows = answer.unfold(1, _EVAL_CHAIN, 1).all(-1)  # [rows, length - chain + 1]
+            usable[:, :span] = windows[:, 2 : 2 + span]
+        return AcceptanceCounts.from_chains(right[:, usable].T)
+
+    def export(self, folder: Path, facts: dict[str, Any]) -> None:
+        """Writes ``config.json`` and ``model.safetensors``."""
+        shape = {**asdict(self.shape), "tap_layers": list(self.target.tap_layers)}
+        shape["max_positions"] = self.target.max_positions
+        del shape["num_taps"]
+        config = DrafterConfig(self.method, self.target.fingerprint, self.target.name, shape, facts)
+        save_drafter(folder, config, self.tensors())
+
+    def _targets(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """(row, position) pairs whose next token is part of an answer and whose best next token can be drafted."""
+        ok = torch.zeros_like(batch.is_answer)
+        ok[:, :-1] = batch.is_answer[:, 1:]
+        ok &= (batch.top_tokens >= 0) & (self._draft_of[batch.top_tokens.clamp_min(0)] >= 0)
+        ok[:, : self.test_steps] = False
+        row, position = ok.nonzero(as_tuple=True)
+        return row, position
+
+    def unroll(self, w: dict[str, Tensor], batch: Batch, steps: int) -> Iterator[Tensor]:
+        """Yields the final-norm output ``[rows, length, hidden]`` of each step."""
+        s = self.shape
+        state = F.linear(batch.need_taps().to(self.dtype) * self._taps_gain, w["fc.weight"])
+
+        def enter(ids: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+            e = F.rms_norm(
+                F.embedding(ids, self._embedding),
+                (s.target_hidden,),
+                w["midlayer.input_layernorm.weight"],
+                s.rms_eps,
+            )
+            read = F.rms_norm(state, (s.hidden,), w["midlayer.hidden_norm.weight"], s.rms_eps)
+            return torch.cat([e, read], dim=-1), state
+
+        for out in unroll(s, w, "midlayer.", batch.tokens, state, enter, steps):
+            yield F.rms_norm(out, (s.hidden,), w["norm.weight"], s.rms_eps)

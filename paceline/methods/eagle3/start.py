@@ -1,0 +1,160 @@
+"""Where EAGLE-3 training starts: sizes from the target, draft vocabulary by coverage, weights that already predict.
+
+Called by :mod:`paceline.methods.objectives`. Knows nothing of the loss.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from paceline.methods.eagle3.objective import Eagle3Shape
+from paceline.training.data import Batch, Corpus, take_rows
+from paceline.training.errors import TrainingDataError
+from paceline.training.sizes import ModelSizes
+
+_RIDGE = 1e-3
+_FAST_PAIRS = 8  # rotary pairs that turn fast enough to tell neighbours apart
+_OWN_POSITION_NATS = 6.0  # lead of one's own position over the one before, about
+
+
+def default_shape(
+    target: ModelSizes, num_taps: int, draft_vocab: int, intermediate: int | None
+) -> Eagle3Shape:
+    """One layer of the target's own width."""
+    return Eagle3Shape(
+        hidden=target.hidden,
+        target_hidden=target.hidden,
+        num_taps=num_taps,
+        num_heads=target.num_heads,
+        num_kv_heads=target.num_kv_heads,
+        head_dim=target.head_dim,
+        intermediate=intermediate or target.intermediate,
+        draft_vocab=draft_vocab,
+        target_vocab=target.vocab,
+        rope_theta=target.rope_theta,
+        rms_eps=target.rms_eps,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LinearStart:
+    """A linear look-ahead from a position's taps and the token behind it to the final hidden state of that token.
+
+    Attributes:
+        from_taps: float32 ``[hidden, taps_width]``, for taps divided by ``tap_scale``.
+        from_embedding: float32 ``[hidden, hidden]``, for embeddings of unit root mean square.
+        tap_scale: float32 ``[taps_width]``, root mean square of each entry.
+        level: root mean square of the final hidden state; both matrices give outputs divided by it.
+        constant_direction: float32 ``[2 * hidden]``; its product with what attention reads at the start (normalised
+            embedding, then normalised fused features) is as near to one everywhere as a linear map can be.
+    """
+
+    from_taps: Tensor
+    from_embedding: Tensor
+    tap_scale: Tensor
+    level: float
+    constant_direction: Tensor
+
+
+def fit_linear(corpus: Corpus, embedding: Tensor, max_tokens: int) -> LinearStart:
+    """Ridge regression over answers, so that training begins at a drafter that already predicts.
+
+    Args:
+        corpus: text with features.
+        embedding: the target's ``[vocab, hidden]``.
+        max_tokens: answer tokens looked at.
+    """
+    taps, tokens, hidden = take_rows(corpus, _samples, max_tokens)
+    seen = tokens.shape[0]
+    embedded = _unit(embedding[tokens].float())
+    tap_scale = taps.square().mean(0).sqrt().clamp_min(1e-6)
+    level = float(hidden.square().mean().sqrt())
+    inputs = torch.cat([taps / tap_scale, embedded], dim=1)  # [seen, taps_width + hidden]
+    gram = (inputs.T @ inputs).double()
+    gram += torch.eye(gram.shape[0], dtype=torch.float64) * (_RIDGE * seen)
+    solution = torch.linalg.solve(gram, (inputs.T @ (hidden / level)).double()).T.float()  # [hidden, inputs]
+    width = taps.shape[1]
+    from_taps = solution[:, :width].contiguous()
+    fused = _unit(inputs[:, :width] @ from_taps.T)
+    read = torch.cat([embedded, fused], dim=1)
+    moments = (read.T @ read / seen).double() + torch.eye(read.shape[1], dtype=torch.float64) * _RIDGE
+    direction = torch.linalg.solve(moments, read.mean(0).double()).float()
+    direction /= (read @ direction).mean()
+    return LinearStart(from_taps, solution[:, width:].contiguous(), tap_scale, level, direction)
+
+
+def _samples(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+    """(taps at r, token r + 1, final hidden state at r + 1) wherever token r + 1 is part of an answer and was run."""
+    taps, hidden = batch.need_taps(), batch.need_hidden()
+    keep = batch.is_answer[:, 1:].clone()
+    keep &= torch.arange(1, batch.tokens.shape[1])[None] < (batch.lengths - 1)[:, None]
+    return taps[:, :-1][keep].float(), batch.tokens[:, 1:][keep], hidden[:, 1:][keep].float()
+
+
+def _unit(x: Tensor) -> Tensor:
+    return x * x.square().mean(-1, keepdim=True).clamp_min(1e-12).rsqrt()
+
+
+def starting_parameters(
+    shape: Eagle3Shape, start: LinearStart, target_head: Tensor, seed: int
+) -> dict[str, Tensor]:
+    """Parameters that begin as the fitted linear drafter.
+
+    ``fc`` is the taps' part. The embedding's part has to pass through attention, the only place where the layer reads
+    the token: all but one query head of each key head start by looking at their own position, and values and output
+    carry the best matrix of their rank. An attention that starts out even over the whole text would drown the token,
+    and first have to learn to look. ``fc.weight`` is for taps divided by ``start.tap_scale``.
+
+    Args:
+        shape: sizes; ``hidden`` must equal ``target_hidden``.
+        start: from :func:`fit_linear`.
+        target_head: the target's head rows of the draft vocabulary.
+        seed: of the random matrices.
+    """
+    if shape.hidden != shape.target_hidden:
+        raise TrainingDataError("a draft layer narrower than its target cannot start from the target's head")
+    random = torch.Generator().manual_seed(seed)
+    parameters: dict[str, Tensor] = {}
+    for name, size in shape.parameter_shapes().items():
+        if len(size) == 1:
+            parameters[name] = torch.ones(size)
+        else:
+            parameters[name] = torch.randn(size, generator=random) * size[1] ** -0.5
+    for name in ("midlayer.self_attn.o_proj.weight", "midlayer.mlp.down_proj.weight"):
+        parameters[name] *= 0.1
+    _look_at_own_position(shape, parameters, start)
+    parameters["fc.weight"] = start.from_taps
+    # One scale for the whole stream: scaling each entry on its own made the head most sensitive where the target's
+    # stream is a large constant, and training slower.
+    parameters["lm_head.weight"] = target_head.float() * start.level
+    return parameters
+
+
+def _look_at_own_position(shape: Eagle3Shape, parameters: dict[str, Tensor], start: LinearStart) -> None:
+    groups, head_dim, half = shape.num_heads // shape.num_kv_heads, shape.head_dim, shape.head_dim // 2
+    own = max(1, groups - 1)  # heads of a group that look at their own position
+    # A constant query and key, turned by their positions, agree best at distance zero.
+    turned = min(_FAST_PAIRS, half)
+    constant = torch.zeros(head_dim)
+    constant[:turned] = (_OWN_POSITION_NATS * head_dim**0.5 * 8 / turned) ** 0.5
+    toward_constant = torch.outer(constant, start.constant_direction)
+    queries = parameters["midlayer.self_attn.q_proj.weight"].view(shape.num_kv_heads, groups, head_dim, -1)
+    queries[:, :own] = toward_constant
+    keys = parameters["midlayer.self_attn.k_proj.weight"].view(shape.num_kv_heads, head_dim, -1)
+    keys.mul_(0.3).add_(toward_constant)
+    # from_embedding ~ output @ values, with as many columns as there are value entries.
+    rank = shape.num_kv_heads * head_dim
+    u, s, v = torch.linalg.svd(start.from_embedding)
+    rank = min(rank, s.numel())
+    values = parameters["midlayer.self_attn.v_proj.weight"]  # [kv_heads * head_dim, target_hidden + hidden]
+    values[:rank] = 0.0
+    values[:rank, : shape.target_hidden] = s[:rank, None].sqrt() * v[:rank]
+    padded = torch.zeros(shape.hidden, shape.num_kv_heads * head_dim)
+    padded[:, :rank] = u[:, :rank] * s[:rank].sqrt() / own
+    output = parameters["midlayer.self_attn.o_proj.weight"].view(
+        shape.hidden, shape.num_kv_heads, groups, head_dim
+    )
+    output[:, :, :own] = padded.view(shape.hidden, shape.num_kv_heads, 1, head_dim)

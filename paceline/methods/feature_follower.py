@@ -1,0 +1,112 @@
+"""What drafters over the target's features share: sequences, what they have committed, and features still to be run.
+
+Responsible for following sequences in whatever order tokens and features come, and for a cache slot each. Knows nothing
+of how drafts are made; `autoregressive.py`, `block_drafter.py` and `p_eagle.py` build on it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from paceline.methods.base import DrafterError, UnknownDraftSequenceError
+from paceline.methods.draft_layer import LayerSizes
+from paceline.target import Device, TapSpec
+from paceline.target.kv_cache import KVCache, KVLayout, Slot
+
+
+@dataclass(slots=True)
+class FollowedSequence:
+    """A sequence: its tokens, features not yet run, and its slot."""
+
+    tokens: list[int]
+    slot: Slot
+    slot_id: int
+    pending: list[Tensor] = field(
+        default_factory=list
+    )  # features behind the rows that were run, each [n, hidden]
+    num_features: int = 0
+
+    @property
+    def is_ready(self) -> bool:
+        """True once features for all positions but the root's are in."""
+        return self.num_features >= len(self.tokens) - 1 and len(self.tokens) > 1
+
+
+State = TypeVar("State", bound=FollowedSequence)
+
+
+class FeatureFollower(ABC, Generic[State]):
+    """Follows sequences for a drafter with a layer of its own; the parts of `paceline.methods.base.Drafter` for that.
+
+    Args:
+        layer: what runs the features.
+        tap: what is read from the target.
+        max_positions: the longest text that is drafted for.
+        device: where the layer runs.
+        num_layers: of the cache.
+    """
+
+    def __init__(
+        self, layer: LayerSizes, tap: TapSpec, max_positions: int, device: Device, num_layers: int = 1
+    ) -> None:
+        self._sizes = layer
+        self.tap: TapSpec | None = tap
+        self.max_positions = max_positions
+        self.longest_draft: int | None = None
+        layout = KVLayout(num_layers, layer.num_kv_heads, layer.head_dim, layer.dtype, device.torch_device)
+        self._cache = KVCache(layout)
+        self._sequences: dict[int, State] = {}
+
+    @abstractmethod
+    def _begin(self, tokens: list[int], slot: Slot, slot_id: int) -> State:
+        """What is kept of a sequence that is opened."""
+
+    def open(self, sequence_id: int, tokens: Sequence[int]) -> None:
+        """Start following a sequence."""
+        self.close(sequence_id)
+        # A slot may be one that grew while drafting, and what grew then can only be written in that mode.
+        with torch.inference_mode():
+            slot_id = self._cache.open(len(tokens) + 64)
+        self._sequences[sequence_id] = self._begin(list(tokens), self._cache.get(slot_id), slot_id)
+
+    def close(self, sequence_id: int) -> None:
+        """Forget a sequence."""
+        state = self._sequences.pop(sequence_id, None)
+        if state is not None:
+            self._cache.close(state.slot_id)
+
+    def extend(self, sequence_id: int, start: int, tokens: Sequence[int]) -> None:
+        """Take in committed tokens."""
+        state = self._get(sequence_id)
+        known = len(state.tokens)
+        if start > known:
+            raise DrafterError(f"sequence {sequence_id}: tokens {known} to {start - 1} are missing")
+        state.tokens.extend(tokens[known - start :])
+
+    def feed(self, sequence_id: int, start: int, features: Tensor) -> None:
+        """Take in features."""
+        state = self._get(sequence_id)
+        skip = state.num_features - start
+        if skip < 0:
+            raise DrafterError(
+                f"sequence {sequence_id}: features from {state.num_features} to {start - 1} are missing"
+            )
+        if features.ndim != 2 or features.shape[1] != self._sizes.hidden:
+            raise DrafterError(f"features must be [n, {self._sizes.hidden}], not {list(features.shape)}")
+        if skip >= features.shape[0]:
+            return
+        fresh = features[skip:].to(device=self._sizes.where, dtype=self._sizes.dtype)
+        state.pending.append(fresh)
+        state.num_features += int(fresh.shape[0])
+
+    def _get(self, sequence_id: int) -> State:
+        try:
+            return self._sequences[sequence_id]
+        except KeyError:
+            raise UnknownDraftSequenceError(f"sequence {sequence_id} is not open") from None

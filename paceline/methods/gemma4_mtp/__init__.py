@@ -1,0 +1,1 @@
+"""The gemma4_mtp method: how it drafts, how it is trained, its public layouts."""

@@ -1,0 +1,258 @@
+"""Gemma 4's assistant models as transformers saves them (`model_type` `gemma4_assistant`), read and written.
+
+Responsible for the layout: sizes from `config.json`, every tensor by name and shape, and which of the target's layers
+are read, which the layout leaves to the target's own configuration: the last of each type that computes keys and values
+of its own. A head that is stored beside the embedding it is tied to is left out. Not in the layout, and so lost by an
+export: the target's fingerprint and how the model was trained.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from transformers import AutoConfig
+
+from paceline.checkpoints.target_facts import TargetFacts
+from paceline.checkpoints.tensor_files import check_names, read_public_config, read_tensors, write_tensors
+from paceline.methods.checkpoint import CheckpointError, DrafterConfig
+from paceline.methods.gemma4_mtp.layer import check_order, positive, read_cached_layers, read_shape
+from paceline.methods.gemma4_mtp.model import FULL, SLIDING, Gemma4MtpShape
+from paceline.model.layer_heads import last_own_layers, layer_heads
+
+_MODEL_TYPE = "gemma4_assistant"
+_HEAD = "lm_head.weight"
+
+
+def is_gemma4_assistant(content: Mapping[str, Any]) -> bool:
+    """Whether a `config.json` is of this layout."""
+    return content.get("model_type") == _MODEL_TYPE
+
+
+def read_gemma4_assistant(directory: Path, target: TargetFacts) -> tuple[DrafterConfig, dict[str, Tensor]]:
+    """Read a checkpoint for a target, whose configuration must be at hand.
+
+    Raises:
+        CheckpointError: naming what is missing, surplus, of another shape or not supported, or what the target lacks.
+    """
+    shape, tensors = read_model(directory)
+    if (shape.backbone, shape.vocab) != (target.hidden, target.vocab):
+        raise CheckpointError(
+            f"made for a target of {shape.vocab} tokens and width {shape.backbone}, "
+            f"not of {target.vocab} and {target.hidden}"
+        )
+    layers, heads = _target_layers(target, set(shape.layer_types))
+    for kind, (_, head_dim) in heads.items():
+        if head_dim != shape.head_dims[kind]:
+            raise CheckpointError(
+                f"{kind}: heads are {shape.head_dims[kind]} wide, in layer {layers[kind]} of the target {head_dim}"
+            )
+    content: dict[str, Any] = {
+        name: getattr(shape, name)
+        for name in ("backbone", "hidden", "intermediate", "vocab", "num_heads", "sliding_window", "rms_eps")
+    }
+    content |= {
+        "layer_types": list(shape.layer_types),
+        "head_dims": {kind: shape.head_dims[kind] for kind in layers},
+        "kv_heads": {kind: kv_heads for kind, (kv_heads, _) in heads.items()},
+        "kv_layers": layers,
+        "rope_thetas": dict(shape.rope_thetas),
+        "rotary_shares": dict(shape.rotary_shares),
+        "embedding_scale": shape.backbone**0.5,
+        "num_clusters": shape.num_clusters,
+        "num_selected": shape.num_selected,
+        "max_positions": target.max_positions,
+    }
+    origin = {"imported_from": _MODEL_TYPE}
+    config = DrafterConfig("gemma4_mtp", target.fingerprint, target.name, content, origin)
+    read_cached_layers(config)  # whether heads fall into groups
+    return config, tensors
+
+
+def _target_layers(target: TargetFacts, kinds: set[str]) -> tuple[dict[str, int], dict[str, tuple[int, int]]]:
+    """The target's layers to read, by type, and their key heads and width."""
+    if target.directory is None:
+        raise CheckpointError(f"the configuration of target {target.name!r} is needed, and is not here")
+    text = AutoConfig.from_pretrained(
+        target.directory, local_files_only=True, trust_remote_code=False
+    ).get_text_config()
+    own = last_own_layers(text)
+    if lacking := sorted(kinds - set(own)):
+        raise CheckpointError(
+            f"target {target.name!r} has no {lacking[0]} layer with keys and values of its own"
+        )
+    layers = {kind: own[kind] for kind in sorted(kinds)}
+    heads = layer_heads(text)
+    return layers, {kind: heads[layer] for kind, layer in layers.items()}
+
+
+def write_gemma4_assistant(directory: Path, config: DrafterConfig, tensors: Mapping[str, Tensor]) -> None:
+    """Write a checkpoint for transformers and those who read its layout.
+
+    Raises:
+        CheckpointError: another method, sizes that the layout cannot say, or tensors that do not fit, by name.
+    """
+    if config.method != "gemma4_mtp":
+        raise CheckpointError(f"the {_MODEL_TYPE} layout holds gemma4_mtp, not {config.method!r}")
+    shape, cached = read_shape(config), read_cached_layers(config)
+    check_names(tensors, shape.parameter_shapes())
+    if config.shape.get("embedding_scale", shape.backbone**0.5) != shape.backbone**0.5:
+        raise CheckpointError(f"shape.embedding_scale: the {_MODEL_TYPE} layout knows Gemma's alone")
+    sliding, full = cached.get(SLIDING, cached[FULL]), cached[FULL]
+    ropes: dict[str, dict[str, Any]] = {
+        kind: {
+            "rope_type": "default" if share == 1.0 else "proportional",
+            "rope_theta": shape.rope_thetas[kind],
+            **({} if share == 1.0 else {"partial_rotary_factor": share}),
+        }
+        for kind, share in shape.rotary_shares.items()
+    }
+    text = {
+        "model_type": "gemma4_text",
+        "vocab_size": shape.vocab,
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.intermediate,
+        "num_hidden_layers": len(shape.layer_types),
+        "num_kv_shared_layers": len(shape.layer_types),
+        "layer_types": list(shape.layer_types),
+        "num_attention_heads": shape.num_heads,
+        "num_key_value_heads": sliding.num_kv_heads,
+        "head_dim": sliding.head_dim,
+        "num_global_key_value_heads": full.num_kv_heads,
+        "global_head_dim": full.head_dim,
+        # What transformers takes the number of the full layer's key heads by.
+        "attention_k_eq_v": full.num_kv_heads != sliding.num_kv_heads,
+        "sliding_window": shape.sliding_window,
+        "rope_parameters": {SLIDING: {"rope_type": "default", "rope_theta": 10000.0}, **ropes},
+        "rms_norm_eps": shape.rms_eps,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "hidden_size_per_layer_input": 0,
+        "vocab_size_per_layer_input": 0,
+        "max_position_embeddings": config.size("max_positions"),
+        "tie_word_embeddings": True,
+    }
+    content = {
+        "architectures": ["Gemma4AssistantForCausalLM"],
+        "model_type": _MODEL_TYPE,
+        "backbone_hidden_size": shape.backbone,
+        "use_ordered_embeddings": bool(shape.num_clusters),
+        "num_centroids": shape.num_clusters or 2048,
+        "centroid_intermediate_top_k": shape.num_selected or 32,
+        "tie_word_embeddings": True,
+        "text_config": text,
+        "dtype": str(tensors["pre_projection.weight"].dtype).removeprefix("torch."),
+    }
+    write_tensors(directory, "model.safetensors", content, tensors)
+
+
+def read_model(directory: Path) -> tuple[Gemma4MtpShape, dict[str, Tensor]]:
+    """Sizes and tensors of a checkpoint.
+
+    Raises:
+        CheckpointError: naming what is missing, surplus, of another shape or not supported.
+    """
+    source = read_public_config(directory)
+    if not is_gemma4_assistant(source):
+        raise CheckpointError(
+            f"config.json: model_type must be {_MODEL_TYPE!r}, not {source.get('model_type')!r}"
+        )
+    shape, tensors = _shape(source), read_tensors(directory)
+    tensors.pop(_HEAD, None)
+    check_names(tensors, shape.parameter_shapes())
+    check_order(tensors, shape)
+    return shape, tensors
+
+
+def _shape(source: Mapping[str, Any]) -> Gemma4MtpShape:
+    text = source.get("text_config")
+    if not isinstance(text, Mapping):
+        raise CheckpointError("config.json: text_config is missing")
+    for name, wanted in (
+        ("hidden_activation", "gelu_pytorch_tanh"),
+        ("attention_bias", False),
+        ("hidden_size_per_layer_input", 0),
+        ("enable_moe_block", False),
+        ("use_double_wide_mlp", False),
+        ("num_kv_shared_layers", text.get("num_hidden_layers")),
+    ):
+        if text.get(name, wanted) != wanted:
+            raise CheckpointError(f"text_config.{name} must be {wanted!r}, not {text[name]!r}")
+    types = text.get("layer_types")
+    if (
+        not isinstance(types, list)
+        or len(types) != text.get("num_hidden_layers")
+        or any(kind not in (SLIDING, FULL) for kind in types)
+    ):
+        raise CheckpointError(f"text_config.layer_types must say {SLIDING} or {FULL} for every layer")
+    ropes = text.get("rope_parameters") or {
+        SLIDING: {"rope_type": "default", "rope_theta": 1e4},
+        FULL: {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
+    }
+    for kind in set(types):
+        rope = ropes.get(kind) if isinstance(ropes, Mapping) else None
+        if not isinstance(rope, Mapping) or rope.get("rope_type") not in ("default", "proportional"):
+            raise CheckpointError(f"text_config.rope_parameters.{kind} must be default or proportional")
+        if rope.get("factor", 1.0) != 1.0:
+            raise CheckpointError(f"text_config.rope_parameters.{kind}.factor is not supported")
+    vocab = _size(text, "vocab_size")
+    clusters = selected = 0
+    if source.get("use_ordered_embeddings"):
+        clusters, selected = _size(source, "num_centroids"), _size(source, "centroid_intermediate_top_k")
+        if vocab % clusters or selected > clusters:
+            raise CheckpointError(
+                f"num_centroids {clusters} must divide {vocab} tokens and be at least {selected}"
+            )
+    return Gemma4MtpShape(
+        backbone=_size(source, "backbone_hidden_size"),
+        hidden=_size(text, "hidden_size"),
+        intermediate=_size(text, "intermediate_size"),
+        vocab=vocab,
+        num_heads=_size(text, "num_attention_heads"),
+        layer_types=tuple(types),
+        head_dims={SLIDING: _size(text, "head_dim"), FULL: _full_head_dim(text, types)},
+        sliding_window=_size(text, "sliding_window"),
+        rope_thetas={kind: _of_rope(ropes, kind, "rope_theta", 1e4) for kind in set(types)},
+        rotary_shares={
+            kind: _of_rope(ropes, kind, "partial_rotary_factor", 1.0, most=1)
+            if ropes[kind]["rope_type"] == "proportional"
+            else 1.0
+            for kind in set(types)
+        },
+        rms_eps=positive(text.get("rms_norm_eps", 1e-6), "text_config.rms_norm_eps"),
+        num_clusters=clusters,
+        num_selected=selected,
+    )
+
+
+def _of_rope(
+    ropes: Mapping[str, Mapping[str, Any]], kind: str, name: str, default: float, most: float = math.inf
+) -> float:
+    return positive(ropes[kind].get(name, default), f"text_config.rope_parameters.{kind}.{name}", most)
+
+
+def _full_head_dim(text: Mapping[str, Any], types: list[str]) -> int:
+    """Published as `global_head_dim`; newer versions of transformers write overrides layer by layer."""
+    if "global_head_dim" in text:
+        return _size(text, "global_head_dim")
+    overrides = text.get("per_layer_config") or {}
+    if not isinstance(overrides, Mapping):
+        raise CheckpointError("text_config.per_layer_config must go by layer")
+    found = {
+        str(index): _size(override, "head_dim")
+        for index, override in overrides.items()
+        if isinstance(override, Mapping) and "head_dim" in override
+    }
+    widths = {found.get(str(index), 512) for index, kind in enumerate(types) if kind == FULL}
+    if len(widths) > 1:
+        raise CheckpointError("text_config.per_layer_config: full layers with heads of several widths")
+    return widths.pop() if widths else 512
+
+
+def _size(source: Mapping[str, Any], name: str) -> int:
+    value = source.get(name)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise CheckpointError(f"config.json: {name} must be a positive whole number, not {value!r}")
+    return value

@@ -1,0 +1,257 @@
+"""Gemma 4's assistant trained behind a finished target: it learns over the target's keys and values.
+
+How the published ones were trained is not known; this objective is Paceline's own, after what serving does. Row ``r``
+is the beginning of a draft from the text up to token ``r + 1``: it stands at position ``r + 1`` throughout, sees the
+target's keys and values of positions up to ``r`` (a sliding layer those of its window), and reads token ``r + 1`` and
+the target's final-norm output of position ``r``. Step ``j`` reads token ``r + 1 + j`` and what step ``j - 1`` gave, and
+proposes token ``r + 2 + j``. Rows do not see one another, so that all drafts of a text are one pass a step.
+
+Responsible for the loss over steps, held-out acceptance and the clusters of the head. Knows nothing of optimisers and
+checkpoints of runs; called by :mod:`paceline.training.trainer`. Serving runs the same model through
+:mod:`paceline.methods.gemma4_mtp.drafter`, and a test holds the two together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from paceline.methods.checkpoint import DrafterConfig, save_drafter
+from paceline.methods.deepseek_mtp.objective import chain_starts
+from paceline.methods.eagle3.objective import TargetFacts
+from paceline.methods.gemma4_mtp.model import SLIDING, Gemma4MtpModel, Gemma4MtpShape
+from paceline.methods.gemma4_mtp.token_clusters import cluster_tokens, fit_centroids
+from paceline.target import CachedLayer
+from paceline.training.acceptance import AcceptanceCounts
+from paceline.training.data import Batch
+from paceline.training.losses import head_best, linear_cross_entropy, linear_divergence
+from paceline.training.objective import checked_parameters
+from paceline.training.target_rows import TargetRows
+from paceline.training.token_rows import depth_loss, depth_weights
+
+TABLE = "model.embed_tokens.weight"
+_PRE, _POST = "pre_projection.weight", "post_projection.weight"
+_EVAL_CHAIN = 5
+_STATES_PER_WIDTH = 4  # with fewer, a cluster's mean foretells more
+_CENTROID_STATES = (
+    6144  # of all steps, that the centroids of a clustered head are fitted to; the newest of a run
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TargetTables:
+    """What the assistant shares with its target.
+
+    Attributes:
+        embedding: ``[vocab, backbone]``.
+        embedding_scale: what the target multiplies it by.
+        head: ``[vocab, backbone]``.
+        rows: gives ``[final norm ; keys and values]`` of texts.
+    """
+
+    embedding: Tensor
+    embedding_scale: float
+    head: Tensor
+    rows: TargetRows
+
+
+class Gemma4MtpObjective:
+    """Loss and acceptance of the assistant; the target is frozen.
+
+    Args:
+        shape: sizes, with a dense head: clusters are made when the drafter is exported.
+        cached: what is read of the target, by type of layer.
+        parameters: float32 by checkpoint name; see :meth:`Gemma4MtpShape.parameter_shapes`.
+        tables: the target's.
+        target: what the exported checkpoint says of its target.
+        input_scale: root mean square of each entry that `pre_projection` reads, ``[2 * backbone]``. A few entries of a
+            state are far larger than the rest; both projections are trained in units of these and exported in the
+            target's own, else the optimiser's equal steps for all entries would swing the output. None: as they are.
+        steps: in the loss.
+        step_decay: weight of a step, of the one before.
+        loss: ``ce`` on the text's tokens, or ``kl`` to the target's distributions.
+        token_rows: rows of a batch and step whose loss is computed, chosen at random; 0 takes all.
+        num_clusters: of the exported head; 0 leaves it dense.
+        num_selected: clusters whose tokens it scores.
+        dtype: compute type; parameters stay float32.
+    """
+
+    method = "gemma4_mtp"
+
+    def __init__(
+        self,
+        shape: Gemma4MtpShape,
+        cached: Mapping[str, CachedLayer],
+        parameters: Mapping[str, Tensor],
+        tables: TargetTables,
+        target: TargetFacts,
+        input_scale: Tensor | None = None,
+        steps: int = 3,
+        step_decay: float = 0.8,
+        loss: str = "ce",
+        token_rows: int = 0,
+        num_clusters: int = 0,
+        num_selected: int = 0,
+        dtype: torch.dtype = torch.bfloat16,
+    ) -> None:
+        self.shape, self.cached, self.dtype, self.target = shape, dict(cached), dtype, target
+        scale = torch.ones(2 * shape.backbone) if input_scale is None else input_scale
+        self.set_constants({"input_scale": scale})
+        self._parameters = checked_parameters(self.method, shape.parameter_shapes(), parameters)
+        with torch.no_grad():
+            self._parameters[_PRE].mul_(self._input_scale)
+            self._parameters[_POST].div_(self._state_scale)
+        self._embedding, self._head = tables.embedding.to(dtype), tables.head.to(dtype)
+        self._embedding_scale, self._rows = tables.embedding_scale, tables.rows
+        self._weights = depth_weights(steps, step_decay)
+        self._loss, self._token_rows = loss, token_rows
+        self._num_clusters, self._num_selected = num_clusters, num_selected
+        self._seen: list[Tensor] = []  # what the head read of late, each [n, hidden]
+
+    def named_parameters(self) -> dict[str, nn.Parameter]:
+        """Everything the optimiser moves, by checkpoint name."""
+        return self._parameters
+
+    def constants(self) -> dict[str, Tensor]:
+        """The scale of what is read, measured on the text."""
+        return {"input_scale": self._input_scale}
+
+    def set_constants(self, constants: dict[str, Tensor]) -> None:
+        """Fixes it."""
+        self._input_scale = constants["input_scale"].float()
+        self._state_scale = self._input_scale[self.shape.backbone :, None]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Float32 by checkpoint name, in the target's units."""
+        return {
+            **self._parameters,
+            _PRE: self._parameters[_PRE] / self._input_scale,
+            _POST: self._parameters[_POST] * self._state_scale,
+        }
+
+    def set_progress(self, fraction: float) -> None:
+        """No curriculum."""
+
+    def loss(self, batch: Batch) -> tuple[Tensor, dict[str, float]]:
+        """Weighted sum over steps of the mean over rows whose proposal is part of an answer."""
+        features = self._rows.read(batch).to(self.dtype)
+        table = self._parameters[TABLE].to(self.dtype)
+
+        def row_loss(states: Tensor, row: Tensor, place: Tensor) -> Tensor:
+            if self._num_clusters:
+                self._note(states.detach())
+            if self._loss == "kl":
+                wanted = features[row, place, : self.shape.backbone]
+                return linear_divergence(states, table, wanted, self._head)
+            return linear_cross_entropy(states, table, batch.tokens[row, place + 1])
+
+        outputs = self.run(batch, features, len(self._weights))
+        total, shown = depth_loss(batch, outputs, self._weights, self._token_rows, row_loss)
+        if not shown:  # a batch without a single row
+            total = sum((p.sum() * 0.0 for p in self._parameters.values()), total)
+        return total, shown
+
+    def _note(self, states: Tensor) -> None:
+        """Keep what the head read, for the clusters' centroids; of the newest as many as are needed."""
+        self._seen.append(states)
+        while sum(len(part) for part in self._seen[1:]) >= _CENTROID_STATES:
+            del self._seen[0]
+
+    @torch.no_grad()
+    def evaluate(self, batch: Batch) -> AcceptanceCounts:
+        """Greedy acceptance of chains with the dense head, for every answer position of greedily answered texts."""
+        usable = chain_starts(batch, _EVAL_CHAIN)
+        row, position = usable.nonzero(as_tuple=True)
+        right = torch.zeros(row.numel(), _EVAL_CHAIN, dtype=torch.bool)
+        if row.numel():
+            for j, out in enumerate(self.outputs(batch, _EVAL_CHAIN)):
+                best = head_best(out[row, position], self._parameters[TABLE].to(self.dtype), 1).squeeze(-1)
+                right[:, j] = best == batch.top_tokens[row, position + 1 + j]
+        return AcceptanceCounts.from_chains(right)
+
+    def outputs(self, batch: Batch, steps: int) -> Iterator[Tensor]:
+        """What the head reads at each step, ``[rows, length, hidden]``; with the target's rows read for it."""
+        return self.run(batch, self._rows.read(batch).to(self.dtype), steps)
+
+    def run(self, batch: Batch, features: Tensor, steps: int) -> Iterator[Tensor]:
+        """As :meth:`outputs`.
+
+        Args:
+            batch: texts.
+            features: ``[rows, length, width]``, the target's.
+            steps: how many.
+        """
+        model = Gemma4MtpModel(self.shape, {k: t.to(self.dtype) for k, t in self.tensors().items()})
+        length = batch.tokens.shape[1]
+        widths = [self.shape.backbone, *(one.width for one in self.cached.values())]
+        state, *columns = features.split(widths, dim=-1)
+        caches = {
+            kind: column.unflatten(-1, (2 * one.num_kv_heads, one.head_dim)).transpose(1, 2)
+            for (kind, one), column in zip(self.cached.items(), columns, strict=True)
+        }  # each [rows, 2 * kv_heads, length, head_dim], keys first
+        masks = {kind: self._mask(kind, length) for kind in caches}
+
+        def attend(kind: str, queries: Tensor) -> Tensor:
+            keys, values = caches[kind].chunk(2, dim=1)
+            groups = queries.shape[2] // keys.shape[1]
+            # [rows, kv_heads, groups * length, head_dim]: query heads of a key head one behind the other
+            folded = queries.unflatten(2, (-1, groups)).permute(0, 2, 3, 1, 4).flatten(2, 3)
+            mask = masks[kind].repeat(groups, 1)
+            mixed = F.scaled_dot_product_attention(folded, keys, values, attn_mask=mask, scale=1.0)
+            by_row: Tensor = mixed.unflatten(2, (groups, length)).permute(0, 3, 1, 2, 4)
+            return by_row.flatten(2)
+
+        ids, positions = batch.tokens, torch.arange(1, length + 1)
+        for _ in range(steps):
+            ids = F.pad(ids[:, 1:], (0, 1))
+            embedded = F.embedding(ids, self._embedding) * self._embedding_scale
+            output, state = model.forward(embedded, state, positions, attend)
+            yield output
+
+    def _mask(self, kind: str, length: int) -> Tensor:
+        """Additive ``[length, length]``: who sees which positions."""
+        place = torch.arange(length)
+        behind = place[:, None] - place[None]
+        seen = behind >= 0
+        if kind == SLIDING:
+            seen &= behind <= self.shape.sliding_window
+        return torch.zeros(length, length, dtype=self.dtype).masked_fill_(~seen, -torch.inf)
+
+    def checkpoint(self, facts: Mapping[str, Any]) -> tuple[DrafterConfig, dict[str, Tensor]]:
+        """The servable checkpoint in bfloat16, its head in clusters where they were asked for."""
+        tensors = {k: t.detach().bfloat16() for k, t in self.tensors().items()}
+        shape = self.shape
+        if self._num_clusters:
+            shape = replace(shape, num_clusters=self._num_clusters, num_selected=self._num_selected)
+            table = self._parameters[TABLE].detach()
+            centroids, order = cluster_tokens(table, self._num_clusters)
+            states = torch.cat([table[:0], *self._seen])[-_CENTROID_STATES:]
+            if len(states) >= _STATES_PER_WIDTH * states.shape[1]:
+                centroids = fit_centroids(states, table, order, self._num_clusters)
+            tensors["masked_embedding.centroids.weight"] = centroids.bfloat16()
+            tensors["masked_embedding.token_ordering"] = order
+        content = {
+            **{name: getattr(shape, name) for name in ("backbone", "hidden", "intermediate", "vocab")},
+            **{name: getattr(shape, name) for name in ("num_heads", "sliding_window", "rms_eps")},
+            **{name: getattr(shape, name) for name in ("num_clusters", "num_selected")},
+            **{name: dict(getattr(shape, name)) for name in ("head_dims", "rope_thetas", "rotary_shares")},
+            "layer_types": list(shape.layer_types),
+            "kv_heads": {kind: one.num_kv_heads for kind, one in self.cached.items()},
+            "kv_layers": {kind: one.layer for kind, one in self.cached.items()},
+            "embedding_scale": self._embedding_scale,
+            "max_positions": self.target.max_positions,
+        }
+        return (
+            DrafterConfig(self.method, self.target.fingerprint, self.target.name, content, dict(facts)),
+            tensors,
+        )
+
+    def export(self, folder: Path, facts: dict[str, Any]) -> None:
+        """Writes ``config.json`` and ``model.safetensors``."""
+        save_drafter(folder, *self.checkpoint(facts))

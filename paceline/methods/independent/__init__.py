@@ -1,0 +1,1 @@
+"""The independent method: how it drafts, how it is trained, its public layouts."""

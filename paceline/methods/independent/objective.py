@@ -1,0 +1,193 @@
+"""An independent drafter cut from its target and distilled on the target's own text.
+
+The first and last layers of the target with its embedding, final norm and head, trained by cross entropy against the
+target's distribution (the KL of distillation up to a constant; see 2310.08461 for why the text should be the target's
+own), over the whole vocabulary or over a part of it. Embedding and head stay the target's. Called by
+:mod:`paceline.training.trainer`; serving runs the exported model through :mod:`paceline.methods.independent.drafter`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from paceline.atomic_write import write_json
+from paceline.methods.checkpoint import DrafterConfig, save_drafter
+from paceline.methods.eagle3.objective import TargetFacts
+from paceline.methods.whole_model.draft_model import MODEL_DIR
+from paceline.safetensors_io import write_weights
+from paceline.training.acceptance import AcceptanceCounts
+from paceline.training.backbone import Backbone
+from paceline.training.configuration import parse_configuration, read_config_json, text_part
+from paceline.training.data import Batch
+from paceline.training.draft_vocabulary import id_offsets
+from paceline.training.errors import TrainingDataError
+from paceline.training.losses import head_argmax, linear_soft_cross_entropy, softmax_head
+from paceline.training.target_weights import EMBEDDING, HEAD, check_target_tensors
+from paceline.training.teacher import read_weights
+
+_EVAL_CHAIN = 5
+
+
+def cut_layers(num_layers: int, keep: int) -> list[int]:
+    """Which target layers a cut keeps: the first half of ``keep`` (rounded up) and the last of them.
+
+    Raises:
+        TrainingDataError: more layers than there are, or none.
+    """
+    if not 1 <= keep <= num_layers:
+        raise TrainingDataError(f"cannot cut {keep} layers from a target of {num_layers}")
+    first = (keep + 1) // 2
+    return [*range(first), *range(num_layers - (keep - first), num_layers)]
+
+
+def cut_model(model_dir: Path, num_layers: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Configuration and tensors of a model of which some layers are kept; see :func:`cut_layers`.
+
+    Raises:
+        TrainingDataError: more layers than there are, or none, or a model of several parts, or no embedding and head.
+    """
+    config = read_config_json(model_dir)
+    parsed = parse_configuration(config)
+    if text_part(parsed) is not parsed:
+        raise TrainingDataError(
+            f"a {parsed.model_type!r} has several parts and cannot be cut; save its text model on its own"
+        )
+    kept = cut_layers(parsed.num_hidden_layers, num_layers)
+    check_target_tensors(model_dir)
+    source = read_weights(model_dir)
+    weights = {k: v for k, v in source.items() if not k.startswith("model.layers.")}
+    for new, old in enumerate(kept):
+        prefix = f"model.layers.{old}."
+        weights |= {
+            f"model.layers.{new}." + k[len(prefix) :]: v for k, v in source.items() if k.startswith(prefix)
+        }
+    config["num_hidden_layers"] = num_layers
+    # Families work out which layers have windows from their number (`max_window_layers`, a pattern), which has changed.
+    if (kinds := getattr(parsed, "layer_types", None)) is not None:
+        config["layer_types"] = [kinds[old] for old in kept]
+    return config, weights
+
+
+class IndependentObjective:
+    """Distillation loss and acceptance of a small model with the target's embedding and head.
+
+    Args:
+        config: the small model's transformers configuration.
+        weights: its tensors by transformers names, embedding included.
+        target: what the exported checkpoint says of its target.
+        dtype: compute type; parameters stay float32.
+        draft_ids: the tokens it will propose, ascending, int64 ``[draft_vocab]``; None for all.
+    """
+
+    method = "independent"
+
+    def __init__(
+        self,
+        config: dict[str, Any],
+        weights: dict[str, Tensor],
+        target: TargetFacts,
+        dtype: torch.dtype,
+        draft_ids: Tensor | None = None,
+    ) -> None:
+        self.config = config
+        self.shape = Backbone.from_config(config)
+        self.target = target
+        self.dtype = dtype
+        self._frozen = {k: v for k, v in weights.items() if k in (EMBEDDING, HEAD)}
+        self._parameters = {
+            k: nn.Parameter(v.float().clone()) for k, v in weights.items() if k not in self._frozen
+        }
+        self._embedding = weights[EMBEDDING].to(dtype)
+        self._whole_head = weights.get(HEAD, weights[EMBEDDING])
+        self.set_constants({} if draft_ids is None else {"draft_ids": draft_ids})
+
+    @classmethod
+    def cut_from_target(
+        cls,
+        model_dir: Path,
+        num_layers: int,
+        target: TargetFacts,
+        dtype: torch.dtype,
+        draft_ids: Tensor | None = None,
+    ) -> IndependentObjective:
+        """Starts from layers of the target itself."""
+        return cls(*cut_model(model_dir, num_layers), target, dtype, draft_ids)
+
+    def named_parameters(self) -> dict[str, nn.Parameter]:
+        """Layers and final norm, by transformers name."""
+        return self._parameters
+
+    def constants(self) -> dict[str, Tensor]:
+        """The draft vocabulary, measured on the text; nothing where it is whole."""
+        return {} if self.draft_ids is None else {"draft_ids": self.draft_ids}
+
+    def set_constants(self, constants: dict[str, Tensor]) -> None:
+        """Fixes the draft vocabulary."""
+        self.draft_ids = constants.get("draft_ids")
+        ids = torch.arange(self.shape.vocab) if self.draft_ids is None else self.draft_ids
+        self._head = self._whole_head.to(self.dtype)[ids]  # [draft_vocab, hidden]
+        self._can_draft = torch.zeros(self.shape.vocab, dtype=torch.bool).index_fill(0, ids, True)
+
+    def set_progress(self, fraction: float) -> None:
+        """No curriculum."""
+
+    def loss(self, batch: Batch) -> tuple[Tensor, dict[str, float]]:
+        """Mean cross entropy against the target's distribution, over positions that lead to an answer token.
+
+        With a part of the vocabulary the distribution is the target's over that part, and positions count whose best
+        token is in it (as in EAGLE-3, 2503.01840, section 3).
+        """
+        hidden = batch.need_hidden()
+        keep = torch.zeros_like(batch.is_answer)
+        keep[:, :-1] = batch.is_answer[:, 1:]
+        if self.draft_ids is not None:
+            keep &= (batch.top_tokens >= 0) & self._can_draft[batch.top_tokens.clamp_min(0)]
+        out = self._forward(batch.tokens)
+        if not keep.any():
+            return out.sum() * 0.0, {}
+        target_probs = softmax_head(hidden[keep].to(self.dtype), self._head)
+        value = linear_soft_cross_entropy(out[keep], self._head, target_probs)
+        return value, {"loss": float(value.detach())}
+
+    @torch.no_grad()
+    def evaluate(self, batch: Batch) -> AcceptanceCounts:
+        """Greedy acceptance of chains: given acceptance so far the drafter reads the text itself, so one pass tells."""
+        rows, length = batch.tokens.shape
+        best = head_argmax(self._forward(batch.tokens).reshape(rows * length, -1), self._head)
+        if self.draft_ids is not None:
+            best = self.draft_ids[best]
+        right = best.view(rows, length) == batch.top_tokens
+        wanted = torch.zeros_like(right)
+        wanted[:, :-1] = batch.is_answer[:, 1:] & batch.is_greedy[:, None]
+        if length < _EVAL_CHAIN:
+            return AcceptanceCounts()
+        usable = wanted.unfold(1, _EVAL_CHAIN, 1).all(-1)
+        return AcceptanceCounts.from_chains(right.unfold(1, _EVAL_CHAIN, 1)[usable])
+
+    def export(self, folder: Path, facts: dict[str, Any]) -> None:
+        """Writes the drafter's ``config.json`` and the small model as a transformers directory below it.
+
+        The model is whole; which rows of its head are meant stands beside it, as ``d2t``.
+        """
+        model = folder / MODEL_DIR
+        tensors = {**self._frozen, **self._parameters}
+        write_weights(model / "model.safetensors", {k: v.detach().bfloat16() for k, v in tensors.items()})
+        write_json(model / "config.json", {**self.config, "dtype": "bfloat16"})
+        shape = {"target_vocab": self.shape.vocab, "num_layers": self.shape.num_layers}
+        if self.draft_ids is not None:
+            shape["draft_vocab"] = len(self.draft_ids)
+        config = DrafterConfig(self.method, self.target.fingerprint, self.target.name, shape, facts)
+        if self.draft_ids is not None:
+            save_drafter(folder, config, {"d2t": id_offsets(self.draft_ids)})
+            return
+        write_json(folder / "config.json", asdict(config))
+
+    def _forward(self, tokens: Tensor) -> Tensor:
+        """Final-norm hidden ``[rows, length, hidden]``."""
+        weights = self.shape.compute_weights(self._parameters, self.dtype)
+        return self.shape.final_hidden(weights, self._embedding, tokens)

@@ -1,0 +1,89 @@
+"""Medusa-1's training objective: heads on a frozen target's hidden states (2401.10774, "Medusa-1: frozen backbone").
+
+Responsible for its loss and its held-out acceptance. The hidden states are those that were stored while the target
+wrote the text, so that training never runs the target. Knows nothing of optimisers, checkpoints of runs or serving;
+called by :mod:`paceline.training.trainer`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from paceline.methods.checkpoint import DrafterConfig, save_drafter
+from paceline.methods.eagle3.objective import TargetFacts
+from paceline.methods.medusa_heads.training import HeadStack, RankCounts, chain_starts, right_ranks
+from paceline.training.acceptance import AcceptanceCounts
+from paceline.training.data import Batch
+
+
+class Medusa1Objective:
+    """Loss and acceptance of heads on a frozen target.
+
+    Args:
+        heads: the heads.
+        target: what the exported checkpoint says of its target.
+        decay: weight ratio of one head's loss to the head's before (0.8 in the paper).
+    """
+
+    method = "medusa1"
+
+    def __init__(self, heads: HeadStack, target: TargetFacts, decay: float = 0.8) -> None:
+        self.heads = heads
+        self.target = target
+        self.decay = decay
+        self._ranks = RankCounts(heads.shape.num_heads)
+
+    def named_parameters(self) -> dict[str, nn.Parameter]:
+        """The heads' tensors by checkpoint name."""
+        return self.heads.parameters
+
+    def constants(self) -> dict[str, Tensor]:
+        """The draft vocabulary, counted on the text."""
+        return {"draft_ids": self.heads.draft_ids}
+
+    def set_constants(self, constants: dict[str, Tensor]) -> None:
+        """Fixes the draft vocabulary."""
+        self.heads.set_draft_ids(constants["draft_ids"])
+
+    def set_progress(self, fraction: float) -> None:
+        """No curriculum."""
+
+    def loss(self, batch: Batch) -> tuple[Tensor, dict[str, float]]:
+        """``sum_k decay^k CE(head k at r, token r + 2 + k)``; tokens of the prompt are no labels."""
+        self._ranks = RankCounts(
+            self.heads.shape.num_heads
+        )  # what was measured before belongs to older weights
+        loss, metrics = self.heads.loss(batch.need_hidden().to(self.heads.dtype), batch, self.decay)
+        if not loss.requires_grad:  # a batch without a single label
+            loss = loss + sum(p.sum() * 0.0 for p in self.heads.parameters.values())
+        return loss, metrics
+
+    @torch.no_grad()
+    def evaluate(self, batch: Batch) -> AcceptanceCounts:
+        """Greedy acceptance of chains that begin at every answer position of greedily answered conversations.
+
+        Heads do not read one another's tokens, so that a chain's tokens are each head's likeliest, whatever was
+        accepted; what each rank would have been worth is counted on the way.
+        """
+        usable = chain_starts(batch.is_answer & batch.is_greedy[:, None], self.heads.shape.num_heads)
+        if not usable.any():
+            return AcceptanceCounts()
+        hidden = batch.need_hidden().to(self.heads.dtype)
+        right = right_ranks(self.heads, hidden, batch.top_tokens, usable)
+        self._ranks.add(right)
+        return AcceptanceCounts.from_chains(right[:, :, 0])
+
+    def export(self, folder: Path, facts: dict[str, Any]) -> None:
+        """Writes ``config.json``, with the measured accuracy of each rank, and ``model.safetensors``."""
+        shape = {
+            **asdict(self.heads.shape),
+            "max_positions": self.target.max_positions,
+            "accuracies": self._ranks.accuracies,
+        }
+        config = DrafterConfig(self.method, self.target.fingerprint, self.target.name, shape, facts)
+        save_drafter(folder, config, self.heads.tensors())

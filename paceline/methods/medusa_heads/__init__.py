@@ -1,0 +1,1 @@
+"""Heads on the newest hidden state, which Medusa-1 and -2 share."""

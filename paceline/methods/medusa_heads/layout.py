@@ -1,0 +1,145 @@
+"""FasterDecoding's Medusa layout: heads as one `ModuleList`, `{head}.{block}.linear.*` and `{head}.{last}.weight`.
+
+Its `config.json` may name another number of heads than the weights hold (the authors' own checkpoints say 2 beside 5),
+and its loader skips names that it does not know: here the weights are counted, and every name is accounted for. A
+Medusa-2 model holds heads and target in one directory, the heads behind `medusa_head.`; of it the heads are read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.checkpoints.target_facts import TargetFacts
+from paceline.checkpoints.tensor_files import check_finite, check_names, read_tensors, write_tensors
+from paceline.methods.checkpoint import CheckpointError, DrafterConfig
+from paceline.methods.medusa_heads.heads import MedusaShape, OutputHead
+
+FILE_NAME = "medusa_lm_head.safetensors"
+"""The reference's file is of this name with the suffix `.pt`."""
+
+MODEL_PREFIX = "medusa_head."
+_NAME = re.compile(r"(\d+)\.(\d+)\.(linear\.weight|linear\.bias|weight)")
+
+
+def is_medusa(content: Mapping[str, Any]) -> bool:
+    """Whether a `config.json` is of this layout: it counts Medusa's heads, rightly or not."""
+    return "medusa_num_heads" in content
+
+
+def read_medusa(directory: Path, target: TargetFacts) -> tuple[DrafterConfig, dict[str, Tensor]]:
+    """Read heads in FasterDecoding's layout.
+
+    Args:
+        directory: holds `medusa_lm_head.safetensors`, or a Medusa-2 model's safetensors.
+        target: the target they are for; of a Medusa-2 model the very model.
+
+    Raises:
+        CheckpointError: a tensor is missing, surplus or of another shape, or the weights are pickled.
+    """
+    found = read_tensors(directory, (FILE_NAME,))
+    is_whole_model = any(name.startswith(MODEL_PREFIX) for name in found)
+    if is_whole_model:
+        found = {
+            name.removeprefix(MODEL_PREFIX): tensor
+            for name, tensor in found.items()
+            if name.startswith(MODEL_PREFIX)
+        }
+    shape = _shape(found, target)
+    names = _names(shape)
+    check_names(found, {theirs: shape.parameter_shapes()[ours] for theirs, ours in names.items()})
+    check_finite(found)
+    config = DrafterConfig(
+        "medusa2" if is_whole_model else "medusa1",
+        target.fingerprint,
+        target.name,
+        {**asdict(shape), "max_positions": target.max_positions},
+        {"imported_from": "medusa"},
+    )
+    return config, {ours: found[theirs] for theirs, ours in names.items()}
+
+
+def write_medusa(directory: Path, config: DrafterConfig, tensors: Mapping[str, Tensor]) -> None:
+    """Write heads in FasterDecoding's layout, as safetensors.
+
+    An output head that all heads share is written once for each, absent biases as zeros.
+
+    Raises:
+        CheckpointError: the layout cannot hold them: a reduced vocabulary, blocks that differ within a head (the
+            reference repeats one), or output heads that are the target's and not in the checkpoint.
+    """
+    shape = MedusaShape.from_config(config)
+    if shape.is_reduced:
+        raise CheckpointError("the Medusa layout holds heads over the whole vocabulary alone: export to vllm")
+    if shape.output is OutputHead.TARGET:
+        raise CheckpointError(
+            "the heads read the target's LM head: name the target with --target, to store it"
+        )
+    check_names(tensors, shape.tensor_shapes())
+    for k in range(shape.num_heads):
+        for j in range(1, shape.num_layers):
+            for part in ("weight", "bias") if shape.has_bias else ("weight",):
+                first, later = (tensors[f"blocks.{k}.layers.{i}.{part}"] for i in (0, j))
+                if not torch.equal(first, later):
+                    raise CheckpointError(
+                        f"blocks.{k}.layers.{j} is not blocks.{k}.layers.0: the Medusa layout repeats one block"
+                    )
+    written: dict[str, Tensor] = {}
+    for k in range(shape.num_heads):
+        for j in range(shape.num_layers):
+            weight = tensors[f"blocks.{k}.layers.{j}.weight"]
+            written[f"{k}.{j}.linear.weight"] = weight
+            bias = (
+                tensors[f"blocks.{k}.layers.{j}.bias"] if shape.has_bias else weight.new_zeros(shape.hidden)
+            )
+            written[f"{k}.{j}.linear.bias"] = bias
+        name = "lm_head.weight" if shape.output is OutputHead.SHARED else f"lm_heads.{k}.weight"
+        written[f"{k}.{shape.num_layers}.weight"] = tensors[name]
+    content = {
+        "base_model_name_or_path": config.target_name,
+        "medusa_num_heads": shape.num_heads,
+        "medusa_num_layers": shape.num_layers,
+        "model_type": "llama",
+    }
+    write_tensors(directory, FILE_NAME, content, written)
+
+
+def _shape(found: Mapping[str, Tensor], target: TargetFacts) -> MedusaShape:
+    """Sizes, counted from the names."""
+    heads: set[int] = set()
+    last = 0
+    for name in found:
+        match = _NAME.fullmatch(name)
+        if match is None:
+            raise CheckpointError(f"{name} is surplus: it is no tensor of a Medusa head")
+        heads.add(int(match[1]))
+        if match[3] == "weight":
+            last = max(last, int(match[2]))
+    if not heads or last < 1:
+        raise CheckpointError("there are no Medusa heads, or they have no residual block")
+    return MedusaShape(
+        hidden=target.hidden,
+        target_vocab=target.vocab,
+        draft_vocab=target.vocab,
+        num_heads=max(heads) + 1,
+        num_layers=last,
+        has_bias=any(name.endswith(".linear.bias") for name in found),
+    )
+
+
+def _names(shape: MedusaShape) -> dict[str, str]:
+    """Our name of each of theirs."""
+    names: dict[str, str] = {}
+    for k in range(shape.num_heads):
+        for j in range(shape.num_layers):
+            names[f"{k}.{j}.linear.weight"] = f"blocks.{k}.layers.{j}.weight"
+            if shape.has_bias:
+                names[f"{k}.{j}.linear.bias"] = f"blocks.{k}.layers.{j}.bias"
+        names[f"{k}.{shape.num_layers}.weight"] = f"lm_heads.{k}.weight"
+    return names

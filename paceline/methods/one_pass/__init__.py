@@ -1,0 +1,1 @@
+"""Drafters that propose all tokens of a draft in one pass."""

@@ -1,0 +1,181 @@
+"""What drafters share that propose a block of tokens from one pass over the target's context: DFlash's network.
+
+Row 0 of a block is the anchor, the last committed token, whose features the target does not have yet; mask rows stand
+behind it. Features of all positions before the anchor are the block's context. Their keys and values are kept from
+round to round; the block's own are overwritten by what the next round commits. The whole block is run whatever is
+asked for, because each of its rows sees all others: so a token does not depend on how many were wanted with it, and
+asking for more runs nothing.
+
+`fc` runs on the target's side (the tap's projection), and the context's norm here, so that `hidden` numbers travel for
+each committed token.
+
+Responsible for following sequences and running blocks. How tokens are chosen from a block's output is the method's:
+`dflash.py`, `dspark.py`.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from paceline.methods.base import DraftRequest, OutcomeRequest
+from paceline.methods.checkpoint import DrafterConfig, load_tensor
+from paceline.methods.dflash.layer import BlockLayer, BlockPlan, BlockRows, DFlashLayer, DFlashWeights
+from paceline.methods.dflash.native import NativeDFlashLayer, runs_natively
+from paceline.methods.draft_layer import join_rows
+from paceline.methods.eagle3.layer import tap_layers
+from paceline.methods.feature_follower import FeatureFollower, FollowedSequence
+from paceline.methods.one_pass.round import Round, RoundRequest
+from paceline.methods.target_vocabulary import read_vocabulary
+from paceline.target import Device, TapSpec
+from paceline.target.kv_cache import Slot
+from paceline.trie import DraftEntry
+
+
+@dataclass(slots=True)
+class BlockRound(Round):
+    """What a block gave, and the chain that is made of it.
+
+    Attributes:
+        start: committed length that it goes on from; 0 before any was run.
+        memory: `[1, rank]`, what a head that goes through the rows in turn keeps of the chain; None before the first.
+    """
+
+    start: int = 0
+    memory: Tensor | None = None
+
+    def state(self, depth: int) -> Tensor:
+        """Final-norm output of a row, `[1, hidden]`."""
+        output, row = self.depths[depth]
+        return output.states[row : row + 1]
+
+
+@dataclass(slots=True)
+class BlockSequence(FollowedSequence):
+    """A sequence, and the block that was run behind its committed tokens."""
+
+    round: BlockRound = field(default_factory=BlockRound)
+
+
+class BlockDrafter(FeatureFollower[BlockSequence]):
+    """Follows sequences and runs blocks; see `paceline.methods.base.Drafter`.
+
+    Args:
+        layer: DFlash's.
+        draft_ids: `[draft_vocab]` int64 target id of each draft id; None where they are the same.
+        draft_vocab: draft ids.
+        tap: what is read from the target.
+        max_positions: the longest text that is drafted for.
+        device: where the layer runs.
+    """
+
+    def __init__(
+        self,
+        layer: BlockLayer,
+        draft_ids: Tensor | None,
+        draft_vocab: int,
+        tap: TapSpec,
+        max_positions: int,
+        device: Device,
+    ) -> None:
+        super().__init__(layer, tap, max_positions, device, layer.num_layers)
+        self.longest_draft = layer.plan.num_drafts
+        self._blocks = layer
+        self._draft_ids = draft_ids
+        self._target_id_of: list[int] | range = (
+            range(draft_vocab) if draft_ids is None else draft_ids.tolist()
+        )
+
+    @classmethod
+    def read_tap(cls, directory: Path, config: DrafterConfig) -> TapSpec:
+        """The tap of a checkpoint: its layers, fused by `fc` on the target's side."""
+        return TapSpec(layers=tap_layers(config), projection=load_tensor(directory, "fc.weight"))
+
+    def draft(self, requests: Sequence[DraftRequest]) -> list[DraftEntry | None]:
+        """Draft chains, and trees for requests with more nodes than tokens, all sequences in one pass."""
+        with torch.inference_mode():
+            able = [request for request in requests if self._can_draft(request)]
+            self._run([self._get(request.sequence_id) for request in able])
+            entries = self._choose([self._wish(request) for request in able])
+        return [entries.get(request.sequence_id) for request in requests]
+
+    def draft_outcomes(
+        self, requests: Sequence[OutcomeRequest], may_go_on: Callable[[], bool] = lambda: True
+    ) -> list[DraftEntry | None]:
+        """None for all: past an outcome there are no features, and a block goes on from none that are guessed."""
+        for request in requests:
+            self._get(request.sequence_id)
+        return [None for _ in requests]
+
+    @abstractmethod
+    def _choose(self, wanted: Sequence[RoundRequest]) -> dict[int, DraftEntry]:
+        """Entries by sequence, from the blocks that were run."""
+
+    def _begin(self, tokens: list[int], slot: Slot, slot_id: int) -> BlockSequence:
+        return BlockSequence(tokens, slot, slot_id)
+
+    def _wish(self, request: DraftRequest) -> RoundRequest:
+        state = self._get(request.sequence_id)
+        depth = min(request.num_tokens, self._blocks.plan.num_drafts)
+        return RoundRequest(request, state.round, len(state.tokens), depth)
+
+    def _can_draft(self, request: DraftRequest) -> bool:
+        """Whether features are in and the whole block, which begins at the last token, has positions."""
+        state = self._get(request.sequence_id)
+        fits = len(state.tokens) - 1 + self._blocks.plan.size <= self.max_positions
+        return request.num_tokens > 0 and state.is_ready and fits
+
+    def _run(self, states: Sequence[BlockSequence]) -> None:
+        """Run blocks of sequences that have committed since: one pass."""
+        behind = [s for s in states if s.round.start != len(s.tokens)]
+        if not behind:
+            return
+        rows, left = [], []
+        for state in behind:
+            count = len(state.tokens) - 1 - state.slot.length
+            pending = join_rows(state.pending) if state.pending else self._no_features()
+            left.append([pending[count:]] if count < pending.shape[0] else [])
+            rows.append(BlockRows(state.slot, pending[:count], state.tokens[-1]))
+        size = self._blocks.plan.size
+        self._cache.reserve(
+            [(s.slot_id, part.context.shape[0] + size) for s, part in zip(behind, rows, strict=True)]
+        )
+        output, count = self._blocks.forward(rows), self._blocks.plan.num_drafts
+        for i, state in enumerate(behind):  # not before the pass, which may fail
+            state.pending = left[i]
+            state.slot.length += rows[i].context.shape[0]
+            places = range(i * count, (i + 1) * count)
+            state.round = BlockRound([(output, row) for row in places], start=len(state.tokens))
+
+    def _no_features(self) -> Tensor:
+        return torch.empty(0, self._blocks.hidden, dtype=self._blocks.dtype, device=self._blocks.where)
+
+
+def read_shared(
+    config: DrafterConfig, tensors: dict[str, Tensor], target_dir: Path, draft_ids: Tensor | None,
+    device: Device, dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Embedding `[target_vocab, hidden]` and head `[draft_vocab, hidden]`: a checkpoint's own, else the target's.
+
+    Raises:
+        CheckpointError: the target's have other shapes.
+    """
+    embedding, head = tensors.get("embed_tokens.weight"), tensors.get("lm_head.weight")
+    if embedding is None or head is None:
+        theirs = read_vocabulary(target_dir, config.size("target_vocab"), config.size("hidden"), dtype)
+        embedding = theirs[0] if embedding is None else embedding
+        if head is None:
+            head = theirs[1] if draft_ids is None else theirs[1][draft_ids.cpu()]
+    return embedding.to(device.torch_device, dtype), head.to(device.torch_device, dtype)
+
+
+def make_layer(weights: DFlashWeights, plan: BlockPlan, device: Device) -> BlockLayer:
+    """The layers on the CPU kernels where those take them, else in torch operators."""
+    if runs_natively(weights, device):
+        return NativeDFlashLayer(weights, plan)
+    return DFlashLayer(weights, plan, device)

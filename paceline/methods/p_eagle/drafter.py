@@ -1,0 +1,224 @@
+"""P-EAGLE (2602.01469): all tokens of a draft from one pass of an EAGLE-3 layer with plain layers above it.
+
+Row `r` of a sequence joins the target's fused feature of position `r` with token `r + 1` and proposes token `r + 2`, as
+in EAGLE-3. Behind the last of these *true* rows stand *mask* rows, which join one shared learned feature with the mask
+token's embedding: mask row `d` proposes the token `d` places further. True rows stay in the drafter's cache, mask rows
+fall away once true features come in. A mask row sees the true rows and the mask rows before it, so asking for more
+tokens runs only the rows that are new.
+
+What a mask row proposes does not depend on the tokens drafted before it; `parallel_round.py` makes chains, draws and
+trees of such guesses. And there is nothing to draft past an outcome before its features are there.
+
+`fc` runs on the target's side (the tap's projection); the mask rows' feature passes through it once, when a checkpoint
+is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from paceline.methods.base import DraftRequest, OutcomeRequest
+from paceline.methods.checkpoint import CheckpointError, DrafterConfig, load_tensor, load_tensors
+from paceline.methods.draft_layer import DraftLayer, Rows, join_rows
+from paceline.methods.eagle3.layer import (
+    Eagle3Layer,
+    LayerWeights,
+    parameter_shapes,
+    read_draft_ids,
+    tap_layers,
+)
+from paceline.methods.eagle3.native import NativeEagle3Layer, runs_natively
+from paceline.methods.feature_follower import FeatureFollower, FollowedSequence
+from paceline.methods.one_pass.round import Round, RoundRequest, round_entries
+from paceline.target import Device, TapSpec
+from paceline.target.kv_cache import Slot
+from paceline.trie import DraftEntry
+
+
+def p_eagle_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
+    """Tensors of a checkpoint by their public names (see docs/methods/p_eagle.md)."""
+    width, vocab = config.size("target_hidden"), config.size("target_vocab")
+    shapes = parameter_shapes(config)
+    shapes["embed_tokens.weight"] = (vocab, width)
+    shapes["mask_hidden"] = (1, 1, len(tap_layers(config)) * width)
+    return shapes
+
+
+def mask_token(config: DrafterConfig) -> int:
+    """Id whose embedding stands for a token that is not known yet.
+
+    Raises:
+        CheckpointError: it is no token of the target's.
+    """
+    token, vocab = config.shape.get("mask_token"), config.size("target_vocab")
+    if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocab:
+        raise CheckpointError(f"shape.mask_token must be a token from 0 to {vocab - 1}, not {token!r}")
+    return token
+
+
+@dataclass(slots=True)
+class SequenceState(FollowedSequence):
+    """What the drafter knows of a sequence: what it follows, and what it has run behind its committed tokens."""
+
+    round: Round = field(default_factory=Round)
+
+    @property
+    def num_waiting(self) -> int:
+        """True rows that can be run."""
+        return min(self.num_features, len(self.tokens) - 1) - self.slot.length
+
+
+class PEagleDrafter(FeatureFollower[SequenceState]):
+    """Drafts with parallel mask rows; see `paceline.methods.base.Drafter`.
+
+    Args:
+        layer: EAGLE-3's, with its plain blocks.
+        num_layers: its blocks.
+        draft_ids: `[draft_vocab]` int64 target id of each draft id; None where they are the same.
+        draft_vocab: draft ids.
+        masked: `[1, hidden]`, the mask rows' feature behind `fc`.
+        mask_token: the mask rows' token.
+        num_depths: depths it was trained for: the longest chain.
+        tap: what is read from the target.
+        max_positions: the longest text that is drafted for.
+        device: where the layer runs.
+    """
+
+    method: ClassVar[str] = "p_eagle"
+    formats: ClassVar[tuple[str, ...]] = ("paceline", "speculators", "p_eagle")
+    reads: ClassVar[str] = "three layers, fused"
+
+    def __init__(
+        self,
+        layer: DraftLayer,
+        num_layers: int,
+        draft_ids: Tensor | None,
+        draft_vocab: int,
+        masked: Tensor,
+        mask_token: int,
+        num_depths: int,
+        tap: TapSpec,
+        max_positions: int,
+        device: Device,
+    ) -> None:
+        super().__init__(layer, tap, max_positions, device, num_layers)
+        self._layer = layer
+        self._draft_ids = draft_ids
+        self._target_id_of: list[int] | range = (
+            range(draft_vocab) if draft_ids is None else draft_ids.tolist()
+        )
+        self._masked = masked
+        self._mask_token = mask_token
+        self.num_depths = self.longest_draft = num_depths
+
+    @classmethod
+    def read_tap(cls, directory: Path, config: DrafterConfig) -> TapSpec:
+        """The tap of a checkpoint: its layers, fused by `fc` on the target's side."""
+        return TapSpec(layers=tap_layers(config), projection=load_tensor(directory, "fc.weight"))
+
+    @classmethod
+    def load(
+        cls, directory: Path, config: DrafterConfig, target_dir: Path, device: Device, dtype: torch.dtype
+    ) -> PEagleDrafter:
+        """Load a checkpoint; it brings an embedding of its own, and reads nothing from the target's directory."""
+        with torch.inference_mode():
+            tensors = load_tensors(directory, p_eagle_shapes(config))
+            embedding = tensors["embed_tokens.weight"].to(device.torch_device, dtype)
+            weights = LayerWeights.read(config, tensors, embedding, dtype)
+            native = runs_natively(weights, device)
+            layer: DraftLayer = NativeEagle3Layer(weights) if native else Eagle3Layer(weights, device)
+            projection = tensors["fc.weight"]
+            masked = tensors["mask_hidden"].float().view(1, -1) @ projection.float().T
+            return cls(
+                layer,
+                1 + len(weights.upper),
+                read_draft_ids(config, tensors["d2t"], device.torch_device),
+                config.size("draft_vocab"),
+                masked.to(device.torch_device, dtype),
+                mask_token(config),
+                config.size("num_depths"),
+                TapSpec(layers=tap_layers(config), projection=projection),
+                config.size("max_positions"),
+                device,
+            )
+
+    def _begin(self, tokens: list[int], slot: Slot, slot_id: int) -> SequenceState:
+        return SequenceState(tokens, slot, slot_id)
+
+    def draft(self, requests: Sequence[DraftRequest]) -> list[DraftEntry | None]:
+        """Draft chains, and trees for requests with more nodes than tokens in a row, all sequences in one pass.
+
+        A wish for more tokens in a row than the drafter was trained for gets as many as it was, and nodes beside them.
+        """
+        with torch.inference_mode():
+            able = [r for r in requests if self._can_draft(r)]
+            states = [self._get(r.sequence_id) for r in able]
+            self._run([(s, self._depth(r)) for r, s in zip(able, states, strict=True)])
+            wanted = [
+                RoundRequest(r, s.round, len(s.tokens), self._depth(r))
+                for r, s in zip(able, states, strict=True)
+            ]
+            entries = round_entries(wanted, self._draft_ids, self._target_id_of)
+        return [entries.get(request.sequence_id) for request in requests]
+
+    def draft_outcomes(
+        self, requests: Sequence[OutcomeRequest], may_go_on: Callable[[], bool] = lambda: True
+    ) -> list[DraftEntry | None]:
+        """None for all: past an outcome there are no true features, and nothing here goes on from guessed ones."""
+        return [None for _ in requests]
+
+    def _depth(self, request: DraftRequest) -> int:
+        return min(request.num_tokens, self.num_depths)
+
+    def _can_draft(self, request: DraftRequest) -> bool:
+        state = self._get(request.sequence_id)
+        depth = self._depth(request)
+        return depth > 0 and state.is_ready and len(state.tokens) + depth <= self.max_positions
+
+    def _run(self, wanted: Sequence[tuple[SequenceState, int]]) -> None:
+        """Run true rows that have come in since, and the mask rows still missing: one pass over all sequences."""
+        states, rows, left, selected = [], [], [], []
+        total = 0
+        for state, depth in wanted:
+            num_true, first = state.num_waiting, state.slot.length
+            if num_true > 0:
+                state.slot.num_pending = 0  # mask rows fall away
+                state.round = Round()
+                num_masks = depth - 1
+                features = join_rows(state.pending)
+                left.append([features[num_true:]] if num_true < features.shape[0] else [])
+                states_in = torch.cat((features[:num_true], self._masked.expand(num_masks, -1)))
+                tokens = [*state.tokens[first + 1 : first + 1 + num_true], *[self._mask_token] * num_masks]
+                at = first
+            else:
+                num_masks = depth - len(state.round.depths)
+                if num_masks <= 0:
+                    continue
+                left.append(state.pending)
+                states_in = self._masked.expand(num_masks, -1)
+                tokens = [self._mask_token] * num_masks
+                state.slot.num_pending = len(state.round.depths) - 1
+                at = first + state.slot.num_pending
+            states.append(state)
+            rows.append(Rows(state.slot, tokens, states_in, range(at, at + len(tokens))))
+            total += len(tokens)
+            # The last true row and all mask rows propose something.
+            selected.append(range(total - num_masks - (num_true > 0), total))
+        if not rows:
+            return
+        self._cache.reserve([(s.slot_id, part.num_rows) for s, part in zip(states, rows, strict=True)])
+        output = self._layer.forward(rows, [row for part in selected for row in part])
+        places = [0, *accumulate(len(part) for part in selected)]
+        for index, state in enumerate(states):
+            num_true = max(state.num_waiting, 0)
+            state.pending = left[index]  # not before the pass, which may fail for another sequence
+            state.slot.length += num_true
+            state.slot.num_pending -= num_true
+            state.round.depths += [(output, place) for place in range(places[index], places[index + 1])]

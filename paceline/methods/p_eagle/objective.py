@@ -1,0 +1,268 @@
+"""P-EAGLE's training objective: all depths of a draft in one pass (2602.01469).
+
+Responsible for the drafter's differentiable forward, its loss and its held-out acceptance. Knows nothing of optimisers,
+checkpoints of runs or serving; called by :mod:`paceline.training.trainer`. Serving runs the same weights through
+:mod:`paceline.methods.p_eagle.drafter`, and a test holds the two together.
+
+Row ``(anchor, depth)`` stands at position ``r = anchor + depth`` and predicts token ``r + 2``, as EAGLE-3's row ``r``
+does. With depth 0 it joins the target's features at ``r`` with token ``r + 1``; deeper rows hold one shared learned
+feature and the mask token's embedding, and know nothing behind their anchor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from paceline.methods.checkpoint import DrafterConfig, save_drafter
+from paceline.methods.eagle3.objective import Eagle3Shape, TargetFacts
+from paceline.methods.one_pass.rows import FlatRows, all_rows, sample_rows, segments
+from paceline.training.acceptance import AcceptanceCounts
+from paceline.training.accumulation import accumulate
+from paceline.training.data import Batch
+from paceline.training.losses import head_argmax, linear_soft_cross_entropy, softmax_head
+from paceline.training.rotary import rope_tables, rotate
+from paceline.training.tap_objective import TapObjective
+
+_EVAL_CHAIN = 5
+_EVAL_TEXTS = 2  # at once: all depths of all anchors are many rows
+_FUSED = "midlayer."
+
+
+@dataclass(frozen=True, slots=True)
+class PEagleShape(Eagle3Shape):
+    """Sizes of a P-EAGLE drafter: EAGLE-3's layer, plain layers above it, and its own embedding.
+
+    Attributes:
+        num_layers: layers, the fused one included.
+        num_depths: depths trained, which is the longest chain it can draft.
+        mask_token: target id whose embedding row stands for a token that is not known yet.
+    """
+
+    num_layers: int
+    num_depths: int
+    mask_token: int
+
+    def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Trained tensors by their names in the public checkpoint format."""
+        shapes = Eagle3Shape.parameter_shapes(self)
+        d, q, kv = self.hidden, self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        for index in range(1, self.num_layers):
+            layer = {
+                "input_layernorm.weight": (d,),
+                "post_attention_layernorm.weight": (d,),
+                "self_attn.q_proj.weight": (q, d),
+                "self_attn.k_proj.weight": (kv, d),
+                "self_attn.v_proj.weight": (kv, d),
+                "self_attn.o_proj.weight": (d, q),
+                "mlp.gate_proj.weight": (self.intermediate, d),
+                "mlp.up_proj.weight": (self.intermediate, d),
+                "mlp.down_proj.weight": (d, self.intermediate),
+            }
+            shapes |= {f"layers.{index}.{name}": size for name, size in layer.items()}
+        shapes["embed_tokens.weight"] = (self.target_vocab, self.target_hidden)
+        shapes["mask_hidden"] = (1, 1, self.num_taps * self.target_hidden)
+        return shapes
+
+
+class PEagleObjective(TapObjective):
+    """Loss and acceptance of a P-EAGLE drafter.
+
+    Args:
+        shape: sizes.
+        parameters: float32 parameters by checkpoint name; see :meth:`PEagleShape.parameter_shapes`.
+        target_head: the target's head ``[target_vocab, target_hidden]``, frozen.
+        draft_ids: target id of every draft id, ascending, int64 ``[draft_vocab]``.
+        tap_scale: as in :class:`paceline.methods.eagle3.objective.Eagle3Objective`; ``mask_hidden`` is trained in
+        the scaled
+            taps' units and exported in the taps' own.
+        target: what the exported checkpoint says of its target.
+        keep_ratio: rows kept of each depth, of the depth before.
+        keep_floor: least share of rows at any depth; 0 is the paper's rule.
+        num_segments: segments that every text is cut into, each with a graph of its own: less memory, same gradients.
+        dtype: compute type; parameters stay float32.
+    """
+
+    method = "p_eagle"
+    in_tap_units = ("mask_hidden",)
+
+    def __init__(
+        self,
+        shape: PEagleShape,
+        parameters: dict[str, Tensor],
+        target_head: Tensor,
+        draft_ids: Tensor,
+        tap_scale: Tensor,
+        target: TargetFacts,
+        keep_ratio: float = 0.7,
+        keep_floor: float = 0.0,
+        num_segments: int = 1,
+        dtype: torch.dtype = torch.bfloat16,
+    ) -> None:
+        self.shape = shape
+        self.target = target
+        self.keep_ratio = keep_ratio
+        self.keep_floor = keep_floor
+        self.num_segments = num_segments
+        super().__init__(shape.parameter_shapes(), parameters, target_head, draft_ids, tap_scale, dtype)
+
+    def set_progress(self, fraction: float) -> None:
+        """No curriculum: all depths from the first step."""
+
+    def loss(self, batch: Batch) -> tuple[Tensor, dict[str, float]]:
+        """Mean cross entropy over kept rows of all depths against the target, restricted to the draft vocabulary."""
+        parts = segments(self.sample(batch), batch.lengths.tolist(), self.num_segments)
+        weights = self.compute_weights()
+        metrics: dict[str, float] = {}
+        if self.num_segments == 1:
+            return self.part_loss(weights, batch, parts[0], self.count(batch, parts), metrics), metrics
+        total = self.count(batch, parts)
+        names = list(self._parameters)
+
+        def losses() -> Iterator[Tensor]:
+            for part in parts:
+                # Casts anew for each part: a graph that reaches back to the parameters is freed with its part.
+                yield self.part_loss(self.compute_weights(), batch, part, total, metrics)
+
+        return accumulate(losses(), [self._parameters[name] for name in names]), metrics
+
+    def sample(self, batch: Batch) -> list[Tensor]:
+        """Rows of each text, ``[2, n]``, sampled; anchors and depths."""
+        s = self.shape
+        answers = _row_targets(batch.is_answer)
+        return [
+            sample_rows(answers[i, :length], s.num_depths, self.keep_ratio, self.keep_floor)
+            for i, length in enumerate(batch.lengths.tolist())
+        ]
+
+    def compute_weights(self) -> dict[str, Tensor]:
+        """Parameters in the compute type; the embedding stays as it is, of which few rows are read."""
+        return {k: p if k == "embed_tokens.weight" else p.to(self.dtype) for k, p in self._parameters.items()}
+
+    def count(self, batch: Batch, parts: list[FlatRows]) -> int:
+        """Rows of all parts that have a loss."""
+        usable = self._usable(batch)
+        return sum(int((part.is_own & usable.gather(1, part.positions)).sum()) for part in parts)
+
+    def part_loss(
+        self, weights: dict[str, Tensor], batch: Batch, rows: FlatRows, total: int, metrics: dict[str, float]
+    ) -> Tensor:
+        """The share of some rows in the mean over ``total`` rows; adds each depth's share to ``metrics``."""
+        states = batch.need_hidden()
+        out = self.forward(weights, batch, rows)
+        value = out.sum() * 0.0
+        usable = self._usable(batch)
+        text, row = (rows.is_own & usable.gather(1, rows.positions)).nonzero(as_tuple=True)
+        if not text.numel():
+            return value
+        place = torch.full(usable.shape, -1, dtype=torch.int64)
+        wanted = torch.zeros_like(usable)
+        wanted[text, rows.positions[text, row]] = True
+        place[wanted] = torch.arange(int(wanted.sum()))
+        # Row at position r predicts what the target chose at position r + 1.
+        hidden = F.pad(states[:, 1:], (0, 0, 0, 1))[wanted].to(weights["lm_head.weight"].dtype)
+        target_probs = softmax_head(hidden, self._target_head.to(hidden.dtype))  # [positions, draft_vocab]
+        depth = rows.depths[text, row]
+        for d in range(self.shape.num_depths):
+            at = depth == d
+            count = int(at.sum())
+            if count:
+                probs = target_probs[place[text[at], rows.positions[text[at], row[at]]]]
+                mean = linear_soft_cross_entropy(out[text[at], row[at]], weights["lm_head.weight"], probs)
+                value = value + mean * (count / total)
+                metrics[f"loss_{d}"] = metrics.get(f"loss_{d}", 0.0) + float(mean.detach()) * count / total
+        return value
+
+    @torch.no_grad()
+    def evaluate(self, batch: Batch) -> AcceptanceCounts:
+        """Greedy acceptance of chains, for every answer position of greedily answered conversations.
+
+        What a mask row proposes does not depend on tokens behind its anchor, so one pass over all depths of all anchors
+        measures exactly what a chain drafted from each position would do.
+        """
+        weights = self.compute_weights()
+        chain = min(_EVAL_CHAIN, self.shape.num_depths)
+        counts = AcceptanceCounts()
+        answers = batch.is_answer & batch.is_greedy[:, None]
+        for first in range(0, batch.tokens.shape[0], _EVAL_TEXTS):
+            part = batch.part(slice(first, first + _EVAL_TEXTS))
+            lists = [all_rows(length, chain) for length in part.lengths.tolist()]
+            own = [torch.ones(rows.shape[1], dtype=torch.bool) for rows in lists]
+            rows = FlatRows.pad(lists, own)
+            out = self.forward(weights, part, rows)
+            for i, length in enumerate(part.lengths.tolist()):
+                count = lists[i].shape[1]
+                best = self.draft_ids[head_argmax(out[i, :count], weights["lm_head.weight"])]
+                proposed = torch.full((length, chain), -1, dtype=torch.int64)
+                proposed[lists[i][0], lists[i][1]] = best
+                starts = length - 1 - chain  # anchors whose whole chain was chosen within the text
+                if starts <= 0:
+                    continue
+                chosen = part.top_tokens[i].unfold(0, chain, 1)[1 : 1 + starts]
+                usable = answers[first + i].unfold(0, chain, 1).all(-1)[2 : 2 + starts]
+                counts = counts + AcceptanceCounts.from_chains((proposed[:starts] == chosen)[usable])
+        return counts
+
+    def export(self, folder: Path, facts: dict[str, Any]) -> None:
+        """Writes ``config.json`` and ``model.safetensors``."""
+        shape = {**asdict(self.shape), "tap_layers": list(self.target.tap_layers)}
+        shape["max_positions"] = self.target.max_positions
+        del shape["num_taps"]
+        config = DrafterConfig(self.method, self.target.fingerprint, self.target.name, shape, facts)
+        save_drafter(folder, config, self.tensors())
+
+    def _usable(self, batch: Batch) -> Tensor:
+        """Positions of rows whose target is part of an answer and can be drafted: bool ``[texts, length]``."""
+        top = F.pad(batch.top_tokens[:, 1:], (0, 1), value=-1)
+        return _row_targets(batch.is_answer) & (top >= 0) & (self._draft_of[top.clamp_min(0)] >= 0)
+
+    def forward(self, w: dict[str, Tensor], batch: Batch, rows: FlatRows) -> Tensor:
+        """The final-norm output of every row, ``[texts, n, hidden]``.
+
+        Args:
+            w: parameters in the compute type, as :meth:`compute_weights` gives them.
+            batch: texts with taps.
+            rows: rows of each text.
+        """
+        s = self.shape
+        dtype = w["fc.weight"].dtype
+        fused = F.linear(batch.need_taps().to(dtype) * self._taps_gain.to(dtype), w["fc.weight"])
+        is_true = rows.depths == 0
+        at = rows.anchors[..., None].expand(-1, -1, s.hidden)
+        masked = F.linear(w["mask_hidden"], w["fc.weight"])  # [1, 1, hidden]
+        state = torch.where(is_true[..., None], fused.gather(1, at), masked)
+        ids = F.pad(batch.tokens[:, 1:], (0, 1)).gather(1, rows.anchors)
+        ids = torch.where(is_true, ids, s.mask_token)
+        embedded = F.embedding(ids, w["embed_tokens.weight"]).to(dtype)
+        cos, sin = rope_tables(s.rope_theta, s.head_dim, 0, int(rows.positions.max()) + 1, dtype)
+        cos, sin = cos[rows.positions], sin[rows.positions]  # [texts, n, 1, head_dim]
+        pattern = rows.pattern(dtype)
+        for index in range(s.num_layers):
+            p = f"layers.{index}." if index else _FUSED
+            if index:
+                a = F.rms_norm(state, (s.hidden,), w[p + "input_layernorm.weight"], s.rms_eps)
+            else:
+                e = F.rms_norm(embedded, (s.target_hidden,), w[p + "input_layernorm.weight"], s.rms_eps)
+                a = F.rms_norm(state, (s.hidden,), w[p + "hidden_norm.weight"], s.rms_eps)
+                a = torch.cat([e, a], dim=-1)
+            q, k, v = (
+                F.linear(a, w[p + f"self_attn.{x}_proj.weight"]).unflatten(-1, (-1, s.head_dim))
+                for x in "qkv"
+            )
+            q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+            state = state + F.linear(pattern.attend(q, k, v), w[p + "self_attn.o_proj.weight"])
+            m = F.rms_norm(state, (s.hidden,), w[p + "post_attention_layernorm.weight"], s.rms_eps)
+            gate, up = (F.linear(m, w[p + f"mlp.{x}_proj.weight"]) for x in ("gate", "up"))
+            state = state + F.linear(F.silu(gate) * up, w[p + "mlp.down_proj.weight"])
+        return F.rms_norm(state, (s.hidden,), w["norm.weight"], s.rms_eps)
+
+
+def _row_targets(is_answer: Tensor) -> Tensor:
+    """Positions whose row predicts an answer's token: the one two places behind. Bool, like ``is_answer``."""
+    return F.pad(is_answer[:, 2:], (0, 2))

@@ -1,0 +1,1 @@
+"""The pard1 method: how it drafts, how it is trained, its public layouts."""

@@ -1,0 +1,236 @@
+"""PARD's training objective: a small causal language model learns all depths of a draft in one pass (2504.18583).
+
+Responsible for the differentiable forward over true and mask rows, its loss and its held-out acceptance. Knows nothing
+of optimisers, checkpoints of runs or serving; called by :mod:`paceline.training.trainer`. Serving runs the exported
+model through :mod:`paceline.methods.pard1.drafter`, and a test holds the two together.
+
+Row ``(anchor, depth)`` stands at position ``r = anchor + depth`` and predicts token ``r + 1``. With depth 0 it reads
+token ``r``; deeper rows read the mask token and know nothing behind their anchor. Which rows there are, and who sees
+whom, is P-EAGLE's (:mod:`paceline.methods.one_pass.rows`), which took it from PARD; rows are drawn for each text alone.
+
+Embedding and head stay those of the model it starts from. Of the embedding only the mask token's row is learned. That
+token is never drafted, and stands in no softmax.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from paceline.methods.checkpoint import ANY_TARGET, DrafterConfig
+from paceline.methods.eagle3.objective import TargetFacts
+from paceline.methods.one_pass.rows import FlatRows, all_rows, sample_rows
+from paceline.methods.pard1.checkpoint import MODEL_CONFIG, save_pard
+from paceline.training.acceptance import AcceptanceCounts
+from paceline.training.backbone import Backbone
+from paceline.training.data import Batch
+from paceline.training.draft_vocabulary import draft_ids_of, id_offsets
+from paceline.training.errors import TrainingDataError
+from paceline.training.losses import head_argmax, linear_cross_entropy
+from paceline.training.target_weights import EMBEDDING, HEAD
+
+_EVAL_CHAIN = 5
+_EVAL_TEXTS = 2  # at once: all depths of all anchors are many rows
+MASK = "mask_row"
+"""Name of the parameter that becomes the mask token's row of the embedding."""
+
+
+class Pard1Objective:
+    """Loss and acceptance of a causal language model with mask rows.
+
+    Args:
+        config: the small model's transformers configuration.
+        weights: its tensors by transformers names, embedding included.
+        target: what the exported checkpoint says of the target whose text it learned from.
+        mask_token: id whose embedding row is learned.
+        draft_ids: the tokens it will propose, ascending, int64 ``[draft_vocab]``; None for all but the mask token.
+        num_depths: depths trained.
+        keep_ratio: rows kept of each depth, of the depth before.
+        keep_floor: least share of rows at any depth.
+        dtype: compute type; parameters stay float32.
+        tokenizer_dir: the target, whose tokenizer is copied into what is exported.
+    """
+
+    method = "pard1"
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        weights: Mapping[str, Tensor],
+        target: TargetFacts,
+        mask_token: int,
+        draft_ids: Tensor | None,
+        num_depths: int,
+        keep_ratio: float = 0.7,
+        keep_floor: float = 0.2,
+        dtype: torch.dtype = torch.bfloat16,
+        tokenizer_dir: Path | None = None,
+    ) -> None:
+        self.config = dict(config)
+        self.shape = Backbone.from_config(self.config)
+        self.target = target
+        self.mask_token = mask_token
+        self.num_depths = num_depths
+        self.keep_ratio = keep_ratio
+        self.keep_floor = keep_floor
+        self.dtype = dtype
+        self._tokenizer_dir = tokenizer_dir
+        self._frozen = {k: v for k, v in weights.items() if k in (EMBEDDING, HEAD)}
+        self._parameters = {
+            k: nn.Parameter(v.float().clone()) for k, v in weights.items() if k not in self._frozen
+        }
+        embedding = weights[EMBEDDING]
+        self._embedding = embedding.to(dtype)
+        self._whole_head = weights.get(HEAD, embedding)
+        # A typical row: what the model meets where it can know nothing.
+        self._parameters[MASK] = nn.Parameter(embedding.float().mean(0))
+        self._is_reduced = draft_ids is not None
+        every = torch.arange(self.shape.vocab) if draft_ids is None else draft_ids
+        self.set_constants({"draft_ids": every[every != mask_token]})
+
+    def named_parameters(self) -> dict[str, nn.Parameter]:
+        """Layers, final norm and the mask token's row."""
+        return self._parameters
+
+    def constants(self) -> dict[str, Tensor]:
+        """The draft vocabulary, which depends on the text, and with it the mask token."""
+        return {"draft_ids": self.draft_ids, "mask_token": torch.tensor(self.mask_token)}
+
+    def set_constants(self, constants: dict[str, Tensor]) -> None:
+        """Fixes the draft vocabulary and the mask token."""
+        self.draft_ids = constants["draft_ids"]
+        self.mask_token = int(constants.get("mask_token", self.mask_token))
+        self._head = self._whole_head.to(self.dtype)[self.draft_ids]  # [draft_vocab, hidden]
+        self._draft_of = draft_ids_of(self.draft_ids, self.shape.vocab)
+
+    def set_progress(self, fraction: float) -> None:
+        """No curriculum: all depths from the first step."""
+
+    def loss(self, batch: Batch) -> tuple[Tensor, dict[str, float]]:
+        """Mean cross entropy of all kept rows on the text itself, prompts included, as the authors' recipe has it."""
+        rows = self.sample(batch)
+        out = self.forward(self.compute_weights(), batch, rows)
+        text, row, labels = self.labelled(batch, rows)
+        if not text.numel():
+            return out.sum() * 0.0, {}
+        value = linear_cross_entropy(out[text, row], self._head, labels)
+        return value, {"loss": float(value.detach())}
+
+    def predicts(self, batch: Batch) -> Tensor:
+        """Positions whose row has a label, the token behind it: bool ``[texts, length]``."""
+        return torch.arange(1, batch.tokens.shape[1] + 1)[None] < batch.lengths[:, None]
+
+    def sample(self, batch: Batch) -> FlatRows:
+        """Rows of each text, drawn anew."""
+        predicts = self.predicts(batch)
+        parts = [
+            sample_rows(predicts[i, :length], self.num_depths, self.keep_ratio, self.keep_floor)
+            for i, length in enumerate(batch.lengths.tolist())
+        ]
+        return FlatRows.pad(parts, [torch.ones(p.shape[1], dtype=torch.bool) for p in parts])
+
+    def labelled(self, batch: Batch, rows: FlatRows) -> tuple[Tensor, Tensor, Tensor]:
+        """Rows whose label can be drafted: text, row and draft id of the label, int64 each."""
+        after = self._draft_of[F.pad(batch.tokens[:, 1:], (0, 1))]
+        after = after.where(self.predicts(batch), -1).gather(1, rows.positions)
+        text, row = (rows.is_own & (after >= 0)).nonzero(as_tuple=True)
+        return text, row, after[text, row]
+
+    def compute_weights(self) -> dict[str, Tensor]:
+        """Parameters as the forward reads them, in the compute type but for norms."""
+        return self.shape.compute_weights(self._parameters, self.dtype)
+
+    def forward(self, w: dict[str, Tensor], batch: Batch, rows: FlatRows) -> Tensor:
+        """The final-norm output of every row, ``[texts, n, hidden]``.
+
+        Args:
+            w: parameters, as :meth:`compute_weights` gives them.
+            batch: texts.
+            rows: rows of each text.
+        """
+        ids = batch.tokens.gather(1, rows.anchors)
+        is_mask = (rows.depths > 0) | (ids == self.mask_token)
+        x = torch.where(is_mask[..., None], w[MASK], F.embedding(ids, self._embedding))
+        x = self.fuse(w, batch, rows, self.shape.scaled(x))
+        ropes = self.shape.ropes(int(rows.positions.max()) + 1, self.dtype)
+        at = {key: (cos[rows.positions], sin[rows.positions]) for key, (cos, sin) in ropes.items()}
+        patterns = {window: rows.pattern(self.dtype, window) for window in self.shape.windows}
+        return self.shape.run_layers(w, x, at, patterns)
+
+    def fuse(self, w: dict[str, Tensor], batch: Batch, rows: FlatRows, x: Tensor) -> Tensor:
+        """What the layers read; here the embeddings ``x`` ``[texts, n, hidden]`` alone."""
+        return x
+
+    @torch.no_grad()
+    def evaluate(self, batch: Batch) -> AcceptanceCounts:
+        """Greedy acceptance of chains, for every answer position of greedily answered conversations.
+
+        What a mask row proposes does not depend on tokens behind its anchor, so one pass over all depths of all anchors
+        measures exactly what a chain drafted from each position would do.
+        """
+        w = self.compute_weights()
+        chain = min(_EVAL_CHAIN, self.num_depths)
+        counts = AcceptanceCounts()
+        answers = batch.is_answer & batch.is_greedy[:, None]
+        for first in range(0, batch.tokens.shape[0], _EVAL_TEXTS):
+            part = batch.part(slice(first, first + _EVAL_TEXTS))
+            lists = [all_rows(length, chain) for length in part.lengths.tolist()]
+            own = [torch.ones(rows.shape[1], dtype=torch.bool) for rows in lists]
+            out = self.forward(w, part, FlatRows.pad(lists, own))
+            for i, length in enumerate(part.lengths.tolist()):
+                best = self.draft_ids[head_argmax(out[i, : lists[i].shape[1]], self._head)]
+                proposed = torch.full((length, chain), -1, dtype=torch.int64)
+                proposed[lists[i][0], lists[i][1]] = best
+                starts = length - chain  # anchors whose whole chain lies within the text
+                if starts <= 0:
+                    continue
+                chosen = part.top_tokens[i].unfold(0, chain, 1)[:starts]
+                usable = answers[first + i].unfold(0, chain, 1).all(-1)[1 : 1 + starts]
+                counts = counts + AcceptanceCounts.from_chains((proposed[:starts] == chosen)[usable])
+        return counts
+
+    def model_tensors(self) -> dict[str, Tensor]:
+        """The servable model by transformers names, bfloat16."""
+        tensors = {k: p.detach() for k, p in self._parameters.items() if k.startswith("model.")}
+        tensors |= self._frozen
+        embedding = self._frozen[EMBEDDING].clone()
+        embedding[self.mask_token] = self._parameters[MASK].detach().to(embedding.dtype)
+        if not self.config.get("tie_word_embeddings", False) and HEAD not in tensors:
+            raise TrainingDataError("the model has no head of its own, and does not share its embedding")
+        tensors[EMBEDDING] = embedding
+        return {k: v.bfloat16() for k, v in tensors.items()}
+
+    def export(self, folder: Path, facts: dict[str, Any]) -> None:
+        """Writes the drafter's ``config.json`` and the model, which serves elsewhere too, as ``model/`` below it."""
+        shape = {**self.export_shape(), MODEL_CONFIG: {**self.config, **self.public_fields()}}
+        tensors = {**self.model_tensors(), **self.export_tensors()}
+        if self._is_reduced:
+            shape["draft_vocab"] = len(self.draft_ids)
+            tensors["d2t"] = id_offsets(self.draft_ids)
+        config = DrafterConfig(self.method, self.fingerprint(), self.target.name, shape, facts)
+        save_pard(folder, config, tensors, self._tokenizer_dir)
+
+    def fingerprint(self) -> str:
+        """The target that the checkpoint is for: any of its tokenizer."""
+        return ANY_TARGET
+
+    def export_shape(self) -> dict[str, Any]:
+        """The method's sizes in the checkpoint."""
+        return {
+            "mask_token": self.mask_token,
+            "num_depths": self.num_depths,
+            "num_layers": self.shape.num_layers,
+        }
+
+    def export_tensors(self) -> dict[str, Tensor]:
+        """Tensors beside the model."""
+        return {}
+
+    def public_fields(self) -> dict[str, Any]:
+        """Fields of the model's own configuration."""
+        return {"dtype": "bfloat16", "pard_token": self.mask_token, "spd_type": "pard"}

@@ -1,0 +1,1 @@
+"""The pard2 method: how it drafts, how it is trained, its public layouts."""

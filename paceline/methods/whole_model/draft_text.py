@@ -1,0 +1,160 @@
+"""The text that a drafter's own model reads, beside the target's tokens.
+
+Responsible for: turning committed target tokens into ids of the drafter's vocabulary as they come in, and saying how
+many of the earlier ids still stand. What it gives after n tokens depends on those tokens alone, however they came, so
+that a drafter that restarts drafts the same.
+
+Deliberately does not know: models, caches, drafts. Called by the independent drafter.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from tokenizers import Tokenizer
+
+from paceline.methods.whole_model.intersection import Intersection
+from paceline.target import common_prefix
+from paceline.token_bytes import TokenPieces
+
+CHUNK_CHARACTERS = 256
+"""Text behind which the next beginning of a word is a seam: what lies before a seam is never encoded again."""
+
+MAX_CHUNK_CHARACTERS = 1024
+"""Text without such a beginning is cut here."""
+
+
+class OwnText(Protocol):
+    """One sequence's committed text in the drafter's ids."""
+
+    @property
+    def ids(self) -> list[int]:
+        """The ids, in order; not to be changed."""
+
+    @property
+    def is_whole(self) -> bool:
+        """False while there is nothing to go on from: no id, or a text that ends within a character."""
+
+    def extend(self, tokens: Sequence[int]) -> int:
+        """Take in committed target tokens; the number of leading ids that stay what they were."""
+
+
+class SameText:
+    """The drafter's ids are the target's.
+
+    Args:
+        vocab: of the drafter's model; ids past it, which a target has only to pad its head, are left out.
+    """
+
+    def __init__(self, vocab: int) -> None:
+        self._vocab = vocab
+        self.ids: list[int] = []
+
+    @property
+    def is_whole(self) -> bool:
+        """True once there is any id."""
+        return bool(self.ids)
+
+    def extend(self, tokens: Sequence[int]) -> int:
+        """Append the tokens."""
+        kept = len(self.ids)
+        self.ids.extend(token for token in tokens if token < self._vocab)
+        return kept
+
+
+class Translation:
+    """From a target's tokens to text to a drafter's ids.
+
+    Args:
+        target: the target's tokenizer.
+        own: the drafter's.
+        shared: what the two have in common.
+        own_vocab: ids of the drafter's model.
+    """
+
+    def __init__(self, target: Tokenizer, own: Tokenizer, shared: Intersection, own_vocab: int) -> None:
+        self.pieces = TokenPieces(target)
+        self._own = own
+        self.special: Mapping[int, int] = shared.special
+        self._vocab = own_vocab
+        # What the drafter's tokenizer puts before any text, such as <bos>.
+        self.beginning = tuple(own.encode("").ids)
+        letter = own.encode("a", add_special_tokens=False).tokens
+        self._prepends_space = bool(letter) and letter[0][:1] in ("▁", "Ġ")
+
+    def encode(self, text: str) -> list[int]:
+        """The drafter's ids of a piece of text."""
+        if self._prepends_space and text.startswith(" "):
+            text = text[1:]
+        ids = self._own.encode(text, add_special_tokens=False).ids if text else []
+        return [own_id for own_id in ids if own_id < self._vocab]
+
+
+class TranslatedText:
+    """The drafter's ids are another tokenizer's of the same text.
+
+    The text is encoded as a whole, as the drafter's model would have read it, and not token by token: a token that
+    comes in may join what stands before it. Special tokens that both tokenizers know by name are passed on, others add
+    nothing. So that a long text is not encoded again for each token, it is cut where a word begins, see
+    `CHUNK_CHARACTERS`; byte-level vocabularies never join across such a place.
+    """
+
+    def __init__(self, translation: Translation) -> None:
+        self._translation = translation
+        self.ids = list(translation.beginning)
+        self._num_settled = len(self.ids)  # ids before the chunk
+        self._chunk = ""
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    @property
+    def is_whole(self) -> bool:
+        """False while the bytes of a character are incomplete, and before there is any id."""
+        return not self._decoder.getstate()[0] and bool(self.ids)
+
+    def extend(self, tokens: Sequence[int]) -> int:
+        """Take in committed target tokens; ids from the last seam on are made anew."""
+        first = self._num_settled
+        before = self.ids[first:]
+        settled: list[int] = []
+        for token in tokens:
+            if token in self._translation.pieces.special_ids:
+                self._chunk += self._decoder.decode(b"", final=True)
+                self._decoder.reset()
+                settled += self._settle()
+                settled += self._translation.encode(self._chunk)
+                self._chunk = ""
+                if token in self._translation.special:
+                    settled.append(self._translation.special[token])
+                continue
+            self._chunk += self._decoder.decode(self._translation.pieces[token])
+        settled += self._settle()
+        fresh = [*settled, *self._translation.encode(self._chunk)]
+        self._num_settled = first + len(settled)
+        self.ids[first:] = fresh
+        return first + common_prefix(before, fresh)
+
+    def _settle(self) -> list[int]:
+        """Ids of the chunk up to its last seam; the rest stays."""
+        chunks, self._chunk = split_chunks(self._chunk)
+        return [own_id for chunk in chunks for own_id in self._translation.encode(chunk)]
+
+
+def split_chunks(text: str) -> tuple[list[str], str]:
+    """The chunks of a text that nothing behind it can change, and the rest.
+
+    Called for a text that grew, or for the whole at once, it finds the same seams.
+    """
+    chunks = []
+    while (seam := _seam(text)) is not None:
+        chunks.append(text[:seam])
+        text = text[seam:]
+    return chunks, text
+
+
+def _seam(text: str) -> int | None:
+    for place in range(CHUNK_CHARACTERS, min(len(text) - 1, MAX_CHUNK_CHARACTERS)):
+        if text[place] == " " and not text[place + 1].isspace() and not text[place - 1].isspace():
+            return place
+    return MAX_CHUNK_CHARACTERS if len(text) > MAX_CHUNK_CHARACTERS else None

@@ -1,0 +1,1 @@
+"""A decoder model: its architecture, its weights, and its blocks."""

@@ -1,0 +1,71 @@
+"""Constraints of requests, checked before anything is admitted.
+
+Responsible for: doing it off the event loop, on a thread of its own, so that grammars that take long make nobody wait
+but one another. Deliberately does not know: grammars, streams. Called by :mod:`services.gateway.servicer`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from paceline.contract.errors import CapacityError, InvalidRequestError
+from paceline.grammar import ConstraintError, GrammarChecker
+from paceline.v1 import sampling_pb2
+from services.gateway.served_model import ServedModel
+from services.runtime.sampling import sampling_params
+
+
+class ConstraintDesk:
+    """Checks constraints against the served model's tokenizer.
+
+    Args:
+        model_dir: where tokenizer.json is.
+        max_waiting: requests that may wait for the check.
+    """
+
+    def __init__(self, model_dir: Path, max_waiting: int = 256) -> None:
+        self._model_dir = model_dir
+        self._max_waiting = max_waiting
+        self._num_waiting = 0
+        self._checker: GrammarChecker | None = None
+        self._checked_for: tuple[int, tuple[int, ...]] = (0, ())
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
+
+    async def check(self, sampling: sampling_pb2.SamplingParams, model: ServedModel) -> None:
+        """Let a request pass whose constraint can be honoured, or that has none.
+
+        Raises:
+            InvalidRequestError: naming the form, such as ``sampling.constraint.regex``.
+            CapacityError: too many requests wait for the check.
+            UnavailableError: constraints cannot be checked here.
+        """
+        if not sampling.HasField("constraint"):
+            return
+        if self._num_waiting >= self._max_waiting:
+            raise CapacityError(f"{self._num_waiting} requests wait for the check of their constraint")
+        self._num_waiting += 1
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._thread, self._check, sampling, model)
+        finally:
+            self._num_waiting -= 1
+
+    def close(self) -> None:
+        """End the thread and the child process."""
+        self._thread.shutdown(wait=True, cancel_futures=True)
+        if self._checker is not None:
+            self._checker.close()
+
+    def _check(self, sampling: sampling_pb2.SamplingParams, model: ServedModel) -> None:
+        constraint = sampling_params(sampling).constraint
+        assert constraint is not None
+        wanted = (model.vocab_size, model.eos_token_ids)
+        if self._checker is None or self._checked_for != wanted:
+            if self._checker is not None:
+                self._checker.close()
+            self._checker, self._checked_for = GrammarChecker(self._model_dir, *wanted), wanted
+        try:
+            self._checker.check(constraint)
+        except ConstraintError as error:
+            raise InvalidRequestError(f"sampling.{error.field}", error.message) from None

@@ -1,0 +1,97 @@
+"""The EAGLE-3 layer on the CPU kernels: near to the torch form, and the same through rejections, batches and trees."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from paceline.cpu import kernels
+from paceline.methods import DraftRequest, load_drafter
+from paceline.methods.checkpoint import DrafterConfig
+from paceline.methods.draft_layer import Rows
+from paceline.methods.eagle3.drafter import Eagle3Drafter
+from paceline.methods.eagle3.layer import Eagle3Layer, LayerWeights
+from paceline.methods.eagle3.native import NativeEagle3Layer
+from paceline.target import Device
+from paceline.target.kv_cache import KVCache, KVLayout
+from tests.methods.native import VOCAB, WIDTH, draft_one, random_features, random_text, save_eagle3
+
+pytestmark = pytest.mark.skipif(kernels.load() is None, reason="the CPU kernels do not run here")
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A random drafter and its random target, with widths that the kernels take."""
+    return save_eagle3(tmp_path_factory.mktemp("drafter"), tmp_path_factory.mktemp("target"))
+
+
+def _load(checkpoint: tuple[Path, Path]) -> Eagle3Drafter:
+    drafter = load_drafter(checkpoint[0], checkpoint[1], dtype=torch.bfloat16)
+    assert isinstance(drafter, Eagle3Drafter)
+    assert isinstance(drafter._layer, NativeEagle3Layer)
+    return drafter
+
+
+def test_layer_is_near_to_the_torch_form(checkpoint: tuple[Path, Path]) -> None:
+    drafter = _load(checkpoint)
+    del drafter
+    from paceline.methods.checkpoint import load_tensors
+    from paceline.methods.eagle3.layer import parameter_shapes
+
+    config = DrafterConfig.read(checkpoint[0])
+    tensors = load_tensors(checkpoint[0], parameter_shapes(config))
+    embedding = torch.randn(VOCAB, WIDTH, generator=torch.Generator().manual_seed(2)).bfloat16()
+    weights = LayerWeights.read(config, tensors, embedding, torch.bfloat16)
+    outputs = []
+    with torch.inference_mode():
+        for layer in (NativeEagle3Layer(weights), Eagle3Layer(weights, Device("cpu"))):
+            cache = KVCache(KVLayout(1, 2, 32, torch.bfloat16, torch.device("cpu")))
+            slots = [cache.get(cache.open(64)) for _ in range(2)]
+            first = [
+                Rows(slot, random_text(9 + i, i), random_features(9 + i, i), range(9 + i))
+                for i, slot in enumerate(slots)
+            ]
+            prefix = layer.forward(first, [8, 18])
+            for slot, rows in zip(slots, first, strict=True):
+                slot.length, slot.num_pending = rows.num_rows, 0
+            tree = Rows(slots[1], [4, 5, 6], prefix.states[16:], [10, 10, 11], [[0], [1], [0, 2]])
+            nodes = layer.forward([tree], range(3))
+            outputs.append((prefix.states, prefix.logits, nodes.states, nodes.logits))
+            log_probs, ids = nodes.best(5)
+            expected = nodes.logits.log_softmax(-1).topk(5, dim=-1)
+            assert ids == expected.indices.tolist()
+            torch.testing.assert_close(torch.tensor(log_probs), expected.values, rtol=1e-5, atol=1e-5)
+    for native, plain in zip(*outputs, strict=True):
+        error = (native.float() - plain.float()).square().mean().sqrt()
+        assert error < 0.02 * plain.float().square().mean().sqrt()
+
+
+@pytest.mark.parametrize("accepted", [0, 2, 4])
+@pytest.mark.parametrize("max_nodes", [0, 9])
+def test_after_a_verification_equals_a_fresh_drafter(
+    checkpoint: tuple[Path, Path], accepted: int, max_nodes: int
+) -> None:
+    text, features = random_text(40, 1), random_features(40, 1)
+    drafter, fresh = _load(checkpoint), _load(checkpoint)
+    drafter.open(1, text[:20])
+    drafter.feed(1, 0, features[:19])
+    draft_one(drafter, 1, 4, max_nodes)
+    end = 20 + accepted + 1
+    drafter.extend(1, 20, text[20:end])
+    drafter.feed(1, 19, features[19 : end - 1])
+    fresh.open(1, text[:end])
+    fresh.feed(1, 0, features[: end - 1])
+    assert draft_one(drafter, 1, 4, max_nodes) == draft_one(fresh, 1, 4, max_nodes)
+
+
+def test_company_does_not_show(checkpoint: tuple[Path, Path]) -> None:
+    together, alone = _load(checkpoint), _load(checkpoint)
+    expected = []
+    for sequence_id, length in enumerate((5, 12, 30)):
+        for drafter in (together, alone):
+            drafter.open(sequence_id, random_text(length, sequence_id))
+            drafter.feed(sequence_id, 0, random_features(length - 1, sequence_id))
+        expected.append(draft_one(alone, sequence_id, 5))
+    assert together.draft([DraftRequest(i, 5) for i in range(3)]) == expected
