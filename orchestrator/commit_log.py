@@ -1,8 +1,8 @@
-"""The journal: the committed tokens of every running request, in memory.
+"""The commit log: the committed tokens of every running request, in memory.
 
 Responsible for: knowing what a request's text is up to now, so that it can go on at another verifier, at a
 restarted one, or at another drafter. Deliberately does not know streams, links or states. A conductor that is
-itself restarted loses its journal; then the caller of Run is the journal: it calls again with the tokens it has
+itself restarted loses its commit log; then the caller of Run is the commit log: it calls again with the tokens it has
 (RunRequest.num_resumed_tokens). Called by orchestrator.cycles.
 """
 
@@ -12,12 +12,12 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 
-class JournalGapError(ValueError):
-    """A commit that starts past the end of the journal: tokens in between were lost."""
+class CommitGapError(ValueError):
+    """A commit that starts past the end of the commit log: tokens in between were lost."""
 
 
 @dataclass(slots=True)
-class JournalEntry:
+class CommitLogEntry:
     """Text of one request.
 
     Attributes:
@@ -41,27 +41,27 @@ class JournalEntry:
         A commit that repeats known tokens (a peer that reports twice) adds nothing twice.
 
         Raises:
-            JournalGapError: if `start` lies past the end.
+            CommitGapError: if `start` lies past the end.
         """
         known = len(self.tokens)
         if start > known:
-            raise JournalGapError(f"commit starts at {start}, the journal ends at {known}")
+            raise CommitGapError(f"commit starts at {start}, the journal ends at {known}")
         fresh = tokens[known - start :] if start < known else tokens
         self.tokens.extend(fresh)
         return fresh
 
 
 @dataclass(slots=True)
-class Journal:
+class CommitLog:
     """Entries of all running requests."""
 
-    _entries: dict[str, JournalEntry] = field(default_factory=dict)
+    _entries: dict[str, CommitLogEntry] = field(default_factory=dict)
 
-    def open(self, request_id: str, tokens: Seq[int], num_resumed_tokens: int = 0) -> JournalEntry:
+    def open(self, request_id: str, tokens: Seq[int], num_resumed_tokens: int = 0) -> CommitLogEntry:
         """Starts an entry; the last `num_resumed_tokens` of `tokens` count as generated."""
         if request_id in self._entries:
             raise ValueError(f"request {request_id} is running already")
-        entry = JournalEntry(request_id, list(tokens), len(tokens) - num_resumed_tokens)
+        entry = CommitLogEntry(request_id, list(tokens), len(tokens) - num_resumed_tokens)
         self._entries[request_id] = entry
         return entry
 

@@ -17,7 +17,7 @@ import structlog
 
 from orchestrator.counters import Counters
 from orchestrator.cycles import Cycles
-from orchestrator.draft_dispatcher import DraftingDesk
+from orchestrator.draft_dispatcher import DraftDispatcher
 from orchestrator.drafter_link import DrafterLink
 from orchestrator.placement import Placement, placement_in_force
 from orchestrator.policy import PolicyInForce
@@ -87,7 +87,7 @@ class Conductor:
             num_running=lambda: cycles.num_running,
             feature_endpoint=settings.feature_endpoint(self._verifier_endpoint),
         )
-        self._desk = cycles.desk = DraftingDesk(
+        self._dispatcher = cycles.dispatcher = DraftDispatcher(
             table=cycles.table,
             verifier=self._verifier,
             policy=self._policy,
@@ -98,10 +98,10 @@ class Conductor:
             drafters_per_sequence=settings.drafters_per_sequence,
         )
         if settings.placement in ("auto", "separate"):
-            self._desk.links = tuple(
+            self._dispatcher.links = tuple(
                 DrafterLink(
                     endpoint,
-                    self._desk,
+                    self._dispatcher,
                     client_id=client_id,
                     timing=settings.timing(settings.drafter_silence_s),
                     tls=tls,
@@ -110,7 +110,7 @@ class Conductor:
                 for endpoint in settings.drafters
             )
         servicer = ConductorServicer(
-            cycles, settings.max_sequences, lambda: self._verifier.info, self._desk.may_have
+            cycles, settings.max_sequences, lambda: self._verifier.info, self._dispatcher.may_have
         )
         orchestrator_pb2_grpc.add_ConductorServiceServicer_to_server(servicer, process.server)
         process.add_service_name(orchestrator_pb2.DESCRIPTOR.services_by_name["ConductorService"].full_name)
@@ -120,7 +120,7 @@ class Conductor:
         await process.start()
         await process.ready()
         self._spawn(self._verifier.run())
-        for link in self._desk.links:
+        for link in self._dispatcher.links:
             self._spawn(self._run_drafter(link))
         self._spawn(self._tick())
         if settings.scheduler is not None:
@@ -184,7 +184,7 @@ class Conductor:
         placement = self._placement()
         if placement == "colocated":
             return self._verifier.info
-        known = [link.info for link in self._desk.links if link.info is not None]
+        known = [link.info for link in self._dispatcher.links if link.info is not None]
         return known[0] if placement == "separate" and known else None
 
     def _status(self) -> ConductorStatus:
@@ -201,7 +201,7 @@ class Conductor:
             verifier=b"" if verifier.info is None else verifier.info.SerializeToString(),
             drafters=tuple(
                 link.info.SerializeToString()
-                for link in self._desk.links
+                for link in self._dispatcher.links
                 if link.is_up and link.info is not None
             ),
             reason="" if is_ready else verifier.last_reason,

@@ -16,17 +16,17 @@ from dataclasses import dataclass
 
 import structlog
 
-from orchestrator.commit_log import Journal, JournalGapError
+from orchestrator.commit_log import CommitGapError, CommitLog
 from orchestrator.counters import Counters
-from orchestrator.draft_acceptance import drafter_label, outcomes_by_commit
-from orchestrator.draft_dispatcher import DraftingDesk
+from orchestrator.draft_acceptance import acceptance_by_commit, drafter_label
+from orchestrator.draft_dispatcher import DraftDispatcher
 from orchestrator.faults import RESOURCE_EXHAUSTED, RETRIABLE_CODES, RETRY_DELAY_S, error_of
 from orchestrator.log_probs import check_step, fresh_log_probs, take_prompt_log_probs
-from orchestrator.output_queue import Ending, Mailbox
-from orchestrator.placement import DrafterWish, Placement
+from orchestrator.output_queue import Ending, OutputQueue
+from orchestrator.placement import DrafterRequirement, Placement
 from orchestrator.policy import PolicyInForce
 from orchestrator.reports import Reports
-from orchestrator.sequences import Sequence, SequenceState, SequenceTable
+from orchestrator.sequences import ConductorSequences, ConductorSequenceState, Sequence
 from orchestrator.verifier_link import VerifierLink
 from paceline.contract.errors import PacelineError, StreamProtocolError, UnavailableError
 from paceline.v1 import orchestrator_pb2, peer_pb2, sampling_pb2, scheduler_pb2, target_pb2
@@ -55,11 +55,11 @@ class Cycles:
     Attributes:
         table: the unfinished sequences; the drafters' side reads it.
         verifier: set by the conductor before the first event.
-        desk: the drafters' side; set by the conductor before the first event.
+        dispatcher: the drafters' side; set by the conductor before the first event.
     """
 
     verifier: VerifierLink
-    desk: DraftingDesk
+    dispatcher: DraftDispatcher
 
     def __init__(
         self,
@@ -77,8 +77,8 @@ class Cycles:
         self._patience = patience
         self._placement = placement
         self._clock = clock
-        self._journal = Journal()
-        self.table = SequenceTable()
+        self._commit_log = CommitLog()
+        self.table = ConductorSequences()
         self._was_drafter_due: bool | None = None
 
     @property
@@ -88,14 +88,16 @@ class Cycles:
 
     def is_running(self, request_id: str) -> bool:
         """Whether a request with this id is unfinished."""
-        return request_id in self._journal
+        return request_id in self._commit_log
 
     # Requests.
 
     def begin(self, request: orchestrator_pb2.RunRequest, max_draft_nodes: int) -> Sequence:
         """Takes up a request whose fields have been checked."""
         now = self._clock()
-        entry = self._journal.open(request.request_id, request.prompt_token_ids, request.num_resumed_tokens)
+        entry = self._commit_log.open(
+            request.request_id, request.prompt_token_ids, request.num_resumed_tokens
+        )
         sequence = Sequence(
             entry=entry,
             sampling=request.sampling,
@@ -104,13 +106,13 @@ class Cycles:
             max_draft_nodes=max_draft_nodes,
             max_draft_tokens=max_draft_nodes,
             log_probs=request.log_probs,
-            mailbox=Mailbox(max(request.stream_interval, 1)),
+            output_queue=OutputQueue(max(request.stream_interval, 1)),
             tenant=request.tenant,
             started_at=now,
             pending_since=now,
         )
         sequence.drafting.is_off = max_draft_nodes == 0
-        sequence.drafting.wish = DrafterWish.read(request.speculation)
+        sequence.drafting.requirement = DrafterRequirement.read(request.speculation)
         self.table.add(sequence)
         self._counters.num_requests += 1
         if self.verifier.is_up:
@@ -119,7 +121,7 @@ class Cycles:
 
     def end(self, sequence: Sequence) -> None:
         """Lets go of a request: finished, or its reader went away."""
-        if sequence.state is not SequenceState.FINISHED:
+        if sequence.state is not ConductorSequenceState.FINISHED:
             self._counters.num_cancelled += 1
             if sequence.sequence_id:
                 self.verifier.close(sequence.sequence_id)
@@ -140,16 +142,16 @@ class Cycles:
             self._reports.profile(self.verifier.profile)
             self.verifier.profile = None
         self._was_drafter_due = None
-        self.desk.verifier_up()
+        self.dispatcher.verifier_up()
         self._send_policy()
         for sequence in self.table:
-            if sequence.state is SequenceState.PENDING:
+            if sequence.state is ConductorSequenceState.PENDING:
                 self._open(sequence)
 
     def verifier_down(self, reason: str) -> None:
         """Sets every sequence back to waiting, with all it has so far."""
         for sequence in self.table:
-            if sequence.state in (SequenceState.OPENING, SequenceState.RUNNING):
+            if sequence.state in (ConductorSequenceState.OPENING, ConductorSequenceState.RUNNING):
                 error = UnavailableError(f"the verifier was lost: {reason}")
                 self._set_back(sequence, error, not_before=self._clock())
 
@@ -165,7 +167,7 @@ class Cycles:
     def _open(self, sequence: Sequence) -> None:
         if len(self.table) == 1:
             self.verifier.note_work()
-        sequence.move_to(SequenceState.OPENING)
+        sequence.move_to(ConductorSequenceState.OPENING)
         self.verifier.open(
             target_pb2.OpenSequence(
                 key=self.table.name_key(sequence),
@@ -185,7 +187,7 @@ class Cycles:
         """What the verifier is told of a sequence's features; nothing where its own drafter stands idle."""
         own = self.verifier.info
         is_idle = own is not None and bool(own.method) and self._placement() != "colocated"
-        return None if is_idle else sequence.drafting.wish.reads_features
+        return None if is_idle else sequence.drafting.requirement.reads_features
 
     def _opened(self, opened: target_pb2.SequenceOpened) -> None:
         sequence = self.table.by_key(opened.key)
@@ -194,17 +196,17 @@ class Cycles:
             return
         if opened.sequence_id == 0 or self.table.by_id(opened.sequence_id) is not None:
             raise StreamProtocolError(f"the verifier named sequence {opened.sequence_id}, which is taken")
-        sequence.move_to(SequenceState.RUNNING)
+        sequence.move_to(ConductorSequenceState.RUNNING)
         sequence.epoch = opened.epoch
         self.table.name_id(sequence, opened.sequence_id)
-        self.desk.attach(sequence)
+        self.dispatcher.attach(sequence)
 
     def _step(self, step: target_pb2.StepReport) -> None:
         """Journals the commits, forwards them to the drafters, then wakes the readers."""
         commits = step.commits
         num_commits = len(commits.sequence_ids)
         arrays = (commits.epochs, commits.starts, commits.sizes)
-        # A verifier of an earlier version knows no echoes: all of its trees are a drafter's.
+        # A verifier of an earlier version knows no n-gram proposals: all of its trees are a drafter's.
         drafter_depths = step.drafter_depths or step.draft_depths
         accepted_of_drafter = step.num_accepted_of_drafter or step.num_accepted_tokens
         figures = (
@@ -228,15 +230,15 @@ class Cycles:
             asking = self.table.by_id(sequence_id)
             if asking is not None:
                 take_prompt_log_probs(asking, message, vocab_size)
-        outcomes = outcomes_by_commit(step)
-        hits = step.draft_hits if len(step.draft_hits) == num_commits else [0] * num_commits
+        outcomes = acceptance_by_commit(step)
+        hits = step.cache_hits if len(step.cache_hits) == num_commits else [0] * num_commits
         now = self._clock()
         counters = self._counters
         counters.num_steps += 1
         # With each: whether it has new tokens, and why it ended.
         advanced: list[tuple[Sequence, bool, sampling_pb2.FinishReason]] = []
         depths: list[tuple[int, int]] = []
-        faulty: list[tuple[Sequence, JournalGapError]] = []
+        faulty: list[tuple[Sequence, CommitGapError]] = []
         offset = 0
         for i, sequence_id in enumerate(commits.sequence_ids):
             size = commits.sizes[i]
@@ -248,36 +250,38 @@ class Cycles:
                 continue
             try:
                 fresh = sequence.entry.commit(commits.starts[i], span)
-            except JournalGapError as error:
+            except CommitGapError as error:
                 faulty.append((sequence, error))
                 continue
             counters.num_committed_tokens += len(fresh)
             depth, accepted = step.draft_depths[i], min(step.num_accepted_tokens[i], step.draft_depths[i])
             if outcomes[i] and (drafter := self._drafter_of(sequence)):
                 self._reports.outcomes.add(drafter, outcomes[i])
-            sequence.tally.add(step.num_draft_tokens[i], depth, accepted)
+            sequence.counts.add(step.num_draft_tokens[i], depth, accepted)
             if depth:
                 counters.num_draft_tokens += step.num_draft_tokens[i]
                 counters.num_accepted_tokens += accepted
-            # An echo says nothing of the drafter; and what one that reads features made without them says less than a
-            # draft with them: the planner knows by how much.
+            # An n-gram proposal says nothing of the drafter; and what one that reads features made without them says
+            # less than a draft with them: the planner knows by how much.
             if (drafter_depth := drafter_depths[i]) and not sequence.drafting.is_past_outcome:
                 depths.append((drafter_depth, min(accepted_of_drafter[i], drafter_depth)))
             is_hit = bool(hits[i]) and self._policy.outcomes > 0
             sequence.drafting.is_past_outcome = is_hit and sequence.drafting.reads_features
             if fresh:
                 known = fresh_log_probs(sequence, log_probs.get(sequence_id), size, len(fresh))
-                sequence.mailbox.put(fresh, known)
+                sequence.output_queue.put(fresh, known)
                 sequence.last_token_at = now
                 if sequence.first_token_at is None:
                     sequence.first_token_at = now
             advanced.append((sequence, bool(fresh), step.finish_reasons[i]))
-        self.desk.forward([sequence for sequence, has_new, reason in advanced if has_new and not reason])
+        self.dispatcher.forward(
+            [sequence for sequence, has_new, reason in advanced if has_new and not reason]
+        )
         for sequence, _, reason in advanced:
             if reason:
                 self._finish(sequence, Ending(reason))
             else:
-                sequence.mailbox.wake()
+                sequence.output_queue.wake()
         for sequence, gap in faulty:
             log.warning("commit gap", request_id=sequence.entry.request_id, error=str(gap))
             self.verifier.close(sequence.sequence_id)
@@ -311,7 +315,7 @@ class Cycles:
         log.warning(
             "sequence failed at the verifier", request_id=sequence.entry.request_id, reason=failure.reason
         )
-        is_refusal = sequence.state is SequenceState.OPENING and sequence.num_resumes == 0
+        is_refusal = sequence.state is ConductorSequenceState.OPENING and sequence.num_resumes == 0
         if failure.code in RETRIABLE_CODES and not (is_refusal and failure.code == RESOURCE_EXHAUSTED):
             delay_s = RETRY_DELAY_S * 2**sequence.num_resumes
             self._set_back(sequence, error, not_before=self._clock() + delay_s)
@@ -332,16 +336,16 @@ class Cycles:
         self._policy.accept(policy)
         self._was_drafter_due = None
         self._send_policy()
-        self.desk.send_plan()
+        self.dispatcher.send_plan()
 
     def tick(self) -> None:
         """Runs a few times a second: second attempts, time-outs, and whether drafts are worth waiting for."""
         now = self._clock()
         for sequence in self.table:
-            if sequence.state is SequenceState.PENDING:
+            if sequence.state is ConductorSequenceState.PENDING:
                 self._reopen_due(sequence, now)
-            elif sequence.state is SequenceState.RUNNING:
-                self.desk.retry(sequence, now)
+            elif sequence.state is ConductorSequenceState.RUNNING:
+                self.dispatcher.retry(sequence, now)
         self._send_policy()
 
     def _reopen_due(self, sequence: Sequence, now: float) -> None:
@@ -350,13 +354,17 @@ class Cycles:
                 f"no verifier for {self._patience.resume_timeout_s:g} s: {self.verifier.last_reason}"
             )
             self._finish(sequence, Ending(sampling_pb2.FINISH_REASON_ERROR, error))
-        elif sequence.state is SequenceState.PENDING and self.verifier.is_up and now >= sequence.not_before:
+        elif (
+            sequence.state is ConductorSequenceState.PENDING
+            and self.verifier.is_up
+            and now >= sequence.not_before
+        ):
             self._open(sequence)
 
     def _send_policy(self) -> None:
         """Tells the verifier the policy; without a drafter that answers, it must not hold steps."""
         is_colocated = self._placement() == "colocated"
-        is_due = is_colocated or self.desk.is_any_answering
+        is_due = is_colocated or self.dispatcher.is_any_answering
         if is_due != self._was_drafter_due and self.verifier.is_up:
             self._was_drafter_due = is_due
             self.verifier.set_policy(
@@ -367,12 +375,12 @@ class Cycles:
 
     def _set_back(self, sequence: Sequence, error: PacelineError, not_before: float) -> None:
         """Back to waiting for a verifier, with a new epoch; a request that was set back too often ends."""
-        self.desk.detach(sequence)
+        self.dispatcher.detach(sequence)
         self.table.forget_id(sequence)
         if sequence.num_resumes >= self._patience.max_resumes:
             self._finish(sequence, Ending(sampling_pb2.FINISH_REASON_ERROR, error))
             return
-        sequence.move_to(SequenceState.PENDING)
+        sequence.move_to(ConductorSequenceState.PENDING)
         sequence.num_resumes += 1
         sequence.epoch += 1
         sequence.pending_since = self._clock()
@@ -380,12 +388,12 @@ class Cycles:
         self._counters.num_resumes += 1
 
     def _finish(self, sequence: Sequence, ending: Ending) -> None:
-        self.desk.detach(sequence)
-        sequence.move_to(SequenceState.FINISHED)
+        self.dispatcher.detach(sequence)
+        sequence.move_to(ConductorSequenceState.FINISHED)
         self.table.remove(sequence)
-        self._journal.close(sequence.entry.request_id)
+        self._commit_log.close(sequence.entry.request_id)
         self._counters.finished[ending.finish_reason] += 1
         if sequence.tenant:
             self._reports.ended(sequence.tenant, sequence.stats())
-        sequence.mailbox.end(ending)
-        sequence.mailbox.wake()
+        sequence.output_queue.end(ending)
+        sequence.output_queue.wake()

@@ -26,18 +26,18 @@ def drafter_label(info: peer_pb2.PeerInfo) -> str:
     return f"{info.method}/{fingerprint}" if fingerprint else info.method
 
 
-def outcomes_by_commit(step: target_pb2.StepReport) -> list[list[int]]:
+def acceptance_by_commit(step: target_pb2.StepReport) -> list[list[int]]:
     """The packed outcomes of each commit; empty for a verifier that tells none.
 
     Raises:
         StreamProtocolError: the arrays do not agree, or a number is none that can be.
     """
-    num_commits, sizes = len(step.commits.sequence_ids), step.num_outcomes
-    if not sizes and not step.outcomes:
+    num_commits, sizes = len(step.commits.sequence_ids), step.num_acceptance_samples
+    if not sizes and not step.acceptance_samples:
         return [[] for _ in range(num_commits)]
-    if len(sizes) != num_commits or sum(sizes) != len(step.outcomes):
+    if len(sizes) != num_commits or sum(sizes) != len(step.acceptance_samples):
         raise StreamProtocolError("the outcomes of a step report do not add up")
-    values = list(step.outcomes)
+    values = list(step.acceptance_samples)
     if any(value >> _NUM_BITS for value in values):
         raise StreamProtocolError("a step report carries an outcome that cannot be")
     by_commit, offset = [], 0
@@ -47,7 +47,7 @@ def outcomes_by_commit(step: target_pb2.StepReport) -> list[list[int]]:
     return by_commit
 
 
-class OutcomeCounts:
+class AcceptanceCounter:
     """Counts since the last frame; bounded.
 
     Attributes:
@@ -61,10 +61,10 @@ class OutcomeCounts:
     def __bool__(self) -> bool:
         return bool(self._drafters)
 
-    def add(self, drafter: str, outcomes: Iterable[int]) -> None:
+    def add(self, drafter: str, acceptance_samples: Iterable[int]) -> None:
         """Count packed outcomes of one drafter's tokens."""
         tables = self._drafters.get(drafter)
-        for outcome in outcomes:
+        for outcome in acceptance_samples:
             if tables is None:
                 if len(self._drafters) == MAX_DRAFTERS:
                     self.num_dropped += 1
@@ -80,10 +80,10 @@ class OutcomeCounts:
                 count[0] += 1
                 count[1] += outcome & 1
 
-    def take(self) -> list[scheduler_pb2.DraftOutcomes]:
+    def take(self) -> list[scheduler_pb2.AcceptanceCounts]:
         """All counts since the last call, one message for each drafter."""
         taken = [
-            scheduler_pb2.DraftOutcomes(
+            scheduler_pb2.AcceptanceCounts(
                 drafter=drafter,
                 cells=own.keys(),
                 trials=[trials for trials, _ in own.values()],

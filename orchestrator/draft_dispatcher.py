@@ -18,10 +18,10 @@ import structlog
 from orchestrator.counters import Counters
 from orchestrator.drafter_link import DrafterLink
 from orchestrator.faults import DRAFTING_ENDS, RETRY_DELAY_S
-from orchestrator.placement import DrafterWish, can_do, check_drafter, choose_drafter
+from orchestrator.placement import DrafterRequirement, can_do, check_drafter, choose_drafter
 from orchestrator.policy import PolicyInForce
 from orchestrator.reports import Reports
-from orchestrator.sequences import Attachment, Sequence, SequenceState, SequenceTable
+from orchestrator.sequences import Attachment, ConductorSequences, ConductorSequenceState, Sequence
 from orchestrator.supports import copy_supports, has_supports, supports_agree
 from orchestrator.verifier_link import VerifierLink
 from paceline.contract.errors import IncompatiblePeerError, UnavailableError
@@ -32,7 +32,7 @@ MAX_REOPENS_IN_A_ROW = 8
 log = structlog.get_logger()
 
 
-class DraftingDesk:
+class DraftDispatcher:
     """All drafters of one conductor.
 
     Attributes:
@@ -42,7 +42,7 @@ class DraftingDesk:
     def __init__(
         self,
         *,
-        table: SequenceTable,
+        table: ConductorSequences,
         verifier: VerifierLink,
         policy: PolicyInForce,
         reports: Reports,
@@ -67,13 +67,15 @@ class DraftingDesk:
         """Whether drafts can be expected at all."""
         return any(link.is_up and not link.is_stalled for link in self.links)
 
-    def may_have(self, wish: DrafterWish) -> bool:
+    def may_have(self, requirement: DrafterRequirement) -> bool:
         """Whether there may be such a drafter; one that has not been reached yet may be called and do anything."""
         if self.links:  # the verifier's own, if it has one, stands idle
-            return any(link.info is None or wish.is_met_by(link) for link in self.links)
+            return any(link.info is None or requirement.is_met_by(link) for link in self.links)
         own = self._verifier.info
         return own is None or (
-            bool(own.method) and wish.name in ("", own.method) and can_do(own, wish.reads_features)
+            bool(own.method)
+            and requirement.name in ("", own.method)
+            and can_do(own, requirement.reads_features)
         )
 
     # What the cycle does.
@@ -86,23 +88,23 @@ class DraftingDesk:
         if not self._policy.draft_length:
             return
         if not drafting.attachments:
-            able = sum(drafting.wish.is_met_by(link) for link in self.links)
-            drafting.num_shares = max(1, min(self._drafters_per_sequence, able))
-        for share in drafting.missing_shares:
+            able = sum(drafting.requirement.is_met_by(link) for link in self.links)
+            drafting.num_partitions = max(1, min(self._drafters_per_sequence, able))
+        for partition in drafting.missing_partitions:
             free = [link for link in self.links if drafting.at(link) is None]
-            link = choose_drafter(free, drafting.wish)
+            link = choose_drafter(free, drafting.requirement)
             if link is None or link.info is None:
                 return
             epoch = next(self._epochs) & 0xFFFFFFFF
-            self._open(sequence, Attachment(link, epoch, share, len(sequence.entry.tokens)))
+            self._open(sequence, Attachment(link, epoch, partition, len(sequence.entry.tokens)))
 
     def _open(self, sequence: Sequence, attachment: Attachment) -> None:
         link, verifier = attachment.link, self._verifier.info
         assert verifier is not None
         assert link.info is not None
-        sequence.drafting.attachments[attachment.share] = attachment
+        sequence.drafting.attachments[attachment.partition] = attachment
         self._counters.num_drafter_openings += 1
-        wanted = sequence.drafting.wish.reads_features
+        wanted = sequence.drafting.requirement.reads_features
         reads_features = link.reads_features if wanted is None else wanted
         link.open(
             drafter_pb2.OpenDraftSequence(
@@ -113,8 +115,8 @@ class DraftingDesk:
                 verifier_endpoint=self._verifier.feature_endpoint if reads_features else "",
                 verifier_instance_id=verifier.instance_id,
                 max_draft_tokens=sequence.max_draft_tokens,
-                share=attachment.share,
-                num_shares=sequence.drafting.num_shares,
+                partition=attachment.partition,
+                num_partitions=sequence.drafting.num_partitions,
                 reads_features=wanted,
             )
         )
@@ -131,7 +133,7 @@ class DraftingDesk:
     def retry(self, sequence: Sequence, now: float) -> None:
         """Opens a sequence that lacks a drafter again, once its pause is over."""
         drafting = sequence.drafting
-        if drafting.missing_shares and not drafting.is_off and now >= drafting.retry_at:
+        if drafting.missing_partitions and not drafting.is_off and now >= drafting.retry_at:
             self.attach(sequence)
 
     def forward(self, sequences: Iterable[Sequence]) -> None:
@@ -164,7 +166,7 @@ class DraftingDesk:
 
     def _attach_all(self) -> None:
         for sequence in self._table:
-            if sequence.state is SequenceState.RUNNING and sequence.drafting.missing_shares:
+            if sequence.state is ConductorSequenceState.RUNNING and sequence.drafting.missing_partitions:
                 self.attach(sequence)
 
     def verifier_up(self) -> None:
@@ -200,11 +202,11 @@ class DraftingDesk:
             attachment = sequence.drafting.at(link)
             if attachment is None:
                 continue
-            del sequence.drafting.attachments[attachment.share]
-            if attachment.share == 0:
+            del sequence.drafting.attachments[attachment.partition]
+            if attachment.partition == 0:
                 # Drafts come first: whoever is left takes the shares anew, from this one on.
                 self.detach(sequence)
-            if sequence.state is SequenceState.RUNNING:
+            if sequence.state is ConductorSequenceState.RUNNING:
                 self.attach(sequence)
 
     def drafter_frame(
@@ -276,7 +278,7 @@ class DraftingDesk:
             return
         self._counters.num_drafter_failures += 1
         drafting = sequence.drafting
-        del drafting.attachments[attachment.share]
+        del drafting.attachments[attachment.partition]
         link.close(sequence.sequence_id)
         drafting.num_reopens += 1
         drafting.is_off = failure.reason in DRAFTING_ENDS or drafting.num_reopens > MAX_REOPENS_IN_A_ROW

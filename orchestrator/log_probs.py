@@ -8,14 +8,14 @@ Called by: orchestrator.cycles.
 
 from __future__ import annotations
 
-from orchestrator.sequences import Sequence, SequenceTable
+from orchestrator.sequences import ConductorSequences, Sequence
 from paceline.contract.errors import StreamProtocolError
 from paceline.v1 import sampling_pb2, target_pb2
 from services.runtime.log_probs import check_log_probs, cut_log_probs
 
 
 def check_step(
-    step: target_pb2.StepReport, table: SequenceTable, vocab_size: int
+    step: target_pb2.StepReport, table: ConductorSequences, vocab_size: int
 ) -> dict[int, target_pb2.SequenceLogProbs]:
     """A step's messages by sequence id, before anything of the step is taken in.
 
@@ -43,7 +43,7 @@ def fresh_log_probs(
 
 
 def take_prompt_log_probs(sequence: Sequence, message: target_pb2.SequenceLogProbs, vocab_size: int) -> None:
-    """Puts what is new of the prompt's into the mailbox; a later opening may repeat known ones.
+    """Puts what is new of the prompt's into the output queue; a later opening may repeat known ones.
 
     Raises:
         StreamProtocolError: the report leaves a gap, passes the prompt's end or does not fit the request.
@@ -59,7 +59,7 @@ def take_prompt_log_probs(sequence: Sequence, message: target_pb2.SequenceLogPro
         )
     _check(message.prompt, size, sequence.log_probs.num_prompt_top, vocab_size)
     if num_known < size:
-        sequence.mailbox.put_prompt(cut_log_probs(message.prompt, num_known, size))
+        sequence.output_queue.put_prompt(cut_log_probs(message.prompt, num_known, size))
         sequence.num_prompt_log_probs += size - num_known
 
 

@@ -1,4 +1,4 @@
-"""The mailbox between the cycle and one Run stream.
+"""The output queue between the cycle and one Run stream.
 
 Responsible for: handing committed tokens to a reader that may be slower than the target, merged, so that at most
 one request's own tokens are ever held. Deliberately does not know gRPC. Filled by orchestrator.cycles, emptied by
@@ -46,7 +46,7 @@ class Mail:
     ending: Ending | None = None
 
 
-class Mailbox:
+class OutputQueue:
     """Tokens on their way to one reader, then exactly one ending.
 
     Args:

@@ -62,7 +62,7 @@ def placement_in_force(
 
 
 @dataclass(frozen=True, slots=True)
-class DrafterWish:
+class DrafterRequirement:
     """What a request asks of its drafter.
 
     Attributes:
@@ -74,7 +74,7 @@ class DrafterWish:
     reads_features: bool | None = None
 
     @classmethod
-    def read(cls, options: sampling_pb2.SpeculationOptions) -> DrafterWish:
+    def read(cls, options: sampling_pb2.SpeculationOptions) -> DrafterRequirement:
         """A request's."""
         reads = options.reads_features if options.HasField("reads_features") else None
         return cls(options.drafter, reads)
@@ -85,17 +85,19 @@ class DrafterWish:
         return is_called(candidate, self.name) and (info is None or can_do(info, self.reads_features))
 
 
-ANY_DRAFTER = DrafterWish()
+ANY_DRAFTER = DrafterRequirement()
 
 
-def choose_drafter(candidates: Iterable[CandidateT], wish: DrafterWish = ANY_DRAFTER) -> CandidateT | None:
+def choose_drafter(
+    candidates: Iterable[CandidateT], requirement: DrafterRequirement = ANY_DRAFTER
+) -> CandidateT | None:
     """The drafter that is up with the fewest sequences; a stalled one only where there is no other.
 
     Args:
         candidates: drafters to choose from.
-        wish: what it must be able to do.
+        requirement: what it must be able to do.
     """
-    usable = [candidate for candidate in candidates if candidate.is_up and wish.is_met_by(candidate)]
+    usable = [candidate for candidate in candidates if candidate.is_up and requirement.is_met_by(candidate)]
     return min(usable, key=lambda candidate: (candidate.is_stalled, candidate.num_sequences), default=None)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from paceline.v1 import drafter_pb2, scheduler_pb2, target_pb2
 
 MAX_DRAFT_LENGTH = 64
-MAX_HOLD_US = 1_000_000
+MAX_WAIT_BUDGET_US = 1_000_000
 DEFAULT_DRAFT_LENGTH = 4
 MAX_NODES_PER_STEP = 1024
 """More than that a verifier refuses, and with it the whole policy."""
@@ -25,7 +25,7 @@ class PolicyOverrides:
     Attributes:
         draft_length: tokens per draft.
         draft_ahead: tokens to go on drafting while the target verifies.
-        hold_us: longest hold of a step.
+        wait_budget_us: longest draft wait of a step.
         max_nodes: draft nodes of one sequence in one step.
         outcomes: outcomes of a step to draft past while the target verifies.
         max_prefill_tokens_per_step: prompt rows per step; the scheduler does not decide this one.
@@ -33,7 +33,7 @@ class PolicyOverrides:
 
     draft_length: int | None = None
     draft_ahead: int | None = None
-    hold_us: int | None = None
+    wait_budget_us: int | None = None
     max_prefill_tokens_per_step: int = 256
     max_nodes: int | None = None
     outcomes: int | None = None
@@ -46,7 +46,7 @@ def default_policy() -> scheduler_pb2.SpeculationPolicy:
         draft_length=DEFAULT_DRAFT_LENGTH,
         max_nodes_per_sequence=2 * DEFAULT_DRAFT_LENGTH,
         max_nodes_per_step=64,
-        hold_us=20_000,
+        wait_budget_us=20_000,
         draft_ahead=DEFAULT_DRAFT_LENGTH,
         reason="default: no scheduler has decided yet",
     )
@@ -103,8 +103,8 @@ class PolicyInForce:
             is_drafter_due: drafts can be expected to arrive; otherwise no step is held for them.
         """
         policy, length = self._policy, self.draft_length
-        fixed_hold = self._overrides.hold_us
-        hold_us = policy.hold_us if fixed_hold is None else fixed_hold
+        fixed_wait = self._overrides.wait_budget_us
+        wait_budget_us = policy.wait_budget_us if fixed_wait is None else fixed_wait
         per_sequence = self.max_nodes
         return target_pb2.VerifyPolicy(
             version=policy.version,
@@ -112,7 +112,7 @@ class PolicyInForce:
             if length
             else 0,
             max_nodes_per_sequence=per_sequence,
-            hold_us=min(hold_us, MAX_HOLD_US) if length and is_drafter_due else 0,
+            wait_budget_us=min(wait_budget_us, MAX_WAIT_BUDGET_US) if length and is_drafter_due else 0,
             max_prefill_tokens_per_step=self._overrides.max_prefill_tokens_per_step,
             colocated_draft_length=length if is_colocated else 0,
         )

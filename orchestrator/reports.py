@@ -16,7 +16,7 @@ from typing import Any
 import grpc
 import structlog
 
-from orchestrator.draft_acceptance import OutcomeCounts
+from orchestrator.draft_acceptance import AcceptanceCounter
 from orchestrator.sequences import passes_per_position
 from paceline.v1 import drafter_pb2, generation_pb2, scheduler_pb2, scheduler_pb2_grpc, target_pb2
 from services.runtime.channel import Tls, open_channel
@@ -52,7 +52,7 @@ class Reports:
         conductor: str = "conductor",
     ) -> None:
         self.num_dropped = 0
-        self.outcomes = OutcomeCounts()
+        self.outcomes = AcceptanceCounter()
         self._key = key
         self._longest_draft = longest_draft
         self._conductor = conductor
@@ -100,9 +100,9 @@ class Reports:
                     step_us=step.step_us,
                     policy_version=step.policy_version,
                     num_tokens=num_tokens if is_decoding else 0,
-                    num_hits=sum(step.draft_hits),
+                    num_cache_hits=sum(step.cache_hits),
                     may_draft=may_draft,
-                    wait_us=min(step.held_us + step.colocated_draft_us, MAX_US),
+                    wait_us=min(step.draft_wait_us + step.colocated_draft_us, MAX_US),
                     # Verification and commit are part of the step here and of the overhead there.
                     other_us=max(0, step.overhead_us + step.forward_us - step.step_us),
                 ),

@@ -13,17 +13,17 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from orchestrator.commit_log import JournalEntry
+from orchestrator.commit_log import CommitLogEntry
 from orchestrator.drafter_link import DrafterLink
-from orchestrator.output_queue import Mailbox
-from orchestrator.placement import ANY_DRAFTER, DrafterWish
+from orchestrator.output_queue import OutputQueue
+from orchestrator.placement import ANY_DRAFTER, DrafterRequirement
 from paceline.v1 import generation_pb2, sampling_pb2
 
 MAX_DRAFT_NODES = 64
 """Most draft nodes that one sequence may have in one step."""
 
 
-class SequenceState(enum.Enum):
+class ConductorSequenceState(enum.Enum):
     """Where a request stands."""
 
     PENDING = "pending"
@@ -33,14 +33,20 @@ class SequenceState(enum.Enum):
     RUNNING = "running"
     """The verifier has named it."""
     FINISHED = "finished"
-    """Its ending is in the mailbox."""
+    """Its ending is in the output queue."""
 
 
-TRANSITIONS: dict[SequenceState, frozenset[SequenceState]] = {
-    SequenceState.PENDING: frozenset({SequenceState.OPENING, SequenceState.FINISHED}),
-    SequenceState.OPENING: frozenset({SequenceState.RUNNING, SequenceState.PENDING, SequenceState.FINISHED}),
-    SequenceState.RUNNING: frozenset({SequenceState.PENDING, SequenceState.FINISHED}),
-    SequenceState.FINISHED: frozenset(),
+TRANSITIONS: dict[ConductorSequenceState, frozenset[ConductorSequenceState]] = {
+    ConductorSequenceState.PENDING: frozenset(
+        {ConductorSequenceState.OPENING, ConductorSequenceState.FINISHED}
+    ),
+    ConductorSequenceState.OPENING: frozenset(
+        {ConductorSequenceState.RUNNING, ConductorSequenceState.PENDING, ConductorSequenceState.FINISHED}
+    ),
+    ConductorSequenceState.RUNNING: frozenset(
+        {ConductorSequenceState.PENDING, ConductorSequenceState.FINISHED}
+    ),
+    ConductorSequenceState.FINISHED: frozenset(),
 }
 
 
@@ -49,7 +55,7 @@ class IllegalTransitionError(RuntimeError):
 
 
 @dataclass(slots=True)
-class Tally:
+class SequenceStats:
     """Figures of one request; constant work per commit.
 
     Attributes:
@@ -92,13 +98,13 @@ class Attachment:
     Attributes:
         link: the drafter.
         epoch: its epoch of the sequence.
-        share: of the outcomes that several drafters share, which this one's is; share 0 also makes the drafts.
+        partition: of the outcomes that several drafters share, which this one's is; share 0 also makes the drafts.
         length: tokens of the text that it has been told.
     """
 
     link: DrafterLink
     epoch: int
-    share: int
+    partition: int
     length: int
 
 
@@ -108,8 +114,8 @@ class Drafting:
 
     Attributes:
         attachments: the drafters that have it open, by share.
-        num_shares: how many drafters its outcomes are shared out to, whether or not all of them are there.
-        wish: what the request asks of its drafter.
+        num_partitions: how many drafters its outcomes are shared out to, whether or not all of them are there.
+        requirement: what the request asks of its drafter.
         is_off: no drafter is to have it any more (asked for by the request, or past its positions).
         num_reopens: openings in a row that failed; sets the delay of the next.
         retry_at: loop time before which it is not opened again.
@@ -117,8 +123,8 @@ class Drafting:
     """
 
     attachments: dict[int, Attachment] = field(default_factory=dict)
-    num_shares: int = 1
-    wish: DrafterWish = ANY_DRAFTER
+    num_partitions: int = 1
+    requirement: DrafterRequirement = ANY_DRAFTER
     is_off: bool = False
     num_reopens: int = 0
     retry_at: float = 0.0
@@ -134,9 +140,9 @@ class Drafting:
         return next((a for a in self.attachments.values() if a.link is link), None)
 
     @property
-    def missing_shares(self) -> list[int]:
+    def missing_partitions(self) -> list[int]:
         """Shares that no drafter has; the first is the one that matters most."""
-        return [share for share in range(self.num_shares) if share not in self.attachments]
+        return [partition for partition in range(self.num_partitions) if partition not in self.attachments]
 
 
 @dataclass(slots=True, eq=False)
@@ -161,7 +167,7 @@ class Sequence:
         epoch: the verifier's epoch.
     """
 
-    entry: JournalEntry
+    entry: CommitLogEntry
     sampling: sampling_pb2.SamplingParams
     max_new_tokens: int
     stop_token_ids: tuple[int, ...]
@@ -179,13 +185,13 @@ class Sequence:
     num_resumes: int = 0
     first_token_at: float | None = None
     last_token_at: float | None = None
-    state: SequenceState = SequenceState.PENDING
+    state: ConductorSequenceState = ConductorSequenceState.PENDING
     drafting: Drafting = field(default_factory=Drafting)
-    mailbox: Mailbox = field(default_factory=Mailbox)
-    tally: Tally = field(default_factory=Tally)
+    output_queue: OutputQueue = field(default_factory=OutputQueue)
+    counts: SequenceStats = field(default_factory=SequenceStats)
     num_streamed_before: int = 0
 
-    def move_to(self, state: SequenceState) -> None:
+    def move_to(self, state: ConductorSequenceState) -> None:
         """Changes the state.
 
         Raises:
@@ -215,17 +221,17 @@ class Sequence:
         return generation_pb2.GenerationStats(
             num_prompt_tokens=self.entry.num_prompt_tokens,
             num_generated_tokens=self.entry.num_generated_tokens,
-            num_target_passes=self.tally.num_passes,
-            num_draft_tokens=self.tally.num_draft_tokens,
-            num_accepted_tokens=self.tally.num_accepted_tokens,
-            drafted_per_position=passes_per_position(self.tally.depths),
-            accepted_per_position=passes_per_position(self.tally.accepted),
+            num_target_passes=self.counts.num_passes,
+            num_draft_tokens=self.counts.num_draft_tokens,
+            num_accepted_tokens=self.counts.num_accepted_tokens,
+            drafted_per_position=passes_per_position(self.counts.depths),
+            accepted_per_position=passes_per_position(self.counts.accepted),
             time_to_first_token_us=0 if first is None else int((first - self.started_at) * 1e6),
             decode_us=0 if first is None or last is None else int((last - first) * 1e6),
         )
 
 
-class SequenceTable:
+class ConductorSequences:
     """All unfinished sequences of one conductor, by key and by the verifier's id."""
 
     def __init__(self) -> None:

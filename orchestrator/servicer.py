@@ -1,4 +1,4 @@
-"""ConductorService at the wire: checks a request, hands it to the cycles, and streams what the mailbox holds.
+"""ConductorService at the wire: checks a request, hands it to the cycles, and streams what the output queue holds.
 
 Knows gRPC and nothing of peers. Every request that is taken up ends in exactly one frame with a finish reason, or
 in an error status where nothing was streamed yet.
@@ -12,7 +12,7 @@ from typing import Any
 import structlog
 
 from orchestrator.cycles import Cycles
-from orchestrator.placement import DrafterWish
+from orchestrator.placement import DrafterRequirement
 from orchestrator.sequences import MAX_DRAFT_NODES, Sequence
 from paceline.contract.errors import CapacityError, InvalidRequestError
 from paceline.sampling.params import MAX_TOKEN_ID
@@ -36,7 +36,7 @@ class ConductorServicer(orchestrator_pb2_grpc.ConductorServiceServicer):
         cycles: Cycles,
         max_sequences: int,
         verifier: Callable[[], peer_pb2.PeerInfo | None],
-        may_have_drafter: Callable[[DrafterWish], bool],
+        may_have_drafter: Callable[[DrafterRequirement], bool],
     ) -> None:
         self._cycles = cycles
         self._max_sequences = max_sequences
@@ -49,7 +49,7 @@ class ConductorServicer(orchestrator_pb2_grpc.ConductorServiceServicer):
         """Streams one request's tokens, then its end."""
         max_draft_nodes = check_run(request, self._verifier())
         if max_draft_nodes:
-            self._check_wish(DrafterWish.read(request.speculation))
+            self._check_requirement(DrafterRequirement.read(request.speculation))
         if self._cycles.is_running(request.request_id):
             raise InvalidRequestError("request_id", f"{request.request_id} is running already")
         if self._cycles.num_running >= self._max_sequences:
@@ -57,7 +57,7 @@ class ConductorServicer(orchestrator_pb2_grpc.ConductorServiceServicer):
         sequence = self._cycles.begin(request, max_draft_nodes)
         try:
             while True:
-                mail = await sequence.mailbox.take()
+                mail = await sequence.output_queue.take()
                 ending = mail.ending
                 if ending is not None and ending.error is not None and not sequence.has_streamed:
                     raise ending.error
@@ -76,12 +76,12 @@ class ConductorServicer(orchestrator_pb2_grpc.ConductorServiceServicer):
         finally:
             self._cycles.end(sequence)
 
-    def _check_wish(self, wish: DrafterWish) -> None:
-        name = f" called {wish.name[:64]!r}" if wish.name else ""
-        if wish.name and not self._may_have_drafter(DrafterWish(wish.name)):
+    def _check_requirement(self, requirement: DrafterRequirement) -> None:
+        name = f" called {requirement.name[:64]!r}" if requirement.name else ""
+        if requirement.name and not self._may_have_drafter(DrafterRequirement(requirement.name)):
             raise InvalidRequestError("speculation.drafter", f"no drafter is{name}")
-        if wish.reads_features is not None and not self._may_have_drafter(wish):
-            what = "reads" if wish.reads_features else "drafts without"
+        if requirement.reads_features is not None and not self._may_have_drafter(requirement):
+            what = "reads" if requirement.reads_features else "drafts without"
             raise InvalidRequestError(
                 "speculation.reads_features", f"no drafter{name} {what} the target's features"
             )
@@ -145,7 +145,7 @@ def _log_end(sequence: Sequence, finish_reason: sampling_pb2.FinishReason) -> No
         request_id=sequence.entry.request_id,
         finish_reason=sampling_pb2.FinishReason.Name(finish_reason),
         num_generated_tokens=sequence.entry.num_generated_tokens,
-        num_target_passes=sequence.tally.num_passes,
-        num_accepted_tokens=sequence.tally.num_accepted_tokens,
+        num_target_passes=sequence.counts.num_passes,
+        num_accepted_tokens=sequence.counts.num_accepted_tokens,
         num_resumes=sequence.num_resumes,
     )

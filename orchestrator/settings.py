@@ -50,7 +50,7 @@ class OrchestratorSettings(ServerSettings):
     outcomes: DraftLength | None = Field(
         None, description="outcomes of a step that drafters draft past, in place of the policy's"
     )
-    hold_us: int | None = Field(
+    wait_budget_us: int | None = Field(
         None, ge=0, le=1_000_000, description="longest hold of a step, in place of the policy's"
     )
     max_nodes: DraftLength | None = Field(
@@ -117,7 +117,7 @@ class OrchestratorSettings(ServerSettings):
         return PolicyOverrides(
             self.draft_length,
             self.draft_ahead,
-            self.hold_us,
+            self.wait_budget_us,
             self.max_prefill_tokens_per_step,
             self.max_nodes,
             self.outcomes,

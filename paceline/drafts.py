@@ -174,27 +174,27 @@ class DraftClaim(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DraftTree:
-    """What the verifier runs in one step, best survival first and topological.
+    """What the verifier runs in one step, best path acceptance first and topological.
 
     Attributes:
         tokens: token ids; node i is row i + 1 of the sequence's step, the root is row 0.
         parents: index of the parent node, -1 for children of the root.
         depths: 1 for a child of the root; the node proposes position ``committed_length + depth - 1``.
-        survivals: product of confidences from the root down to the node.
+        path_acceptances: product of confidences from the root down to the node.
         draft_dists: how each node's token was drawn, None where it was not. Drawn siblings stand in the order of
             their draws, a repeated one with a node of its own.
         claims: what the drafter said of each node, None where it said nothing; empty where nobody is to learn from it.
-        drafter_survivals: survivals by the drafter's own confidences, 0 for nodes that it did not propose; empty where
-            it proposed all of them.
+        drafter_path_acceptances: path acceptances by the drafter's own confidences, 0 for nodes that it did not
+            propose; empty where it proposed all of them.
     """
 
     tokens: tuple[int, ...] = ()
     parents: tuple[int, ...] = ()
     depths: tuple[int, ...] = ()
-    survivals: tuple[float, ...] = ()
+    path_acceptances: tuple[float, ...] = ()
     draft_dists: tuple[SiblingDraws | None, ...] = ()
     claims: tuple[DraftClaim | None, ...] = ()
-    drafter_survivals: tuple[float, ...] = ()
+    drafter_path_acceptances: tuple[float, ...] = ()
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -208,10 +208,10 @@ class DraftTree:
             self.tokens[:cut],
             self.parents[:cut],
             self.depths[:cut],
-            self.survivals[:cut],
+            self.path_acceptances[:cut],
             self.draft_dists[:cut],
             self.claims[:cut],
-            self.drafter_survivals[:cut],
+            self.drafter_path_acceptances[:cut],
         )
 
     def only(self, nodes: Sequence[int]) -> DraftTree:
@@ -223,20 +223,22 @@ class DraftTree:
             tuple(self.tokens[node] for node in nodes),
             tuple(-1 if self.parents[node] < 0 else places[self.parents[node]] for node in nodes),
             tuple(self.depths[node] for node in nodes),
-            tuple(self.survivals[node] for node in nodes),
+            tuple(self.path_acceptances[node] for node in nodes),
             tuple(self.draft_dists[node] for node in nodes),
             tuple(self.claims[node] for node in nodes) if self.claims else (),
-            tuple(self.drafter_survivals[node] for node in nodes) if self.drafter_survivals else (),
+            tuple(self.drafter_path_acceptances[node] for node in nodes)
+            if self.drafter_path_acceptances
+            else (),
         )
 
     def is_drafted(self, node: int) -> bool:
         """Whether a drafter proposed a node."""
-        return not self.drafter_survivals or self.drafter_survivals[node] > 0
+        return not self.drafter_path_acceptances or self.drafter_path_acceptances[node] > 0
 
     @property
-    def num_echoed(self) -> int:
+    def num_ngram_nodes(self) -> int:
         """Nodes that no drafter proposed."""
-        return self.drafter_survivals.count(0.0)
+        return self.drafter_path_acceptances.count(0.0)
 
     @property
     def drafted_depth(self) -> int:

@@ -33,21 +33,21 @@ _HALF_LIFE = 1024.0  # trials of one length
 
 
 @dataclass(frozen=True, slots=True)
-class Echo:
+class NgramProposal:
     """A continuation that the text has had before.
 
     Attributes:
         match: newest tokens that stood before it, from MIN_MATCH to MAX_MATCH.
         tokens: what followed them then, at least one.
-        survivals: per token the chance that it and all before it come again.
+        path_acceptances: per token the chance that it and all before it come again.
     """
 
     match: int
     tokens: tuple[int, ...]
-    survivals: tuple[float, ...]
+    path_acceptances: tuple[float, ...]
 
 
-class MatchOdds:
+class MatchAcceptance:
     """How likely a match goes on as it did before, by its length; learned from what the target did.
 
     A match that went on for `i` tokens is a match of `i` tokens more, so one curve gives whole continuations.
@@ -65,17 +65,19 @@ class MatchOdds:
         place = self._place[min(match, MAX_MATCH)]
         return self._hits[place] / self._trials[place]
 
-    def survivals(self, match: int, count: int) -> tuple[float, ...]:
+    def path_acceptances(self, match: int, count: int) -> tuple[float, ...]:
         """P(the first i tokens come again), i from 1 to `count`."""
-        survival, found = 1.0, []
+        path_acceptance, found = 1.0, []
         for length in range(match, match + count):
-            survival *= self.next(length)
-            found.append(survival)
+            path_acceptance *= self.next(length)
+            found.append(path_acceptance)
         return tuple(found)
 
-    def observe(self, echo: Echo, tokens: Sequence[int]) -> None:
-        """Take in what the target committed where an echo was to come, verified or not."""
-        for length, (expected, came) in enumerate(zip(echo.tokens, tokens, strict=False), start=echo.match):
+    def observe(self, proposal: NgramProposal, tokens: Sequence[int]) -> None:
+        """Take in what the target committed where an n-gram proposal was to come, verified or not."""
+        for length, (expected, came) in enumerate(
+            zip(proposal.tokens, tokens, strict=False), start=proposal.match
+        ):
             place = self._place[min(length, MAX_MATCH)]
             self._trials[place] = self._trials[place] * self._decay + 1.0
             self._hits[place] = self._hits[place] * self._decay + (expected == came)
@@ -137,7 +139,7 @@ class TextIndex:
             place = self._older[place]
         return best
 
-    def echo(self, max_tokens: int, odds: MatchOdds) -> Echo | None:
+    def proposal(self, max_tokens: int, odds: MatchAcceptance) -> NgramProposal | None:
         """What followed the best match; a text that repeats itself without end goes on repeating."""
         found = self.find() if max_tokens > 0 else None
         if found is None:
@@ -147,29 +149,29 @@ class TextIndex:
         period = len(self._text) - place
         while len(tokens) < max_tokens:
             tokens.append(tokens[len(tokens) - period])
-        return Echo(match, tuple(tokens), odds.survivals(match, max_tokens))
+        return NgramProposal(match, tuple(tokens), odds.path_acceptances(match, max_tokens))
 
 
-def graft(tree: DraftTree, echo: Echo, max_nodes: int, max_depth: int) -> DraftTree:
-    """A drafter's tree and an echo as one tree.
+def graft(tree: DraftTree, proposal: NgramProposal, max_nodes: int, max_depth: int) -> DraftTree:
+    """A drafter's tree and an n-gram proposal as one tree.
 
     A node that both propose keeps what the drafter said of it, and the larger of the two chances.
 
     Args:
-        tree: best survival first; may be empty. No token of it was drawn.
-        echo: goes on from the same text.
+        tree: best path acceptance first; may be empty. No token of it was drawn.
+        proposal: goes on from the same text.
         max_nodes: of the result; the likeliest stay.
-        max_depth: of the echo's part.
+        max_depth: of the n-gram proposal's part.
     """
     tokens, parents, depths = list(tree.tokens), list(tree.parents), list(tree.depths)
-    survivals, own = list(tree.survivals), list(tree.survivals)
+    path_acceptances, own = list(tree.path_acceptances), list(tree.path_acceptances)
     claims = list(tree.claims or (None,) * len(tree))
     children = {
         (parent, token): node for node, (parent, token) in enumerate(zip(parents, tokens, strict=True))
     }
     node = -1
-    for depth, (token, survival) in enumerate(
-        zip(echo.tokens[:max_depth], echo.survivals, strict=False), start=1
+    for depth, (token, path_acceptance) in enumerate(
+        zip(proposal.tokens[:max_depth], proposal.path_acceptances, strict=False), start=1
     ):
         at = children.get((node, token))
         if at is None:
@@ -177,21 +179,23 @@ def graft(tree: DraftTree, echo: Echo, max_nodes: int, max_depth: int) -> DraftT
             tokens.append(token)
             parents.append(node)
             depths.append(depth)
-            survivals.append(survival)
+            path_acceptances.append(path_acceptance)
             own.append(0.0)
             claims.append(None)
         else:
-            survivals[at] = max(survivals[at], survival)
+            path_acceptances[at] = max(path_acceptances[at], path_acceptance)
         node = at
-    # Along a path survivals fall and depths rise, so that every head of this order is a tree.
-    order = sorted(range(len(tokens)), key=lambda node: (-survivals[node], depths[node], node))[:max_nodes]
+    # Along a path path acceptances fall and depths rise, so that every head of this order is a tree.
+    order = sorted(range(len(tokens)), key=lambda node: (-path_acceptances[node], depths[node], node))[
+        :max_nodes
+    ]
     place = {node: rank for rank, node in enumerate(order)}
     return DraftTree(
         tokens=tuple(tokens[node] for node in order),
         parents=tuple(-1 if parents[node] < 0 else place[parents[node]] for node in order),
         depths=tuple(depths[node] for node in order),
-        survivals=tuple(survivals[node] for node in order),
+        path_acceptances=tuple(path_acceptances[node] for node in order),
         draft_dists=(None,) * len(order),
         claims=tuple(claims[node] for node in order),
-        drafter_survivals=tuple(own[node] for node in order),
+        drafter_path_acceptances=tuple(own[node] for node in order),
     )

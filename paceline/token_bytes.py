@@ -27,7 +27,7 @@ def _byte_level_alphabet() -> dict[str, int]:
     return alphabet
 
 
-class TokenPieces:
+class TokenBytes:
     """The bytes that each token adds to a text.
 
     Knows the two families of decoders that generative models use: byte level (GPT-2, Llama 3, Qwen, SmolLM) and byte

@@ -22,8 +22,8 @@ from paceline.drafts import EMPTY_TREE, DraftClaim, DraftEntry, DraftError, Draf
 __all__ = [
     "DEFAULT_CONFIDENCE",
     "EMPTY_TREE",
-    "AddOutcome",
-    "CommitOutcome",
+    "AddResult",
+    "CommitResult",
     "DraftClaim",
     "DraftEntry",
     "DraftError",
@@ -38,7 +38,7 @@ DEFAULT_CONFIDENCE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class AddOutcome:
+class AddResult:
     """Where an entry's tokens went: the first five add up to ``len(entry.tokens)``.
 
     Attributes:
@@ -59,7 +59,7 @@ class AddOutcome:
 
 
 @dataclass(frozen=True, slots=True)
-class CommitOutcome:
+class CommitResult:
     """What a commit did to the trie.
 
     Attributes:
@@ -107,7 +107,7 @@ class DraftTrie:
     Args:
         committed: the committed tokens, at least one; only the last ``window`` are kept.
         vocab_size: when given, entries with a token outside ``[0, vocab_size)`` are refused.
-        max_nodes: bound on live nodes and, separately, on parked nodes. Above it the lowest survivals leave.
+        max_nodes: bound on live nodes and, separately, on parked nodes. Above it the lowest path acceptances leave.
         window: how far behind (or ahead of) the committed length an entry may start.
     """
 
@@ -157,7 +157,7 @@ class DraftTrie:
             deepest = max(deepest, depth)
         return deepest
 
-    def add(self, entry: DraftEntry) -> AddOutcome:
+    def add(self, entry: DraftEntry) -> AddResult:
         """Merge an entry.
 
         An entry may start behind the committed length (late): the part equal to committed tokens is skipped.
@@ -172,13 +172,13 @@ class DraftTrie:
         num_tokens = len(entry.tokens)
         if entry.start > self._length:
             if entry.start - self._length > self._window:
-                return AddOutcome(stale=num_tokens)
-            return self._park(entry) if num_tokens else AddOutcome()
+                return AddResult(stale=num_tokens)
+            return self._park(entry) if num_tokens else AddResult()
         if entry.start < self._length - self._window:
-            return AddOutcome(stale=num_tokens)
+            return AddResult(stale=num_tokens)
         return self._attach(entry)
 
-    def commit(self, tokens: Sequence[int]) -> CommitOutcome:
+    def commit(self, tokens: Sequence[int]) -> CommitResult:
         """Append committed tokens and walk the root down; everything not under the new root is dropped."""
         root: _Node | None = self._root
         matched = 0
@@ -200,12 +200,13 @@ class DraftTrie:
         self._tail.extend(tokens)
         if len(self._tail) > 2 * self._window:
             del self._tail[: -self._window]
-        return CommitOutcome(matched, dropped, self._unpark() if self._parked else 0)
+        return CommitResult(matched, dropped, self._unpark() if self._parked else 0)
 
     def select(self, max_nodes: int, max_depth: int) -> DraftTree:
-        """The at most ``max_nodes`` nodes of highest survival, none deeper than ``max_depth``.
+        """The at most ``max_nodes`` nodes of highest path_acceptance, none deeper than ``max_depth``.
 
-        Survival falls along a path, so the highest survivals are closed under parents, and they maximise the
+        Path acceptance falls along a path, so the highest path acceptances are closed under parents, and they
+        maximise the
         expected number of accepted tokens (DSpark, arXiv 2607.05147, Algorithm 1 sorts the same way). Ties
         go to the shallower, then the older node.
         """
@@ -214,7 +215,7 @@ class DraftTrie:
         tokens: list[int] = []
         parents: list[int] = []
         depths: list[int] = []
-        survivals: list[float] = []
+        path_acceptances: list[float] = []
         draws: list[SiblingDraws | None] = []
         claims: list[DraftClaim | None] = []
         heap: list[tuple[float, int, int, int, _Node]] = []
@@ -222,20 +223,20 @@ class DraftTrie:
             heap.append((-_confidence(child), 1, child.order, -1, child))
         heapq.heapify(heap)
         while heap and len(tokens) < max_nodes:
-            negative_survival, depth, _, parent, node = heapq.heappop(heap)
+            negative_path_acceptance, depth, _, parent, node = heapq.heappop(heap)
             index = len(tokens)
             tokens.append(node.token)
             parents.append(parent)
             depths.append(depth)
-            survivals.append(-negative_survival)
+            path_acceptances.append(-negative_path_acceptance)
             draws.append(node.draws)
             claims.append(node.claim)
             if depth < max_depth:
                 for child in node.children.values():
-                    survival = negative_survival * _confidence(child)
-                    heapq.heappush(heap, (survival, depth + 1, child.order, index, child))
+                    path_acceptance = negative_path_acceptance * _confidence(child)
+                    heapq.heappush(heap, (path_acceptance, depth + 1, child.order, index, child))
         return DraftTree(
-            tuple(tokens), tuple(parents), tuple(depths), tuple(survivals), tuple(draws), tuple(claims)
+            tuple(tokens), tuple(parents), tuple(depths), tuple(path_acceptances), tuple(draws), tuple(claims)
         )
 
     def select_first(self, max_nodes: int, max_depth: int) -> DraftTree:
@@ -244,46 +245,53 @@ class DraftTrie:
         For modes that verify what was drawn: there, whether a token is verified may depend on the tokens above it, but
         not on its own value. So where the first entry to reach a node drew its children, they are taken in the order of
         their draws, and a draw's place among all nodes follows from its depth, its number and what was said of its
-        position before it was drawn (DSpark, arXiv 2607.05147, section 4), one half where nothing was: its survival is
+        position before it was drawn (DSpark, arXiv 2607.05147, section 4), one half where nothing was: its path
+        acceptance is
         never below those of nodes under it, so that none of these, whose confidences may depend on its value, has a say
         in whether it is taken. Where the first entry did not draw, all children that were not drawn take part,
         likeliest first: a token that is a function of the text before it may be chosen by its value.
         """
         if max_nodes <= 0 or max_depth <= 0 or not self._num_nodes:
             return EMPTY_TREE
-        picked: list[tuple[_Node, int, int, float]] = []  # node, parent's index, depth, survival
+        picked: list[tuple[_Node, int, int, float]] = []  # node, parent's index, depth, path acceptance
         claims: list[DraftClaim | None] = []
         heap: list[tuple[float, int, int, int, int, _Node]] = []
         tick = 0
 
-        def push(node: _Node, draw: int, depth: int, parent: int, survival: float) -> None:
+        def push(node: _Node, draw: int, depth: int, parent: int, path_acceptance: float) -> None:
             nonlocal tick
             tick += 1
-            heapq.heappush(heap, (-survival, depth, tick, parent, draw, node))
+            heapq.heappush(heap, (-path_acceptance, depth, tick, parent, draw, node))
 
-        def push_children(node: _Node, depth: int, parent: int, survival: float) -> None:
+        def push_children(node: _Node, depth: int, parent: int, path_acceptance: float) -> None:
             if not node.children:
                 return
             first = min(node.children.values(), key=lambda child: child.order)
             if first.draws is not None:
-                push_draw(node, first.draws, 0, depth, parent, survival)
+                push_draw(node, first.draws, 0, depth, parent, path_acceptance)
                 return
             for child in node.children.values():
                 if child.draws is None:
-                    push(child, -1, depth, parent, survival * _confidence(child))
+                    push(child, -1, depth, parent, path_acceptance * _confidence(child))
 
         def push_draw(
-            node: _Node, draws: SiblingDraws, draw: int, depth: int, parent: int, survival: float
+            node: _Node, draws: SiblingDraws, draw: int, depth: int, parent: int, path_acceptance: float
         ) -> None:
             child = node.children.get(draws.tokens[draw]) if draw < len(draws.tokens) else None
             if child is not None and child.draws is draws:
-                push(child, draw, depth, parent, survival * _confidence(child) * DEFAULT_CONFIDENCE**draw)
+                push(
+                    child,
+                    draw,
+                    depth,
+                    parent,
+                    path_acceptance * _confidence(child) * DEFAULT_CONFIDENCE**draw,
+                )
 
         push_children(self._root, 1, -1, 1.0)
         while heap and len(picked) < max_nodes:
-            negative_survival, depth, _, parent, draw, node = heapq.heappop(heap)
-            survival, index = -negative_survival, len(picked)
-            picked.append((node, parent, depth, survival))
+            negative_path_acceptance, depth, _, parent, draw, node = heapq.heappop(heap)
+            path_acceptance, index = -negative_path_acceptance, len(picked)
+            picked.append((node, parent, depth, path_acceptance))
             claims.append(node.claim if draw <= 0 else None)
             if draw >= 0:
                 assert node.draws is not None
@@ -292,12 +300,12 @@ class DraftTrie:
                 push_draw(above, node.draws, draw + 1, depth, parent, base)
             is_repeat = draw > 0 and node.draws is not None and node.token in node.draws.tokens[:draw]
             if depth < max_depth and not is_repeat:
-                push_children(node, depth + 1, index, survival)
+                push_children(node, depth + 1, index, path_acceptance)
         return DraftTree(
             tuple(node.token for node, *_ in picked),
             tuple(parent for _, parent, _, _ in picked),
             tuple(depth for *_, depth, _ in picked),
-            tuple(survival for *_, survival in picked),
+            tuple(path_acceptance for *_, path_acceptance in picked),
             tuple(node.draws for node, *_ in picked),
             tuple(claims) if any(claims) else (),
         )
@@ -308,20 +316,20 @@ class DraftTrie:
         For modes that verify chains of draws: as in `select_first`, no value of a drawn token has a say in it.
         """
         nodes: list[_Node] = []
-        survivals: list[float] = []
-        node, survival = self._root, 1.0
+        path_acceptances: list[float] = []
+        node, path_acceptance = self._root, 1.0
         while len(nodes) < max_depth and node.children:
             node = min(node.children.values(), key=lambda child: child.order)
             if node.draws is not None and node.token != node.draws.tokens[0]:
                 break
-            survival *= DEFAULT_CONFIDENCE if node.draws is not None else _confidence(node)
+            path_acceptance *= DEFAULT_CONFIDENCE if node.draws is not None else _confidence(node)
             nodes.append(node)
-            survivals.append(survival)
+            path_acceptances.append(path_acceptance)
         return DraftTree(
             tuple(node.token for node in nodes),
             tuple(range(-1, len(nodes) - 1)),
             tuple(range(1, len(nodes) + 1)),
-            tuple(survivals),
+            tuple(path_acceptances),
             tuple(node.draws for node in nodes),
         )
 
@@ -333,7 +341,7 @@ class DraftTrie:
         self._parked, self._num_parked = [], 0
         return dropped
 
-    def _attach(self, entry: DraftEntry) -> AddOutcome:
+    def _attach(self, entry: DraftEntry) -> AddResult:
         """Hang an entry whose start is committed below the root."""
         root, length = self._root, self._length
         tail, offset = self._tail, self._length - len(self._tail)
@@ -386,9 +394,9 @@ class DraftTrie:
             places.append(node)
         self._num_nodes += added
         evicted = self._evict() if self._num_nodes > self._node_limit else 0
-        return AddOutcome(added, merged, matched, stale, 0, evicted)
+        return AddResult(added, merged, matched, stale, 0, evicted)
 
-    def _park(self, entry: DraftEntry) -> AddOutcome:
+    def _park(self, entry: DraftEntry) -> AddResult:
         """Keep an entry that starts ahead; when there are too many, those that start furthest ahead leave."""
         num_tokens = len(entry.tokens)
         for other in self._parked:
@@ -398,7 +406,7 @@ class DraftTrie:
                 entry.parents,
             )
             if same_path and (other.confidences, other.log_probs) == (entry.confidences, entry.log_probs):
-                return AddOutcome(ahead=num_tokens)
+                return AddResult(ahead=num_tokens)
         self._parked.append(entry)
         self._parked.sort(key=lambda parked: parked.start)
         self._num_parked += num_tokens
@@ -407,7 +415,7 @@ class DraftTrie:
             size = len(self._parked.pop().tokens)
             self._num_parked -= size
             evicted += size
-        return AddOutcome(ahead=num_tokens, evicted=evicted)
+        return AddResult(ahead=num_tokens, evicted=evicted)
 
     def _unpark(self) -> int:
         """Attach the parked entries whose start the committed length has reached; return the nodes added."""
@@ -420,9 +428,12 @@ class DraftTrie:
         return attached
 
     def _evict(self) -> int:
-        """Remove the lowest survivals, leaves first, until an eighth of the room is free."""
+        """Remove the lowest path acceptances, leaves first, until an eighth of the room is free."""
         excess = self._num_nodes - (self._node_limit - self._node_limit // 8)
-        ranked = [(survival, -depth, -node.order, node) for node, depth, survival in self._walk(self._root)]
+        ranked = [
+            (path_acceptance, -depth, -node.order, node)
+            for node, depth, path_acceptance in self._walk(self._root)
+        ]
         for _, _, _, node in heapq.nsmallest(excess, ranked):
             assert node.parent is not None
             assert not node.children
@@ -432,13 +443,13 @@ class DraftTrie:
 
     @staticmethod
     def _walk(root: _Node) -> Iterator[tuple[_Node, int, float]]:
-        """Every node below ``root`` with its depth and survival, one half a step for drawn tokens, parents first."""
+        """Every node below ``root`` with depth and path acceptance, one half a step for drawn tokens, parents first."""
         stack = [(child, 1, _undrawn_confidence(child)) for child in root.children.values()]
         while stack:
-            node, depth, survival = stack.pop()
-            yield node, depth, survival
+            node, depth, path_acceptance = stack.pop()
+            yield node, depth, path_acceptance
             for child in node.children.values():
-                stack.append((child, depth + 1, survival * _undrawn_confidence(child)))
+                stack.append((child, depth + 1, path_acceptance * _undrawn_confidence(child)))
 
 
 def _undrawn_confidence(node: _Node) -> float:

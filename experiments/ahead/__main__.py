@@ -66,9 +66,9 @@ def ahead(
                     "outcomes": count,
                     "num_cycles": tally.num_cycles,
                     "tokens_per_pass": round(tally.num_tokens / tally.num_cycles, 3),
-                    "hit_rate": round(tally.num_hits / tally.num_cycles, 3),
-                    "accepted_ahead": round(tally.num_ahead / max(tally.num_hits, 1), 3),
-                    "accepted_fresh": round(tally.num_fresh / max(tally.num_hits, 1), 3),
+                    "hit_rate": round(tally.num_cache_hits / tally.num_cycles, 3),
+                    "accepted_ahead": round(tally.num_ahead / max(tally.num_cache_hits, 1), 3),
+                    "accepted_fresh": round(tally.num_fresh / max(tally.num_cache_hits, 1), 3),
                     "ahead_at": tally.ahead_at,
                     "fresh_at": tally.fresh_at,
                 }

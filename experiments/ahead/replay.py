@@ -24,7 +24,7 @@ class Tally:
     Attributes:
         num_cycles: drafts that were verified.
         num_tokens: committed by them.
-        num_hits: cycles whose outcome had been drafted past.
+        num_cache_hits: cycles whose outcome had been drafted past.
         num_ahead: tokens that were accepted of what stood behind those outcomes.
         num_fresh: tokens that were accepted, at the same places, of drafts from true features.
         ahead_at: times that a token at depth i + 1 behind an outcome was accepted.
@@ -33,7 +33,7 @@ class Tally:
 
     num_cycles: int = 0
     num_tokens: int = 0
-    num_hits: int = 0
+    num_cache_hits: int = 0
     num_ahead: int = 0
     num_fresh: int = 0
     ahead_at: list[int] = field(default_factory=list)
@@ -41,7 +41,7 @@ class Tally:
 
     def add_hit(self, num_ahead: int, num_fresh: int) -> None:
         """Count an outcome that had been foretold."""
-        self.num_hits += 1
+        self.num_cache_hits += 1
         self.num_ahead += num_ahead
         self.num_fresh += num_fresh
         for counts, reached in ((self.ahead_at, num_ahead), (self.fresh_at, num_fresh)):

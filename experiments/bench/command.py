@@ -43,11 +43,13 @@ def compare(
     draft_length: Annotated[
         int | None, typer.Option(min=0, help="Fixed; the policy decides by default.")
     ] = None,
-    hold_us: Annotated[int | None, typer.Option(min=0, help="Fixed; the policy decides by default.")] = None,
+    wait_budget_us: Annotated[
+        int | None, typer.Option(min=0, help="Fixed; the policy decides by default.")
+    ] = None,
     max_nodes: Annotated[
         int | None, typer.Option(min=0, help="Fixed; the policy decides by default.")
     ] = None,
-    lookup: Annotated[
+    ngram_tokens: Annotated[
         int | None,
         typer.Option(min=0, max=64, help="Most tokens from a text's own repetitions; 8 by default."),
     ] = None,
@@ -73,9 +75,9 @@ def compare(
         rounds=rounds or (1 if quick else 3),
         num_cores=len(os.sched_getaffinity(0)),
         draft_length=draft_length,
-        hold_us=hold_us,
+        wait_budget_us=wait_budget_us,
         max_nodes=max_nodes,
-        lookup=lookup,
+        ngram_tokens=ngram_tokens,
     )
     with console.status("") as status:
 

@@ -37,9 +37,9 @@ class Plan:
     rounds: int
     num_cores: int
     draft_length: int | None = None
-    hold_us: int | None = None
+    wait_budget_us: int | None = None
     max_nodes: int | None = None
-    lookup: int | None = None
+    ngram_tokens: int | None = None
 
 
 @dataclass(slots=True)
@@ -99,9 +99,9 @@ def serving(plan: Plan, dtype: str) -> Iterator[dict[str, tuple[PacelineClient, 
                 placement=placement,
                 dtype=dtype,
                 draft_length=plan.draft_length,
-                hold_us=plan.hold_us,
+                wait_budget_us=plan.wait_budget_us,
                 max_nodes=plan.max_nodes,
-                lookup=plan.lookup,
+                ngram_tokens=plan.ngram_tokens,
                 # Rounds repeat their prompts; each time they are to be run, as the yardstick runs them.
                 extra_flags={"verifier": ("--prefix-cache-mib", "0")},
                 **fixed,  # type: ignore[arg-type]

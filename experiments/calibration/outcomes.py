@@ -94,9 +94,9 @@ def nodes_of(calibrator: Calibrator, tree: VerifiedTree) -> list[Node]:
     """The tree as a verifier would have seen it, with this calibrator's confidences."""
     nodes: list[Node] = []
     for log_prob, position, parent, accepted in zip(*tree, strict=True):
-        above = 1.0 if parent < 0 else nodes[parent].survival
-        survival = above * calibrator.confidence(log_prob, position)
-        nodes.append(Node(parent, log_prob, position, survival, accepted))
+        above = 1.0 if parent < 0 else nodes[parent].path_acceptance
+        path_acceptance = above * calibrator.confidence(log_prob, position)
+        nodes.append(Node(parent, log_prob, position, path_acceptance, accepted))
     return nodes
 
 
@@ -132,7 +132,7 @@ def measure(folds: Iterable[tuple[Calibrator, Iterable[Recording]]]) -> Errors:
             for node, log_prob in zip(nodes, tree.log_probs, strict=True):
                 products.append(math.exp(log_prob) * (1.0 if node.parent < 0 else products[node.parent]))
                 own_path.observe(products[-1], node.is_accepted)
-                path.observe(node.survival, node.is_accepted)
+                path.observe(node.path_acceptance, node.is_accepted)
                 if node.parent < 0 or nodes[node.parent].is_accepted:
                     confidence = calibrator.confidence(log_prob, node.position)
                     own.observe(math.exp(log_prob), node.is_accepted)

@@ -17,7 +17,7 @@ from torch import Tensor
 from experiments.evaluation.figures import spread
 from paceline.methods.checkpoint import DrafterConfig, read_all_tensors
 from paceline.methods.deepseek_mtp.objective import chain_starts
-from paceline.methods.eagle3.objective import TargetFacts
+from paceline.methods.eagle3.objective import TargetReference
 from paceline.methods.gemma4_mtp.layer import read_cached_layers, read_shape
 from paceline.methods.gemma4_mtp.model import ClusteredHead
 from paceline.methods.gemma4_mtp.objective import TABLE, Gemma4MtpObjective, TargetTables
@@ -74,7 +74,7 @@ def load(
     rows = TargetRows(target_dir, TapSpec(norm_final=True, cached=tuple(cached.values())), dtype)
     scale = float(config.shape.get("embedding_scale", shape.backbone**0.5))
     own = {name: tensors[name] for name in shape.parameter_shapes()}
-    facts = TargetFacts(config.target_fingerprint, config.target_name, (), config.size("max_positions"))
+    facts = TargetReference(config.target_fingerprint, config.target_name, (), config.size("max_positions"))
     tables = TargetTables(embedding, scale, head, rows)
     return Gemma4MtpObjective(shape, cached, own, tables, facts, dtype=dtype), tensors
 

@@ -23,8 +23,8 @@ from paceline.trie import DraftEntry, DraftTree
 from paceline.v1 import target_pb2
 from services.runtime import feature_parts, tensors
 from services.runtime.frames import Commit, pack_commits, pack_drafts, unpack_drafts
-from services.verifier.sequence import Finish, SequenceSpec, SequenceState, TargetSequence
-from services.verifier.session import Session
+from services.verifier.sequence import Finish, SequenceSpec, TargetSequence, TargetSequenceState
+from services.verifier.session import VerifySession
 from services.verifier.verdicts import judge
 
 
@@ -94,13 +94,13 @@ def generate(
     budget = 0 if drafter is None else max_nodes
     spec = SequenceSpec(1, 0, tuple(prompt), sampling, max_tokens, stop_token_ids, budget)
     loop = asyncio.new_event_loop()
-    owner = Session(loop, "decoding")  # nothing is sent
+    owner = VerifySession(loop, "decoding")  # nothing is sent
     vocab = engine.shape.vocab_size
     with torch.inference_mode():
         slot = engine.open(len(prompt) + max_tokens)
         sequence = TargetSequence(1, spec, owner, engine.shape.max_positions, vocab, slot)
         sequence.calibrator = calibrator
-        sequence.move_to(SequenceState.RUNNING)
+        sequence.move_to(TargetSequenceState.RUNNING)
         if drafter is not None:
             drafter.open(1, prompt)
         try:

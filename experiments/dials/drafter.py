@@ -181,18 +181,22 @@ class DialledDrafter:
             outcomes is empty, or there was no time for a token.
         """
         begun_s = self._clock()
-        shares = [self._share(request) for request in requests]
+        shares = [self._partition(request) for request in requests]
         num_rows = sum(map(len, shares))
         num_passes = 0
         dials = [self._get(request.sequence_id).dials for request in requests]
-        wanted = max((r.num_tokens for r, share in zip(requests, shares, strict=True) if share), default=0)
+        wanted = max(
+            (r.num_tokens for r, partition in zip(requests, shares, strict=True) if partition), default=0
+        )
         while num_passes < wanted and may_go_on():
             # A block comes out whole.
             num_passes = wanted if any(each.is_parallel for each in dials) else num_passes + 1
             self._sleep_until(begun_s + max(each.draft_s(num_passes, num_rows) for each in dials))
         return [
-            self._past(request, share, min(num_passes, request.num_tokens)) if share and num_passes else None
-            for request, share in zip(requests, shares, strict=True)
+            self._past(request, partition, min(num_passes, request.num_tokens))
+            if partition and num_passes
+            else None
+            for request, partition in zip(requests, shares, strict=True)
         ]
 
     def close(self, sequence_id: int) -> None:
@@ -238,14 +242,16 @@ class DialledDrafter:
             reached *= chance
         return heapq.nlargest(most, found, key=lambda outcome: outcome.chance)
 
-    def _share(self, request: OutcomeRequest) -> list[_Outcome]:
+    def _partition(self, request: OutcomeRequest) -> list[_Outcome]:
         """This drafter's share of the outcomes, as many as fit with the whole path behind each."""
         sequence = self._get(request.sequence_id)
         if sequence.is_lost or sequence.drafted.start != sequence.length:
             return []
         fits = (request.max_nodes - sequence.drafted.num_tokens) // (1 + request.num_tokens)
-        share = self._outcomes(sequence, request.max_outcomes)[request.share :: request.num_shares]
-        return share[: max(0, fits)]
+        partition = self._outcomes(sequence, request.max_outcomes)[
+            request.partition :: request.num_partitions
+        ]
+        return partition[: max(0, fits)]
 
     def _past(self, request: OutcomeRequest, outcomes: Sequence[_Outcome], num_tokens: int) -> DraftEntry:
         """The entry: the last draft, every outcome's token, and so many tokens behind each."""

@@ -17,9 +17,9 @@ from experiments.dials.dials import Confidence, DialFile, Dials, fixed
 from experiments.dials.drafter import DialledDrafter
 from experiments.dials.script import Script
 from paceline.models import resolve
-from services.drafter.host import Host
+from services.drafter.host import DrafterHost
 from services.drafter.info import peer_info
-from services.drafter.settings import Settings
+from services.drafter.settings import DrafterSettings
 from services.runtime.cores import plan_pinning
 from services.runtime.lifecycle import Process, serve
 from services.runtime.settings import load
@@ -27,7 +27,7 @@ from services.runtime.settings import load
 _DEFAULT = Dials()
 
 
-class DialledSettings(Settings):
+class DialledSettings(DrafterSettings):
     """Paceline drafter with dials, for experiments alone."""
 
     model_config = SettingsConfigDict(env_prefix="PACELINE_DIALLED_DRAFTER_")
@@ -74,7 +74,7 @@ def main() -> None:
             max_positions=None,
             name=settings.name,
         )
-        await Host(settings, drafter, info).attach(process, pinning.pin_thread)
+        await DrafterHost(settings, drafter, info).attach(process, pinning.pin_thread)
 
     serve("drafter", settings, build)
 

@@ -27,14 +27,16 @@ def bench_distance(
     max_tokens: Annotated[int, typer.Option(min=8, help="Tokens per generation.")] = 128,
     warm_up: Annotated[int, typer.Option(min=0, help="Generations at each distance that do not count.")] = 2,
     dtype: Annotated[str, typer.Option(help="bfloat16 or float32.")] = "bfloat16",
-    lookup: Annotated[
+    ngram_tokens: Annotated[
         int | None,
         typer.Option(min=0, max=64, help="Most tokens from a text's own repetitions; 8 by default."),
     ] = None,
     draft_length: Annotated[
         int | None, typer.Option(min=0, help="Fixed; the policy decides by default.")
     ] = None,
-    hold_us: Annotated[int | None, typer.Option(min=0, help="Fixed; the policy decides by default.")] = None,
+    wait_budget_us: Annotated[
+        int | None, typer.Option(min=0, help="Fixed; the policy decides by default.")
+    ] = None,
     draft_ahead: Annotated[
         int | None, typer.Option(min=0, help="Fixed; the policy decides by default.")
     ] = None,
@@ -58,9 +60,9 @@ def bench_distance(
     except ValueError as error:
         raise typer.BadParameter(f"round trips are numbers separated by commas: {error}") from None
     fixed = {
-        "lookup": lookup,
+        "lookup": ngram_tokens,
         "draft_length": draft_length,
-        "hold_us": hold_us,
+        "wait_budget_us": wait_budget_us,
         "draft_ahead": draft_ahead,
         "outcomes": outcomes,
     }

@@ -16,8 +16,8 @@ from paceline.methods import DraftRequest, OutcomeRequest
 from paceline.target import TapSpec
 from paceline.trie import DraftEntry
 from paceline.v1 import peer_pb2
-from services.drafter.host import Host
-from services.drafter.settings import Settings
+from services.drafter.host import DrafterHost
+from services.drafter.settings import DrafterSettings
 from services.runtime.lifecycle import Process
 
 VOCAB_SIZE = 1000
@@ -85,11 +85,11 @@ class InstantDrafter:
 
 async def main() -> None:
     """Serve until standard input ends."""
-    settings = Settings.model_validate(
+    settings = DrafterSettings.model_validate(
         {"port": int(sys.argv[1]), "metrics_port": None, "drafter": "-", "model": "-"}
     )
     process = Process("drafter", settings)
-    await Host(settings, InstantDrafter(), identity("drafter")).attach(process)
+    await DrafterHost(settings, InstantDrafter(), identity("drafter")).attach(process)
     await process.start()
     sys.stdout.write(f"ready {process.port}\n")
     sys.stdout.flush()

@@ -42,7 +42,7 @@ def pipeline(
         int | None, typer.Option(min=1, max=63, help="Tokens past the draft or each outcome.")
     ] = None,
     outcomes: Annotated[int, typer.Option(min=1, max=64, help="Outcomes drafted past.")] = 8,
-    hold_ms: Annotated[
+    wait_budget_ms: Annotated[
         float | None,
         typer.Option(
             min=0, max=1000, help="Longest wait for a draft in pipelined cycles; ahead 0, enumerate 1000."
@@ -72,12 +72,12 @@ def pipeline(
     from experiments.pipeline.measure import Lengths, arms_of, figures_of, parse_cycles, run_rounds
     from experiments.pipeline.picture import draw
     from experiments.pipeline.report import make_report, table
-    from services.verifier.step_clock import StepCurve
+    from services.verifier.step_clock import StretchCurve
 
     console = Console()
     started_s = time.monotonic()
     try:
-        curve = StepCurve.parse(step_curve)
+        curve = StretchCurve.parse(step_curve)
         counts = parse_counts(sequences, "sequences", MAX_SEQUENCES)
         further = json.loads(dials)
         cells = [
@@ -99,7 +99,7 @@ def pipeline(
             ahead_length,
             draft_ahead,
             outcomes,
-            None if hold_ms is None else round(hold_ms * 1e3),
+            None if wait_budget_ms is None else round(wait_budget_ms * 1e3),
         )
         arms = arms_of(cells, parse_cycles(cycles, lengths))
     except (ValueError, TypeError) as error:  # InvalidRequestError is a ValueError

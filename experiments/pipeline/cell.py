@@ -9,9 +9,9 @@ from enum import StrEnum
 from experiments.dials.dials import Dials
 from experiments.dials.policy import FixedPolicy
 from paceline.contract.errors import InvalidRequestError
-from services.verifier.step_clock import StepCurve
+from services.verifier.step_clock import StretchCurve
 
-HOLD_US = 1_000_000
+WAIT_BUDGET_US = 1_000_000
 """A hold that ends when the draft comes, not before: the longest that a policy may ask for."""
 
 MAX_NODES = 64
@@ -41,13 +41,13 @@ class Shape:
         draft_length: tokens of a draft; 0 leaves all of them to the scheduler.
         draft_ahead: tokens past it, or past each outcome.
         outcomes: outcomes drafted past.
-        hold_us: longest wait of a step for a draft that is due.
+        wait_budget_us: longest wait of a step for a draft that is due.
     """
 
     draft_length: int
     draft_ahead: int = 0
     outcomes: int = 0
-    hold_us: int = 0
+    wait_budget_us: int = 0
 
     def policy(self, version: int) -> FixedPolicy | None:
         """As verifier and drafter are told; None: what the scheduler says."""
@@ -58,7 +58,7 @@ class Shape:
             draft_length=self.draft_length,
             draft_ahead=self.draft_ahead,
             outcomes=self.outcomes,
-            hold_us=self.hold_us,
+            wait_budget_us=self.wait_budget_us,
             # A tree may hold more than one path; a chain past the draft is verified as far as it has come in.
             max_nodes_per_sequence=MAX_NODES if self.draft_ahead else self.draft_length,
         )
@@ -77,7 +77,7 @@ class Cell:
 
     dials: Dials
     round_trip_ms: float
-    curve: StepCurve
+    curve: StretchCurve
     num_sequences: int = 1
 
     @property

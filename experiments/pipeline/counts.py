@@ -13,22 +13,22 @@ class Counts:
 
     Attributes:
         step_s: time in which the target computed and committed.
-        held_s: time in which steps waited for drafts.
+        draft_wait_s: time in which steps waited for drafts.
         num_steps: steps.
         num_drafts: steps of a sequence with a draft token at least.
         num_draft_tokens: draft tokens verified.
-        num_hits: those of these steps behind which the trie went on already.
+        num_cache_hits: those of these steps behind which the trie went on already.
         draft_s: time in which the drafter drafted.
         num_draft_calls: calls of the drafter.
         link_bytes: bytes between conductor and drafter, both ways.
     """
 
     step_s: float = 0.0
-    held_s: float = 0.0
+    draft_wait_s: float = 0.0
     num_steps: float = 0.0
     num_drafts: float = 0.0
     num_draft_tokens: float = 0.0
-    num_hits: float = 0.0
+    num_cache_hits: float = 0.0
     draft_s: float = 0.0
     num_draft_calls: float = 0.0
     link_bytes: float = 0.0
@@ -49,11 +49,11 @@ def read_counts(verifier_url: str, drafter_url: str, link_bytes: int) -> Counts:
     verifier, drafter = _totals(verifier_url), _totals(drafter_url)
     return Counts(
         step_s=verifier.get("paceline_step_seconds_sum", 0.0),
-        held_s=verifier.get("paceline_held_seconds_total", 0.0),
+        draft_wait_s=verifier.get("paceline_draft_wait_seconds_total", 0.0),
         num_steps=verifier.get("paceline_step_seconds_count", 0.0),
         num_drafts=verifier.get("vllm:spec_decode_num_drafts_total", 0.0),
         num_draft_tokens=verifier.get("vllm:spec_decode_num_draft_tokens_total", 0.0),
-        num_hits=verifier.get("paceline_draft_hits_total", 0.0),
+        num_cache_hits=verifier.get("paceline_draft_hits_total", 0.0),
         draft_s=drafter.get("paceline_draft_seconds_sum", 0.0),
         num_draft_calls=drafter.get("paceline_draft_seconds_count", 0.0),
         link_bytes=link_bytes,

@@ -154,7 +154,7 @@ def laboratory(
             model=model,
             drafter=directory / "script.json",
             dtype="float32",
-            lookup=0,  # the dials alone say what is proposed
+            ngram_tokens=0,  # the dials alone say what is proposed
             ports=ports,
             log_level="warning",
             modules={

@@ -13,7 +13,7 @@ from itertools import pairwise
 from statistics import mean, median
 from typing import Any
 
-from experiments.pipeline.cell import HOLD_US, MAX_NODES, Cell, Cycle, Shape, parse_counts
+from experiments.pipeline.cell import MAX_NODES, WAIT_BUDGET_US, Cell, Cycle, Shape, parse_counts
 from experiments.pipeline.counts import Counts
 from experiments.pipeline.laboratory import Laboratory
 from experiments.pipeline.prediction import best_synchronous_length, expected_tokens, predicted
@@ -73,7 +73,7 @@ class Arm:
             "draft_length": self.shape.draft_length,
             "draft_ahead": self.shape.draft_ahead,
             "outcomes": self.shape.outcomes,
-            "hold_us": self.shape.hold_us,
+            "wait_budget_us": self.shape.wait_budget_us,
             "tokens_per_s": round(median(self.rounds), 2),
             "speedup": round(median(ratios), 3),
             "speedup_min": round(min(ratios), 3),
@@ -84,11 +84,11 @@ class Arm:
             "ms_per_pass": round(1e3 * mine, 3),
             "without_luck": _rounded(self._without_luck(mine / its)),
             "at_once": round(sum(gap_s <= prompt_s for gap_s in gaps_s) / len(gaps_s), 4),
-            "hit_rate": round(counts.num_hits / counts.num_drafts, 4) if counts.num_drafts else None,
+            "hit_rate": round(counts.num_cache_hits / counts.num_drafts, 4) if counts.num_drafts else None,
             "drafted": round(counts.num_drafts / num_passes, 4),
             "bubble": round(1 - counts.step_s / self.wall_s, 4),
             "step_ms": round(1e3 * counts.step_s / max(1.0, counts.num_steps), 3),
-            "held_ms": round(1e3 * counts.held_s / max(1.0, counts.num_steps), 3),
+            "held_ms": round(1e3 * counts.draft_wait_s / max(1.0, counts.num_steps), 3),
             "draft_ms": round(1e3 * counts.draft_s / max(1.0, counts.num_draft_calls), 3),
             "drafter_busy": round(counts.draft_s / self.wall_s, 4),
             "bytes_per_token": round(counts.link_bytes / max(1, num_tokens), 1),
@@ -100,7 +100,7 @@ class Arm:
         """Tokens of a pass in the mean over all luck, where every pass has a whole draft."""
         if self.cycle is Cycle.PLAIN:
             return 1.0
-        if not self.shape.hold_us:  # nothing waits, or the scheduler says when
+        if not self.shape.wait_budget_us:  # nothing waits, or the scheduler says when
             return None
         return expected_tokens(self.cell.dials.acceptance, self.shape.draft_length)
 
@@ -124,14 +124,15 @@ class Lengths:
         ahead: draft length of the pipelined cycles.
         past: tokens past the draft, or past each outcome.
         outcomes: outcomes drafted past.
-        hold_us: how long a step of the pipelined cycles waits for a draft that is due; else the cycle's own rule.
+        wait_budget_us: how long a step of the pipelined cycles waits for a draft that is due; else the cycle's own
+            rule.
     """
 
     synchronous: int | None = None
     ahead: int | None = None
     past: int | None = None
     outcomes: int = 8
-    hold_us: int | None = None
+    wait_budget_us: int | None = None
 
 
 FIRST_AHEAD = 4
@@ -144,16 +145,18 @@ def shape_of(cycle: Cycle, cell: Cell, lengths: Lengths) -> Shape:
     if cycle in (Cycle.PLAIN, Cycle.PLANNED):
         return Shape(1 if cycle is Cycle.PLAIN else 0)
     if cycle is Cycle.SYNCHRONOUS:
-        return Shape(best, hold_us=HOLD_US)
+        return Shape(best, wait_budget_us=WAIT_BUDGET_US)
     if cycle is Cycle.AHEAD:
         # A step that does not wait is served by the first few tokens that come; the others follow as they are made.
         length = lengths.ahead or min(best, FIRST_AHEAD)
         past = lengths.past or min(3 * length, MAX_NODES - length)
-        return Shape(length, past, hold_us=lengths.hold_us or 0)
+        return Shape(length, past, wait_budget_us=lengths.wait_budget_us or 0)
     # An entry of outcomes has a frame's nodes: the draft, and a path of the same length behind each outcome.
     fits = max(1, (MAX_NODES - lengths.outcomes) // (lengths.outcomes + 1))
     length = lengths.ahead or min(best, fits)
-    return Shape(length, lengths.past or length, lengths.outcomes, _or(lengths.hold_us, HOLD_US))
+    return Shape(
+        length, lengths.past or length, lengths.outcomes, _or(lengths.wait_budget_us, WAIT_BUDGET_US)
+    )
 
 
 def _or(given: int | None, default: int) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 
-from experiments.pipeline.cell import HOLD_US, MAX_NODES, Cell, Cycle, Shape
+from experiments.pipeline.cell import MAX_NODES, WAIT_BUDGET_US, Cell, Cycle, Shape
 from paceline.scheduling.theory import CycleParams, chain_tokens, outcome_speedup, simulate_pipelined
 
 
@@ -64,7 +64,11 @@ def predicted(cycle: Cycle, cell: Cell, shape: Shape) -> float | None:
         return synchronous_speedup(cell, shape.draft_length)
     if cycle is Cycle.AHEAD and cell.num_sequences == 1 and cell.cost > 0 and cell.dials.acceptance < 1:
         return simulate_pipelined(_params(cell, shape.draft_length), has_bonus=True)
-    if cycle is Cycle.ENUMERATE and shape.draft_ahead == shape.draft_length and shape.hold_us == HOLD_US:
+    if (
+        cycle is Cycle.ENUMERATE
+        and shape.draft_ahead == shape.draft_length
+        and shape.wait_budget_us == WAIT_BUDGET_US
+    ):
         return enumerated_speedup(cell, shape)
     return None
 

@@ -39,7 +39,7 @@ def record_trace(
     port: Annotated[int, typer.Option(help="gRPC port; give it to an orchestrator as --scheduler.")] = 50063,
     seconds: Annotated[float, typer.Option(min=1, help="How long to listen.")] = 60.0,
     draft_length: Annotated[int, typer.Option(min=1, max=64, help="The longer of two lengths.")] = 8,
-    hold_us: Annotated[int, typer.Option(min=0, help="Longest hold of a step.")] = 50_000,
+    wait_budget_us: Annotated[int, typer.Option(min=0, help="Longest hold of a step.")] = 50_000,
 ) -> None:
     """Stand in for a scheduler, and write down what conductors report; drafts of two lengths take turns."""
     policy = scheduler_pb2.SpeculationPolicy(
@@ -47,7 +47,7 @@ def record_trace(
         draft_length=draft_length,
         max_nodes_per_sequence=draft_length,
         max_nodes_per_step=256,
-        hold_us=hold_us,
+        wait_budget_us=wait_budget_us,
         reason="recording",
     )
     recorder = Recorder(policy)

@@ -43,20 +43,20 @@ class Timing:
 
 
 def random_steps(num_sequences: int, num_candidates: int, seed: int = 0) -> list[Step]:
-    """Survivals of steps: per sequence a chain or a narrow tree, best first, each with its own acceptance."""
+    """Path acceptances of steps: per sequence a chain or a narrow tree, best first, each with its own acceptance."""
     source = random.Random(seed)
     steps: list[Step] = []
     for _ in range(_NUM_STEPS):
         sequences = []
         for _ in range(num_sequences):
-            rate, survivals, frontier = source.uniform(0.4, 0.95), list[float](), [1.0]
-            while len(survivals) < num_candidates:
-                survival = frontier.pop(0) * min(1.0, max(0.0, source.gauss(rate, 0.1)))
-                survivals.append(survival)
-                frontier.append(survival)
+            rate, path_acceptances, frontier = source.uniform(0.4, 0.95), list[float](), [1.0]
+            while len(path_acceptances) < num_candidates:
+                path_acceptance = frontier.pop(0) * min(1.0, max(0.0, source.gauss(rate, 0.1)))
+                path_acceptances.append(path_acceptance)
+                frontier.append(path_acceptance)
                 if source.random() < 0.2:
-                    frontier.append(survival * 0.3)
-            sequences.append(tuple(sorted(survivals, reverse=True)))
+                    frontier.append(path_acceptance * 0.3)
+            sequences.append(tuple(sorted(path_acceptances, reverse=True)))
         steps.append(tuple(sequences))
     return steps
 

@@ -109,9 +109,9 @@ def replay(trace: Trace, choose: Chooser, until_s: float | None = None) -> Score
         policy = choose(now_s, round_.num_sequences, seen)
         del drafts[round_.num_sequences :]
         drafts += [None] * (round_.num_sequences - len(drafts))
-        if policy.hold_us and not is_colocated:
+        if policy.wait_budget_us and not is_colocated:
             due_s = max((d.ready_s for d in drafts if d is not None), default=now_s)
-            now_s = max(now_s, min(due_s, now_s + policy.hold_us * 1e-6))
+            now_s = max(now_s, min(due_s, now_s + policy.wait_budget_us * 1e-6))
         verifying = [d.num_left if d is not None and d.ready_s <= now_s else 0 for d in drafts]
         rows = len(drafts) + sum(verifying)
         step_s = trace.step_s(rows) * round_.step_scale
@@ -186,8 +186,8 @@ def _fresh(round_: Round, which: int, length: int, ready_s: float) -> _Draft:
 
 
 @functools.cache
-def _drafted_past(length: int, num_outcomes: int) -> frozenset[tuple[int, int]]:
-    found = likeliest_outcomes(_BELIEVED_ACCEPTANCE, _BELIEVED_SIBLING, length, num_outcomes)
+def _drafted_past(length: int, num_acceptance_samples: int) -> frozenset[tuple[int, int]]:
+    found = likeliest_outcomes(_BELIEVED_ACCEPTANCE, _BELIEVED_SIBLING, length, num_acceptance_samples)
     return frozenset((outcome.num_accepted, outcome.choice) for outcome in found)
 
 
@@ -224,17 +224,19 @@ def fixed_policies(
     holds = (0,) if placement == "colocated" else (0, 50_000)
     found = [Policy.off(1, "plain")]
     for length in lengths:
-        for hold_us in holds:
-            found.append(Policy(1, length, length, hold_us, 0, f"length {length}, hold {hold_us}"))
+        for wait_budget_us in holds:
+            found.append(
+                Policy(1, length, length, wait_budget_us, 0, f"length {length}, hold {wait_budget_us}")
+            )
     if placement == "colocated":
         return found
     few = [length for length in lengths if length in (2, 4, 8)]
     for length in few:
-        for hold_us in holds:
+        for wait_budget_us in holds:
             for count in outcomes:
                 for ahead in few:
-                    reason = f"length {length}, hold {hold_us}, {ahead} past {count} outcomes"
-                    found.append(Policy(1, length, length, hold_us, ahead, reason, count))
+                    reason = f"length {length}, hold {wait_budget_us}, {ahead} past {count} outcomes"
+                    found.append(Policy(1, length, length, wait_budget_us, ahead, reason, count))
     return found
 
 

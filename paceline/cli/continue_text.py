@@ -6,7 +6,7 @@ written. Called by :mod:`paceline.cli.data`, which imports it only when it is ca
 
 from __future__ import annotations
 
-from paceline.cli.counts import tell_counts
+from paceline.cli.counts import print_counts
 from paceline.cli.dataclass_options import command_for
 from paceline.cli.logs import configure_cli_logs
 from paceline.models import resolve
@@ -15,7 +15,7 @@ from paceline.training.continuations import ContinueOptions, run
 
 def _run(options: ContinueOptions) -> None:
     configure_cli_logs()
-    tell_counts(run(options))
+    print_counts(run(options))
 
 
 continue_text = command_for(

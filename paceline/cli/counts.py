@@ -10,6 +10,6 @@ from collections.abc import Mapping
 import typer
 
 
-def tell_counts(counts: Mapping[str, int]) -> None:
+def print_counts(counts: Mapping[str, int]) -> None:
     """One line: each count and its name."""
     typer.echo(", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.items()))

@@ -43,7 +43,7 @@ DraftLength = Annotated[
         help="Tokens per draft; by default the scheduler decides.", min=0, max=64, rich_help_panel=_PANEL
     ),
 ]
-Lookup = Annotated[
+NgramTokens = Annotated[
     int | None,
     typer.Option(
         help="Most tokens to propose from what a text itself repeats; 0: none.",
@@ -75,7 +75,7 @@ def read(
     verifier_cores: str | None,
     drafter_cores: str | None,
     draft_length: int | None,
-    lookup: int | None,
+    ngram_tokens: int | None,
     log_dir: Path | None,
     start_timeout_s: float,
     ports: Ports | None,
@@ -97,7 +97,7 @@ def read(
         verifier_cores=None if verifier_cores is None else parse_cores(verifier_cores),
         drafter_cores=None if drafter_cores is None else parse_cores(drafter_cores),
         draft_length=draft_length,
-        lookup=lookup,
+        ngram_tokens=ngram_tokens,
         log_dir=None if log_dir is None else log_dir.resolve(),
         start_timeout_s=start_timeout_s,
         ports=ports,

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from paceline.cli.biases import read_biases
 from paceline.cli.log_probs import log_prob_lines
-from paceline.cli.stats import comparison_line, figures_line
+from paceline.cli.stats import comparison_line, stats_line
 from paceline.client import Chunk, Completion, Event, Finished, Message, PacelineClient, RetryPolicy
 from paceline.contract.errors import InvalidRequestError, PacelineError
 from paceline.embedded.options import Placement
@@ -166,11 +166,11 @@ def generate(
                 raise InvalidRequestError("prompt", f"{error.description}: use --raw") from error
             raise
         if not quiet:
-            _echo_figures(completion)
+            _print_stats(completion)
         if compare:
             parameters["seed"] = completion.seed
             plain = client.complete(**parameters, speculation=False)
-            typer.echo(f"plain decoding: {figures_line(plain.stats, plain.finish_reason)}")
+            typer.echo(f"plain decoding: {stats_line(plain.stats, plain.finish_reason)}")
             typer.echo(comparison_line(completion, plain))
 
 
@@ -217,7 +217,7 @@ def _gateway(
             verifier_cores=None,
             drafter_cores=None,
             draft_length=None,
-            lookup=None,
+            ngram_tokens=None,
             log_dir=None,
             start_timeout_s=180.0,
             ports=None,
@@ -244,10 +244,10 @@ def _warm_up(client: PacelineClient, parameters: dict[str, Any]) -> None:
         client.complete(**short, speculation=uses_drafts)
 
 
-def _echo_figures(completion: Completion) -> None:
+def _print_stats(completion: Completion) -> None:
     for line in log_prob_lines(completion):
         typer.echo(line)
-    typer.echo(figures_line(completion.stats, completion.finish_reason))
+    typer.echo(stats_line(completion.stats, completion.finish_reason))
     if not completion.is_exact:
         typer.echo("this mode is not exact: the target alone would write other texts", err=True)
 
@@ -264,7 +264,7 @@ def _choices(client: PacelineClient, parameters: dict[str, Any], num_choices: in
             typer.echo(f"choice {event.index}, seed {completion.seed}:")
         typer.echo(completion.text)
         if not quiet:
-            _echo_figures(completion)
+            _print_stats(completion)
 
 
 def _stream(client: PacelineClient, parameters: dict[str, Any], *, speculation: bool) -> Completion:

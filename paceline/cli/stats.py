@@ -9,7 +9,7 @@ from __future__ import annotations
 from paceline.client.events import Completion, Stats
 
 
-def figures_line(stats: Stats, finish_reason: str) -> str:
+def stats_line(stats: Stats, finish_reason: str) -> str:
     """Speed, tokens per target pass, acceptance by position, time to the first token, length."""
     parts = [f"{stats.tokens_per_s:.1f} tokens/s", f"{stats.tokens_per_pass:.2f} tokens per target pass"]
     if stats.drafted_per_position:

@@ -34,7 +34,7 @@ def up(
     verifier_cores: flags.VerifierCores = None,
     drafter_cores: flags.DrafterCores = None,
     draft_length: flags.DraftLength = None,
-    lookup: flags.Lookup = None,
+    ngram_tokens: flags.NgramTokens = None,
     log_dir: flags.LogDir = None,
     start_timeout_s: flags.StartTimeout = 180.0,
     port: Annotated[
@@ -57,7 +57,7 @@ def up(
         verifier_cores=verifier_cores,
         drafter_cores=drafter_cores,
         draft_length=draft_length,
-        lookup=lookup,
+        ngram_tokens=ngram_tokens,
         log_dir=log_dir,
         start_timeout_s=start_timeout_s,
         ports=Ports.default(port, metrics_port),

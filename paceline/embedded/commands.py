@@ -71,9 +71,9 @@ def _role_flags(
             flags += ["--drafter", str(options.drafter)]
         elif options.placement is Placement.SEPARATE and "drafter" not in options.modules:
             flags += ["--tap-from", str(options.drafter)]
-        lookup = 0 if options.placement is Placement.PLAIN else options.lookup
-        if lookup is not None:
-            flags += ["--lookup", str(lookup)]
+        ngram_tokens = 0 if options.placement is Placement.PLAIN else options.ngram_tokens
+        if ngram_tokens is not None:
+            flags += ["--ngram-tokens", str(ngram_tokens)]
         return flags
     if role == "drafter":
         flags = ["--model", str(options.model), "--drafter", str(options.drafter)]
@@ -85,7 +85,7 @@ def _role_flags(
         flags += ["--drafters", address("drafter")]
     if "features" in options.endpoints:
         flags += ["--feature-endpoints", options.endpoints["features"]]
-    for name in ("draft_length", "draft_ahead", "outcomes", "hold_us", "max_nodes"):
+    for name in ("draft_length", "draft_ahead", "outcomes", "wait_budget_us", "max_nodes"):
         if (value := getattr(options, name)) is not None:
             flags += [f"--{name.replace('_', '-')}", str(value)]
     return flags

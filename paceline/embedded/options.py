@@ -45,9 +45,9 @@ class DeploymentOptions:
         draft_length: tokens per draft in place of the scheduler's choice.
         draft_ahead: tokens drafted ahead in place of the scheduler's choice.
         outcomes: outcomes of a step that are drafted past in place of the scheduler's choice.
-        hold_us: longest hold of a step in place of the scheduler's choice.
+        wait_budget_us: longest draft wait of a step in place of the scheduler's choice.
         max_nodes: draft nodes of one sequence in one step in place of the scheduler's choice.
-        lookup: tokens that the verifier proposes from what a text repeats, in place of its default; plain: none.
+        ngram_tokens: tokens that the verifier proposes from what a text repeats, in place of its default; plain: none.
         ports: None takes free ones.
         log_dir: keeps the logs there; None keeps them until the end only.
         log_level: of all processes.
@@ -74,9 +74,9 @@ class DeploymentOptions:
     draft_length: int | None = None
     draft_ahead: int | None = None
     outcomes: int | None = None
-    hold_us: int | None = None
+    wait_budget_us: int | None = None
     max_nodes: int | None = None
-    lookup: int | None = None
+    ngram_tokens: int | None = None
     ports: Ports | None = None
     log_dir: Path | None = None
     log_level: str = "info"

@@ -82,8 +82,8 @@ class OutcomeRequest:
         max_outcomes: outcomes, the likeliest first; at least 1.
         max_nodes: nodes in all, those that lead to the outcomes included.
         sampling: as in `DraftRequest`.
-        share: of drafters that share a sequence's outcomes, which this one is.
-        num_shares: how many they are.
+        partition: of drafters that share a sequence's outcomes, which this one is.
+        num_partitions: how many they are.
     """
 
     sequence_id: int
@@ -91,8 +91,8 @@ class OutcomeRequest:
     max_outcomes: int
     max_nodes: int
     sampling: SamplingParams = field(default=GREEDY)
-    share: int = 0
-    num_shares: int = 1
+    partition: int = 0
+    num_partitions: int = 1
 
 
 def may_rank(sampling: SamplingParams, rule: DrawRule | None = None) -> bool:

@@ -19,7 +19,7 @@ from paceline.methods.dspark.heads import HeadPlan, MarkovHead
 from paceline.methods.dspark.objective import DSparkObjective, LossShares
 from paceline.methods.eagle1 import start as eagle1_start
 from paceline.methods.eagle1.objective import Eagle1Objective
-from paceline.methods.eagle3.objective import Eagle3Objective, TargetFacts, choose_draft_vocab
+from paceline.methods.eagle3.objective import Eagle3Objective, TargetReference, choose_draft_vocab
 from paceline.methods.eagle3.start import default_shape, fit_linear
 from paceline.methods.eagle3.start import starting_parameters as eagle3_parameters
 from paceline.methods.gemma4_mtp import start as gemma4_mtp_start
@@ -100,7 +100,7 @@ def _build_eagle3(options: TrainOptions, corpus: Corpus, fingerprint: str) -> Ob
         head,
         draft_ids,
         start.tap_scale,
-        TargetFacts(fingerprint, options.model_dir.name, taps, target.max_positions),
+        TargetReference(fingerprint, options.model_dir.name, taps, target.max_positions),
         test_steps=options.test_steps,
         step_decay=options.step_decay,
         dtype=getattr(torch, options.dtype),
@@ -128,7 +128,7 @@ def _build_eagle1(options: TrainOptions, corpus: Corpus, fingerprint: str) -> Ob
         eagle1_start.starting_parameters(shape, start, options.seed),
         embedding,
         head,
-        TargetFacts(fingerprint, options.model_dir.name, (), target.max_positions),
+        TargetReference(fingerprint, options.model_dir.name, (), target.max_positions),
         method=options.method,
         feature_weight=options.feature_weight,
         token_weight=options.token_weight,
@@ -150,7 +150,7 @@ def _build_deepseek_mtp(options: TrainOptions, corpus: Corpus, fingerprint: str)
         deepseek_mtp_start.starting_parameters(shape, start, options.seed),
         embedding,
         head,
-        TargetFacts(fingerprint, options.model_dir.name, (), target.max_positions),
+        TargetReference(fingerprint, options.model_dir.name, (), target.max_positions),
         steps=options.test_steps,
         step_decay=options.step_decay,
         loss=options.depth_loss,
@@ -181,7 +181,7 @@ def _build_gemma4_mtp(options: TrainOptions, corpus: Corpus, fingerprint: str) -
         cached,
         start,
         tables,
-        TargetFacts(fingerprint, options.model_dir.name, (), int(text.max_position_embeddings)),
+        TargetReference(fingerprint, options.model_dir.name, (), int(text.max_position_embeddings)),
         input_scale=scale,
         steps=options.test_steps,
         step_decay=options.step_decay,
@@ -218,7 +218,7 @@ def _build_p_eagle(options: TrainOptions, corpus: Corpus, fingerprint: str) -> O
         head,
         draft_ids,
         start.tap_scale,
-        TargetFacts(fingerprint, options.model_dir.name, taps, target.max_positions),
+        TargetReference(fingerprint, options.model_dir.name, taps, target.max_positions),
         keep_ratio=options.keep_ratio,
         keep_floor=options.keep_floor or 0.0,
         num_segments=options.num_segments,
@@ -250,7 +250,7 @@ def _build_dflash(options: TrainOptions, corpus: Corpus, fingerprint: str) -> Ob
         mask_token=shape.mask_token,
     )
     shared = (embedding, head, draft_ids, tap_scale(corpus))
-    facts = TargetFacts(fingerprint, options.model_dir.name, taps, target.max_positions)
+    facts = TargetReference(fingerprint, options.model_dir.name, taps, target.max_positions)
     dtype = getattr(torch, options.dtype)
     shapes = shape.parameter_shapes()
     if options.method == "dflash":
@@ -276,7 +276,7 @@ def _build_independent(options: TrainOptions, corpus: Corpus, fingerprint: str) 
     return IndependentObjective.cut_from_target(
         options.model_dir,
         options.num_layers,
-        TargetFacts(fingerprint, options.model_dir.name, (), 0),
+        TargetReference(fingerprint, options.model_dir.name, (), 0),
         getattr(torch, options.dtype),
         _draft_part(options, corpus, vocab),
     )
@@ -309,7 +309,7 @@ def _build_pard(options: TrainOptions, corpus: Corpus, fingerprint: str) -> Obje
         "tokenizer_dir": options.model_dir,
     }
     taps = default_tap_layers(target.num_layers)
-    facts = TargetFacts(fingerprint, options.model_dir.name, taps, target.max_positions)
+    facts = TargetReference(fingerprint, options.model_dir.name, taps, target.max_positions)
     if options.method == "pard1":
         return Pard1Objective(config, weights, facts, **common)
     some = corpus.epoch(0, shard_indices(corpus.folder)[:1])
@@ -328,7 +328,7 @@ def _build_pard(options: TrainOptions, corpus: Corpus, fingerprint: str) -> Obje
 
 def _build_medusa1(options: TrainOptions, corpus: Corpus, fingerprint: str) -> Objective:
     target = ModelSizes.read(options.model_dir)
-    facts = TargetFacts(fingerprint, options.model_dir.name, (), target.max_positions)
+    facts = TargetReference(fingerprint, options.model_dir.name, (), target.max_positions)
     heads = _medusa_heads(options, corpus, target)
     return Medusa1Objective(heads, facts, options.step_decay)
 
@@ -358,7 +358,7 @@ def _medusa_heads(options: TrainOptions, corpus: Corpus, target: ModelSizes) -> 
 def _build_medusa2(options: TrainOptions, corpus: Corpus, fingerprint: str) -> Objective:
     settings = LoraSettings(options.lora_rank, options.lora_alpha, options.lora_dropout)
     backbone = TunedBackbone(options.model_dir, settings, options.seed, getattr(torch, options.dtype))
-    facts = TargetFacts(fingerprint, options.model_dir.name, (), backbone.shape.max_positions)
+    facts = TargetReference(fingerprint, options.model_dir.name, (), backbone.shape.max_positions)
     sizes = ModelSizes.read(options.model_dir)
     heads = _medusa_heads(options, corpus, sizes)
     joint = JointSettings(

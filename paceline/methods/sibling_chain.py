@@ -21,7 +21,7 @@ def num_draws(place: int, num_tokens: int, max_nodes: int) -> int:
     return 1 + spare // num_tokens + (place < spare % num_tokens)
 
 
-def comb_entry(start: int, draws: Sequence[SiblingDraws]) -> DraftEntry:
+def sibling_chain_entry(start: int, draws: Sequence[SiblingDraws]) -> DraftEntry:
     """The draws of each position as an entry from committed length `start`."""
     tokens: list[int] = []
     parents: list[int] = []

@@ -157,13 +157,13 @@ class GrowingTree:
         """Those of some nodes that have no proposals of what follows them."""
         return [node for node in nodes if node not in self._children]
 
-    def outcomes(self, count: int, share: int = 0, num_shares: int = 1) -> list[int]:
+    def outcomes(self, count: int, partition: int = 0, num_partitions: int = 1) -> list[int]:
         """The likeliest ends of the step that verifies what was sent: a sent path, and a token that was not sent.
 
         Args:
             count: at most so many, of all shares together.
-            share: every `num_shares`-th from this one on is meant.
-            num_shares: drafters that work on the same sent nodes.
+            partition: every `num_partitions`-th from this one on is meant.
+            num_partitions: drafters that work on the same sent nodes.
         """
         ends = (
             child
@@ -172,7 +172,7 @@ class GrowingTree:
             for child in children
             if child not in self._sent
         )
-        return self.best(ends, count)[share::num_shares]
+        return self.best(ends, count)[partition::num_partitions]
 
     def best_child(self, node: int) -> int:
         """The likeliest proposal behind a node."""

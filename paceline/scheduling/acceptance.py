@@ -68,18 +68,18 @@ class AcceptanceEstimator:
             rates.append(guess)
         return tuple(rates)
 
-    def survivals(self, length: int) -> tuple[float, ...]:
+    def path_acceptances(self, length: int) -> tuple[float, ...]:
         """P(position j and all before it accepted), for j in 0..length-1."""
-        survivals: list[float] = []
-        survival = 1.0
+        path_acceptances: list[float] = []
+        path_acceptance = 1.0
         for rate in self.rates(length):
-            survival *= rate
-            survivals.append(survival)
-        return tuple(survivals)
+            path_acceptance *= rate
+            path_acceptances.append(path_acceptance)
+        return tuple(path_acceptances)
 
     def expected_tokens(self, length: int) -> float:
-        """Committed tokens per round of a chain of ``length`` drafts: one of the target's own plus the survivals."""
-        return 1.0 + math.fsum(self.survivals(length))
+        """Committed tokens per round of a chain of ``length`` drafts: the path acceptances and the target's own token."""
+        return 1.0 + math.fsum(self.path_acceptances(length))
 
     def observations(self, position: int = 0) -> float:
         """Decayed number of trials at a position."""

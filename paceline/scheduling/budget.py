@@ -66,7 +66,7 @@ class StepTable:
 
 
 def allocate_nodes(
-    survivals: Sequence[Sequence[float]],
+    path_acceptances: Sequence[Sequence[float]],
     step_time: Callable[[int], float],
     *,
     is_rejection: bool = False,
@@ -77,38 +77,41 @@ def allocate_nodes(
 ) -> tuple[int, ...]:
     """Choose how many of each sequence's nodes to verify (DSpark, arXiv 2607.05147, Algorithm 1).
 
-    Maximises (n + sum of chosen survivals) / (overhead + step_time(other_rows + n + chosen nodes)). For a fixed
-    number of nodes the largest survivals are best, and as they fall along every path that set is closed under
+    Maximises (n + sum of chosen path acceptances) / (overhead + step_time(other_rows + n + chosen nodes)). For a fixed
+    number of nodes the largest path acceptances are best, and as they fall along every path that set is closed under
     parents, in a chain and in a tree. All numbers of nodes are tried, because a measured curve has plateaus behind
     steps.
 
-    In rejection mode the scan stops at the first number that does not improve: a survival further down depends on
+    In rejection mode the scan stops at the first number that does not improve: a path acceptance further down
+    depends on
     the tokens above it, and looking at it to decide on those would bias what is committed. So whether a node is
-    chosen follows from larger survivals alone: of its ancestors, of nodes of its own sequence that were ranked
+    chosen follows from larger path acceptances alone: of its ancestors, of nodes of its own sequence that were ranked
     before it, of others.
 
     Args:
-        survivals: per sequence, its nodes' survivals, falling, parents first (as `DraftTrie.select` returns them).
+        path_acceptances: per sequence, its nodes' path acceptances, falling, parents first (as `DraftTrie.select`
+            returns them).
         step_time: seconds of a step over that many rows. A `StepTable` makes this fast.
         is_rejection: whether a sequence of the step is in a mode that verifies draws.
         other_rows: rows in the step besides, such as prefill chunks.
         overhead_s: time per step that does not depend on rows, such as attention over the context, or a drafter in
             turn.
-        scale: calibration: the survivals are this many times as large in truth. A sequence's root counts 1 regardless.
+        scale: calibration: the path acceptances are this many times as large in truth. A sequence's root counts 1
+            regardless.
         max_nodes: most nodes to choose in all; None for no limit.
 
     Returns:
         For each sequence how many of its first nodes to verify.
     """
-    num_sequences = len(survivals)
+    num_sequences = len(path_acceptances)
     if not num_sequences:
         return ()
-    sizes = np.fromiter(map(len, survivals), np.intp, num_sequences)
+    sizes = np.fromiter(map(len, path_acceptances), np.intp, num_sequences)
     num_nodes = int(sizes.sum())
     limit = num_nodes if max_nodes is None else min(num_nodes, max_nodes)
     if limit <= 0:
         return (0,) * num_sequences
-    values: Floats = np.fromiter(itertools.chain.from_iterable(survivals), np.float64, num_nodes)
+    values: Floats = np.fromiter(itertools.chain.from_iterable(path_acceptances), np.float64, num_nodes)
     # Sorting values is three times as fast as ranking their indices, and only the last one chosen has to be told from
     # its equals.
     falling = np.negative(values)

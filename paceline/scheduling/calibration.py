@@ -69,19 +69,19 @@ class Node(NamedTuple):
         parent: its parent's place among the round's nodes, smaller than its own; -1 for the committed text.
         log_prob: what the drafter said of it, None where it said nothing.
         position: in the draft, from 0.
-        survival: the product of confidences from the committed text down to it, as it was used.
+        path_acceptance: the product of confidences from the committed text down to it, as it was used.
         is_accepted: whether the target accepted it, and with it all before it.
     """
 
     parent: int
     log_prob: float | None
     position: int
-    survival: float
+    path_acceptance: float
     is_accepted: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class AcceptanceSample:
     """A trial: a verified token with all before it accepted.
 
     Attributes:
@@ -147,7 +147,7 @@ class Calibrator:
     Attributes:
         own_error: of the drafter's probabilities, token by token.
         token_error: of the confidences that were used, token by token.
-        path_error: of survivals, the products along paths, over all verified tokens.
+        path_error: of path acceptances, the products along paths, over all verified tokens.
     """
 
     def __init__(self, half_life: float = 8192.0, refit_trials: int = 256, num_held_out: int = 512) -> None:
@@ -188,7 +188,7 @@ class Calibrator:
         row = self._table[position if position < MAX_POSITIONS else -1]
         return row[low] + (row[low + 1] - row[low]) * (place - low)
 
-    def observe(self, nodes: Sequence[Node]) -> list[Outcome]:
+    def observe(self, nodes: Sequence[Node]) -> list[AcceptanceSample]:
         """Learn from one verified tree; its trials, in order.
 
         Every so often this fits anew, which takes a few milliseconds.
@@ -197,17 +197,17 @@ class Calibrator:
         is_held_out = self._num_rounds % _HELD_OUT_EVERY == 0
         if is_held_out:
             self._held_out.append(_fresh_paths(nodes))
-        outcomes: list[Outcome] = []
-        for parent, log_prob, position, survival, is_accepted in nodes:
+        acceptance_samples: list[AcceptanceSample] = []
+        for parent, log_prob, position, path_acceptance, is_accepted in nodes:
             if log_prob is None:
                 continue
-            self.path_error.observe(survival, is_accepted)
+            self.path_error.observe(path_acceptance, is_accepted)
             if parent >= 0 and not nodes[parent].is_accepted:
                 continue
-            above = 1.0 if parent < 0 else nodes[parent].survival
-            calibrated = min(survival / above, 1.0) if above > 0 else 0.0
+            above = 1.0 if parent < 0 else nodes[parent].path_acceptance
+            calibrated = min(path_acceptance / above, 1.0) if above > 0 else 0.0
             own = math.exp(log_prob)
-            outcomes.append(Outcome(position, own, calibrated, is_accepted))
+            acceptance_samples.append(AcceptanceSample(position, own, calibrated, is_accepted))
             self.own_error.observe(own, is_accepted)
             self.token_error.observe(calibrated, is_accepted)
             if not is_held_out:
@@ -218,7 +218,7 @@ class Calibrator:
                 self._num_new += 1
         if self._num_new >= self._next_refit:
             self._refit()
-        return outcomes
+        return acceptance_samples
 
     def _refit(self) -> None:
         decay = 2.0 ** (-self._num_new / self._half_life)
@@ -349,10 +349,12 @@ def _fit_temperatures(rounds: Sequence[_FreshPaths] | deque[_FreshPaths], logits
     low = np.minimum(place.astype(np.int64), _NUM_KNOTS - 2)
     part = place - low
     logit = logits[position, low] * (1 - part) + logits[position, low + 1] * part  # [nodes]
-    survival = np.ones(len(parent) + 1)  # the last stands for the committed text, which parent -1 finds
+    path_acceptance = np.ones(
+        len(parent) + 1
+    )  # the last stands for the committed text, which parent -1 finds
     for depth in range(int(position.max()) + 1):
         here = np.flatnonzero(position == depth)
-        above = survival[parent[here]]
+        above = path_acceptance[parent[here]]
         candidates = above * _sigmoid(logit[here] / _TEMPERATURES[:, None])  # [temperatures, nodes here]
         bins = np.minimum((candidates * NUM_BINS).astype(np.int64), NUM_BINS - 1)
         flat = (bins + NUM_BINS * np.arange(len(_TEMPERATURES))[:, None]).ravel()
@@ -363,5 +365,5 @@ def _fit_temperatures(rounds: Sequence[_FreshPaths] | deque[_FreshPaths], logits
         pull = _TEMPERATURE_PULL * np.abs(np.log(_TEMPERATURES)) * math.sqrt(100.0 / len(here))
         chosen = int(np.argmin(errors + pull))
         temperatures[depth] = _TEMPERATURES[chosen]
-        survival[here] = candidates[chosen]
+        path_acceptance[here] = candidates[chosen]
     return temperatures

@@ -6,12 +6,12 @@ Deliberately does not know: which choice is best (`planner`), estimators, clocks
 
 Called by: `planner`, `state`, the scheduler service, the simulator.
 
-With n sequences, E(k) = 1 + sum of the first k survivals, T(rows) the step time and D(k) the draft time:
+With n sequences, E(k) = 1 + sum of the first k path acceptances, T(rows) the step time and D(k) the draft time:
     co-located          n E(k) / (T(n (1 + k)) + D(k))
     separate, holding   n E(k) / (T(n (1 + k)) + wait),  wait = D(k) + RTT + queue - overlap
     separate, running   the verifier takes m = ceil(wait / T(n)) plain steps while the draft travels; the first m
-                        drafted tokens are then committed already, and with probability survival(m) they were right:
-                        n (m + 1 + sum of survivals m+1..k) / ((1 + s) (m T(n) + T(n (1 + k - m)))),
+                        drafted tokens are then committed already, and with probability path acceptance(m) they were
+                        right: n (m + 1 + sum of path acceptances m+1..k) / ((1 + s) (m T(n) + T(n (1 + k - m)))),
                         s by how much a drafter at work beside it slows a step down
     enumerating         while a step is made, the drafter drafts k tokens past each of its W likeliest outcomes, in
                         time D'(W, k). With probability h(W) the outcome is among them (a hit): the next step
@@ -41,8 +41,8 @@ class Evaluation:
 
     Attributes:
         draft_length: tokens per draft; 0 is plain decoding.
-        is_holding: whether the verifier waits for a draft that is not there (separate placement only).
-        hold_s: how long it may wait.
+        waits_for_drafts: whether the verifier waits for a draft that is not there (separate placement only).
+        wait_budget_s: how long it may wait.
         tokens_per_s: of all sequences together.
         speedup: over plain decoding under the same load.
         outcomes: outcomes of a step that are drafted past while it is made; 0 for none.
@@ -52,8 +52,8 @@ class Evaluation:
     """
 
     draft_length: int
-    is_holding: bool
-    hold_s: float
+    waits_for_drafts: bool
+    wait_budget_s: float
     tokens_per_s: float
     speedup: float
     outcomes: int = 0
@@ -81,7 +81,7 @@ class CostModel:
         """Plain decoding: nothing is drafted, nobody waits."""
         return self._evaluation(0, False, 1.0, self._plain_s)
 
-    def chain(self, length: int, is_holding: bool) -> Evaluation:
+    def chain(self, length: int, waits_for_drafts: bool) -> Evaluation:
         """Drafts of one length, made when a step has ended."""
         if length == 0:
             return self.plain()
@@ -89,15 +89,15 @@ class CostModel:
         if inputs.placement is Placement.COLOCATED:
             seconds = self._step_s(length) + inputs.draft_time(length)
             return self._evaluation(length, False, 1.0 + self._gain(length), seconds)
-        tokens, seconds = self._arriving(length, inputs.wait_s(length), is_holding)
-        if not is_holding:
+        tokens, seconds = self._arriving(length, inputs.wait_s(length), waits_for_drafts)
+        if not waits_for_drafts:
             return self._evaluation(length, False, tokens, seconds * (1 + inputs.concurrent_slowdown))
         # What overlaps today may not tomorrow, and a hold that ends too early costs both.
         wait_s = inputs.whole_wait_s(length)
-        hold_s = min(wait_s + inputs.slowest_rtt_s - inputs.rtt_s, inputs.max_hold_s)
-        return self._evaluation(length, True, tokens, seconds, hold_s, wait_s=wait_s)
+        wait_budget_s = min(wait_s + inputs.slowest_rtt_s - inputs.rtt_s, inputs.max_wait_s)
+        return self._evaluation(length, True, tokens, seconds, wait_budget_s, wait_s=wait_s)
 
-    def enumerating(self, length: int, is_holding: bool, outcomes: int, ahead: int) -> Evaluation:
+    def enumerating(self, length: int, waits_for_drafts: bool, outcomes: int, ahead: int) -> Evaluation:
         """Paths of ``ahead`` tokens past outcomes drafted during each step; drafts of ``length`` after a miss."""
         inputs = self.inputs
         slow = 1 + inputs.concurrent_slowdown
@@ -106,39 +106,41 @@ class CostModel:
         leaving = 1 - after_hit + after_miss
         share_after_hit = after_miss / leaving if leaving > 0 else 0.0
         miss_wait_s = inputs.wait_s(length)
-        miss_tokens, miss_s = self._arriving(length, miss_wait_s, is_holding, slow)
+        miss_tokens, miss_s = self._arriving(length, miss_wait_s, waits_for_drafts, slow)
         tokens = seconds = longest_late_s = 0.0
         for share, hit_rate, verified in (
             (share_after_hit, after_hit, ahead),
             (1 - share_after_hit, after_miss, length),
         ):
             late_s = max(0.0, build_s + inputs.rtt_s - self._step_s(verified) * slow)
-            hit_tokens, hit_s = self._arriving(ahead, late_s, is_holding, slow, inputs.ahead_share)
+            hit_tokens, hit_s = self._arriving(ahead, late_s, waits_for_drafts, slow, inputs.ahead_fraction)
             tokens += share * (hit_rate * hit_tokens + (1 - hit_rate) * miss_tokens)
             seconds += share * (hit_rate * hit_s + (1 - hit_rate) * miss_s)
-            if is_holding and inputs.num_sequences > 1:
+            if waits_for_drafts and inputs.num_sequences > 1:
                 seconds += share * self._waiting_for_others_s(hit_rate, late_s, miss_wait_s)
             longest_late_s = max(longest_late_s, late_s)
         wait_s = max(longest_late_s, inputs.whole_wait_s(length))
-        hold_s = min(wait_s + inputs.slowest_rtt_s - inputs.rtt_s, inputs.max_hold_s) if is_holding else 0.0
+        wait_budget_s = (
+            min(wait_s + inputs.slowest_rtt_s - inputs.rtt_s, inputs.max_wait_s) if waits_for_drafts else 0.0
+        )
         return self._evaluation(
             length,
-            is_holding,
+            waits_for_drafts,
             tokens,
             seconds,
-            hold_s,
+            wait_budget_s,
             outcomes,
             ahead,
             share_after_hit * after_hit + (1 - share_after_hit) * after_miss,
-            wait_s if is_holding else 0.0,
+            wait_s if waits_for_drafts else 0.0,
         )
 
     def again(self, evaluation: Evaluation) -> Evaluation:
         """The same choice under these inputs."""
-        length, is_holding = evaluation.draft_length, evaluation.is_holding
+        length, waits_for_drafts = evaluation.draft_length, evaluation.waits_for_drafts
         if evaluation.is_enumerating:
-            return self.enumerating(length, is_holding, evaluation.outcomes, evaluation.ahead)
-        return self.chain(length, is_holding)
+            return self.enumerating(length, waits_for_drafts, evaluation.outcomes, evaluation.ahead)
+        return self.chain(length, waits_for_drafts)
 
     def is_allowed(self, evaluation: Evaluation) -> bool:
         """Whether a choice keeps to the inputs' limits."""
@@ -146,15 +148,15 @@ class CostModel:
         return (
             max(evaluation.draft_length, evaluation.ahead) <= inputs.longest_draft
             and evaluation.outcomes <= inputs.max_outcomes
-            and evaluation.wait_s <= inputs.max_hold_s
+            and evaluation.wait_s <= inputs.max_wait_s
         )
 
     def _arriving(
-        self, length: int, wait_s: float, is_holding: bool, slow: float = 1.0, share: float = 1.0
+        self, length: int, wait_s: float, waits_for_drafts: bool, slow: float = 1.0, share: float = 1.0
     ) -> tuple[float, float]:
         """Tokens and seconds from the end of a step to the end of the one that verifies a draft that comes after
         ``wait_s``; steps take ``slow`` times as long as alone, and of the accepted tokens there is this ``share``."""
-        if is_holding or wait_s <= 0:
+        if waits_for_drafts or wait_s <= 0:
             return 1.0 + share * self._gain(length), max(wait_s, 0.0) + self._step_s(length) * slow
         missed = math.ceil(wait_s / (self._plain_s * slow))
         left = max(0, length - missed)
@@ -172,10 +174,10 @@ class CostModel:
     def _evaluation(
         self,
         length: int,
-        is_holding: bool,
+        waits_for_drafts: bool,
         tokens: float,
         seconds: float,
-        hold_s: float = 0.0,
+        wait_budget_s: float = 0.0,
         outcomes: int = 0,
         ahead: int = 0,
         hit_rate: float = 0.0,
@@ -183,7 +185,9 @@ class CostModel:
     ) -> Evaluation:
         rate = self.inputs.num_sequences * tokens / seconds
         speedup = tokens * (self._plain_s / seconds)
-        return Evaluation(length, is_holding, hold_s, rate, speedup, outcomes, ahead, hit_rate, wait_s)
+        return Evaluation(
+            length, waits_for_drafts, wait_budget_s, rate, speedup, outcomes, ahead, hit_rate, wait_s
+        )
 
     def _step_s(self, length: int) -> float:
         """Seconds of a step in which every sequence verifies so many tokens."""
@@ -195,7 +199,7 @@ class CostModel:
     def _gain(self, length: int) -> float:
         """Accepted tokens expected of a draft."""
         if length >= len(self._gains):
-            self._gains = [0.0, *itertools.accumulate(self.inputs.survivals(2 * length))]
+            self._gains = [0.0, *itertools.accumulate(self.inputs.path_acceptances(2 * length))]
         return self._gains[length]
 
     def _hit_rate(self, draft_length: int, outcomes: int) -> float:
@@ -206,21 +210,21 @@ class CostModel:
         return rates[outcomes - 1]
 
 
-def evaluate_length(inputs: PlanInputs, length: int, is_holding: bool) -> Evaluation:
+def evaluate_length(inputs: PlanInputs, length: int, waits_for_drafts: bool) -> Evaluation:
     """What drafts of one length bring, without outcomes (see the module's formulas)."""
-    return CostModel(inputs).chain(length, is_holding)
+    return CostModel(inputs).chain(length, waits_for_drafts)
 
 
 def evaluate_outcomes(
-    inputs: PlanInputs, length: int, is_holding: bool, outcomes: int, ahead: int
+    inputs: PlanInputs, length: int, waits_for_drafts: bool, outcomes: int, ahead: int
 ) -> Evaluation:
     """What drafting past outcomes brings (see the module's formulas).
 
     Args:
         inputs: present estimates.
         length: tokens of a draft after a miss. At least 1.
-        is_holding: whether steps wait for what is late.
+        waits_for_drafts: whether steps wait for what is late.
         outcomes: outcomes that are drafted past. At least 1.
         ahead: tokens past each. At least 1.
     """
-    return CostModel(inputs).enumerating(length, is_holding, outcomes, ahead)
+    return CostModel(inputs).enumerating(length, waits_for_drafts, outcomes, ahead)

@@ -65,7 +65,7 @@ class PlanInputs:
         num_sequences: sequences that decode together.
         max_draft_length: the longest draft allowed.
         max_nodes: most draft nodes per sequence and step.
-        max_hold_s: the longest a sequence may wait.
+        max_wait_s: the longest a sequence may wait.
         margin: speculation must be faster than plain decoding by this fraction.
         max_outcomes: most outcomes of a step that a separate drafter may draft past while it is made; 0 where it
             cannot.
@@ -73,8 +73,8 @@ class PlanInputs:
             takes a draft's time for each outcome: what it is at worst.
         sibling_acceptance: chance that the drafter's next choice is the target's token, given that all before it were
             not. None takes half the acceptance of a first choice; independent choices would reach all of it.
-        ahead_share: of the tokens that a draft of true features gets accepted, how many one gets that was drafted past
-            an outcome, on the drafter's own outputs. 1 for drafters that read tokens alone.
+        ahead_fraction: of the tokens that a draft of true features gets accepted, how many one gets that was drafted
+            past an outcome, on the drafter's own outputs. 1 for drafters that read tokens alone.
         measured_hits: corrects the hit rate that follows from acceptance; None where nothing was measured.
     """
 
@@ -90,18 +90,18 @@ class PlanInputs:
     num_sequences: int = 1
     max_draft_length: int = 8
     max_nodes: int = 32
-    max_hold_s: float = 0.05
+    max_wait_s: float = 0.05
     margin: float = 0.05
     max_outcomes: int = 0
     enumeration_time: Callable[[int, int], float] | None = None
     sibling_acceptance: float | None = None
-    ahead_share: float = 1.0
+    ahead_fraction: float = 1.0
     measured_hits: MeasuredHits | None = None
 
     def __post_init__(self) -> None:
         if not all(0 <= rate <= 1 for rate in self.acceptance):
             raise ValueError(f"acceptance rates must lie between 0 and 1: {self.acceptance}")
-        for field in ("rtt_s", "queue_s", "overlap_s", "concurrent_slowdown", "max_hold_s", "margin"):
+        for field in ("rtt_s", "queue_s", "overlap_s", "concurrent_slowdown", "max_wait_s", "margin"):
             value = getattr(self, field)
             if not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"{field} must be finite and not negative, got {value!r}")
@@ -111,8 +111,8 @@ class PlanInputs:
             raise ValueError(
                 "num_sequences must be at least 1, max_draft_length, max_nodes and max_outcomes not negative"
             )
-        if not 0 <= self.ahead_share <= 1:
-            raise ValueError(f"ahead_share must lie between 0 and 1, got {self.ahead_share!r}")
+        if not 0 <= self.ahead_fraction <= 1:
+            raise ValueError(f"ahead_fraction must lie between 0 and 1, got {self.ahead_fraction!r}")
         if self.sibling_acceptance is not None and not 0 <= self.sibling_acceptance <= 1:
             raise ValueError(f"sibling_acceptance must lie between 0 and 1, got {self.sibling_acceptance!r}")
 
@@ -135,7 +135,7 @@ class PlanInputs:
         """Tokens of the longest draft that may be verified."""
         return min(self.max_draft_length, self.max_nodes)
 
-    def survivals(self, length: int) -> list[float]:
+    def path_acceptances(self, length: int) -> list[float]:
         """P(token j and all before it accepted) for j in 1..length."""
         rates = [*self.acceptance[:length]]
         rates += [rates[-1] if rates else 0.0] * (length - len(rates))

@@ -23,10 +23,10 @@ _TREE_STEP = 1.12
 NODES_PER_LEVEL = 3
 # A hold that ends just before the draft lands costs the wait and the draft; one that is longer costs nothing as long as
 # drafts come. Draft times vary too, not only round trips.
-_HOLD_SLACK = 1.5
+_WAIT_SLACK = 1.5
 # What is drafted ahead is used where all of the draft was accepted. Below this chance it only costs messages, and below
 # the share by which a drafter at work slows the target down it costs more than it brings.
-_MIN_AHEAD_SURVIVAL = 0.2
+_MIN_AHEAD_PATH_ACCEPTANCE = 0.2
 # What paths past outcomes must bring: they cost messages, and a drafter's time, that the model does not price.
 _OUTCOMES_MARGIN = 0.01
 # Numbers of outcomes that are tried: a few more or less change a hit rate little.
@@ -45,7 +45,7 @@ def evaluate(inputs: PlanInputs) -> Evaluation:
     is_separate = inputs.placement is Placement.SEPARATE
     lengths = range(1, inputs.longest_draft + 1)
     ways = (False, True) if is_separate else (False,)
-    chains = (model.chain(length, is_holding) for length in lengths for is_holding in ways)
+    chains = (model.chain(length, waits_for_drafts) for length in lengths for waits_for_drafts in ways)
     best = _best(model, model.plain(), chains)
     if not is_separate:
         return best
@@ -54,11 +54,11 @@ def evaluate(inputs: PlanInputs) -> Evaluation:
         model,
         best,
         (
-            model.enumerating(length, is_holding, outcomes, ahead)
+            model.enumerating(length, waits_for_drafts, outcomes, ahead)
             for outcomes in _OUTCOMES
             if outcomes <= inputs.max_outcomes
             for length in path_lengths
-            for is_holding in ways
+            for waits_for_drafts in ways
             for ahead in path_lengths
         ),
     )
@@ -87,7 +87,7 @@ def policy_of(inputs: PlanInputs, evaluation: Evaluation, version: int, reason: 
         version,
         length,
         budget,
-        math.ceil(min(evaluation.hold_s * _HOLD_SLACK, inputs.max_hold_s) * 1e6),
+        math.ceil(min(evaluation.wait_budget_s * _WAIT_SLACK, inputs.max_wait_s) * 1e6),
         _ahead(inputs, evaluation),
         reason,
         evaluation.outcomes,
@@ -100,8 +100,8 @@ def _ahead(inputs: PlanInputs, evaluation: Evaluation) -> int:
     if inputs.placement is not Placement.SEPARATE or inputs.max_outcomes:
         return evaluation.ahead
     # A drafter that cannot tell outcomes apart may still go on from the end of its draft.
-    needed = max(_MIN_AHEAD_SURVIVAL, inputs.concurrent_slowdown)
-    if inputs.survivals(length)[-1] < needed:
+    needed = max(_MIN_AHEAD_PATH_ACCEPTANCE, inputs.concurrent_slowdown)
+    if inputs.path_acceptances(length)[-1] < needed:
         return 0
     # As many tokens as can be drafted while the target verifies, but no more than one further draft.
     per_token_s = inputs.draft_time(length) / length
@@ -111,10 +111,10 @@ def _ahead(inputs: PlanInputs, evaluation: Evaluation) -> int:
 
 def evaluate_policy(inputs: PlanInputs, policy: Policy) -> Evaluation:
     """What a policy brings under inputs that may differ from those it was made for."""
-    model, is_holding = CostModel(inputs), policy.hold_us > 0
+    model, waits_for_drafts = CostModel(inputs), policy.wait_budget_us > 0
     if policy.draft_length and policy.outcomes and policy.draft_ahead:
-        return model.enumerating(policy.draft_length, is_holding, policy.outcomes, policy.draft_ahead)
-    return model.chain(policy.draft_length, is_holding)
+        return model.enumerating(policy.draft_length, waits_for_drafts, policy.outcomes, policy.draft_ahead)
+    return model.chain(policy.draft_length, waits_for_drafts)
 
 
 def plan(inputs: PlanInputs, version: int = 1) -> Policy:
@@ -132,6 +132,6 @@ def describe(evaluation: Evaluation) -> str:
         parts.append(
             f"{evaluation.ahead} tokens past {evaluation.outcomes} outcomes (hit rate {evaluation.hit_rate:.2f})"
         )
-    if evaluation.is_holding:
-        parts.append(f"hold up to {evaluation.hold_s * 1e3:.2f} ms")
+    if evaluation.waits_for_drafts:
+        parts.append(f"hold up to {evaluation.wait_budget_s * 1e3:.2f} ms")
     return f"{', '.join(parts)}: expected speedup {evaluation.speedup:.2f}"

@@ -24,7 +24,7 @@ class Policy:
         version: rises whenever anything else changes.
         draft_length: tokens a drafter is asked for from a committed length; 0 turns speculation off.
         node_budget: draft nodes verified per sequence and step, at most.
-        hold_us: microseconds a sequence may miss a step because its draft is about to land; 0 never waits.
+        wait_budget_us: microseconds a sequence may miss a step because its draft is about to land; 0 never waits.
         draft_ahead: tokens the drafter goes on drafting beyond ``draft_length`` while the target verifies.
         reason: one line for people.
         outcomes: outcomes of a step that are drafted past, each for ``draft_ahead`` tokens, while the target
@@ -34,13 +34,13 @@ class Policy:
     version: int
     draft_length: int
     node_budget: int
-    hold_us: int
+    wait_budget_us: int
     draft_ahead: int
     reason: str
     outcomes: int = 0
 
     def __post_init__(self) -> None:
-        for field in ("version", "draft_length", "node_budget", "hold_us", "draft_ahead", "outcomes"):
+        for field in ("version", "draft_length", "node_budget", "wait_budget_us", "draft_ahead", "outcomes"):
             value = getattr(self, field)
             if type(value) is not int or value < 0:
                 raise ValueError(f"{field} must be an integer of at least 0, got {value!r}")

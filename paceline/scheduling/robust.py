@@ -35,7 +35,7 @@ MIN_SHIFT = math.log(1.15)
 """A change that counts: by 15%, either way."""
 _MIN_BEFORE = 32  # samples before a change: with fewer, a few outliers among them look like one
 _MIN_GROUP_BEFORE = 8  # of them in a group whose median is compared with
-_SHIFT_SHARE = 0.75  # of the samples after a change that must lie on its side of MIN_SHIFT
+_SHIFT_FRACTION = 0.75  # of the samples after a change that must lie on its side of MIN_SHIFT
 
 
 def weighted_median(values: Sequence[float], weights: Sequence[float]) -> float:
@@ -209,7 +209,7 @@ def find_shift(groups: Sequence[int], values: Sequence[float]) -> Shift | None:
             continue
         slower = sum(ratio > MIN_SHIFT for ratio in ratios)
         faster = sum(ratio < -MIN_SHIFT for ratio in ratios)
-        if max(slower, faster) < _SHIFT_SHARE * len(ratios):
+        if max(slower, faster) < _SHIFT_FRACTION * len(ratios):
             continue
         step = _median(ratios)
         cost = sum(abs(ratio - step) for ratio in ratios) + sum(

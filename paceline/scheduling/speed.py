@@ -34,7 +34,7 @@ class TimedPass:
         num_rows: rows in it; as many as sequences where no draft was verified.
         num_sequences: sequences in it.
         num_tokens: tokens that it committed, over all of them.
-        num_hits: sequences whose next tokens had been proposed already when it ended.
+        num_cache_hits: sequences whose next tokens had been proposed already when it ended.
         may_draft: whether drafts may be made for every one of its sequences.
         step_s: the step itself, verification included.
         wait_s: time it was held for drafts, and time that a drafter in its process took before it.
@@ -45,14 +45,14 @@ class TimedPass:
     num_rows: int
     num_sequences: int
     num_tokens: int
-    num_hits: int
+    num_cache_hits: int
     may_draft: bool
     step_s: float
     wait_s: float
     other_s: float
 
     def __post_init__(self) -> None:
-        if not 1 <= self.num_sequences <= self.num_rows or min(self.num_tokens, self.num_hits) < 0:
+        if not 1 <= self.num_sequences <= self.num_rows or min(self.num_tokens, self.num_cache_hits) < 0:
             raise ValueError(f"a pass that cannot be: {self}")
         if min(self.step_s, self.wait_s, self.other_s) < 0:
             raise ValueError(f"times must not be negative: {self}")
@@ -120,7 +120,7 @@ class SpeedMeter:
             one: the pass.
             plain_step: seconds of a step over that many sequences, without drafts, as measured.
         """
-        if one.num_rows == one.num_sequences and not one.num_hits:
+        if one.num_rows == one.num_sequences and not one.num_cache_hits:
             known = self._plain_other_s
             self._plain_other_s = one.other_s if known is None else known + _LEARNING * (one.other_s - known)
         if not one.may_draft or one.policy_version < self._version:
@@ -133,7 +133,7 @@ class SpeedMeter:
         real = one.period_s
         for name, value in (
             ("_weight", 1.0),
-            ("_hits", one.num_hits),
+            ("_hits", one.num_cache_hits),
             ("_sequences", one.num_sequences),
             ("_plain", plain),
             ("_real", real),

@@ -131,7 +131,7 @@ class PolicyState:
             if elapsed_s < self._probe_duration_s and not is_lost:
                 return self._current
             if measured_speedup is not None:
-                self._judge_trial(inputs, measured_speedup, enter)
+                self._judge_probe(inputs, measured_speedup, enter)
             if expected >= enter and not self._is_distrusted:
                 self._switch(PolicyMode.ON)
                 return self._speculate(inputs, best)
@@ -143,11 +143,11 @@ class PolicyState:
         if expected >= self._refuted + self._hysteresis:
             self._num_vain = 0  # not what was refuted
         if elapsed_s >= self._pause_s and inputs.longest_draft > 0:
-            trial = self._tried = self._trial(inputs, best)
-            loss_s = self._probe_duration_s * max(self._loss, 1 - trial.speedup)
+            probe = self._tried = self._probe(inputs, best)
+            loss_s = self._probe_duration_s * max(self._loss, 1 - probe.speedup)
             if loss_s <= elapsed_s * self._max_probe_loss:
                 self._switch(PolicyMode.PROBING)
-                return self._publish(policy_of(inputs, trial, 0, f"probe: {describe(trial)}"))
+                return self._publish(policy_of(inputs, probe, 0, f"probe: {describe(probe)}"))
         return self._current
 
     @property
@@ -155,7 +155,7 @@ class PolicyState:
         """How long speculation stays off before it is tried again."""
         return self._probe_interval_s * float(1 << min(max(self._num_vain - 1, 0), _MAX_DOUBLINGS))
 
-    def _judge_trial(self, inputs: PlanInputs, measured_speedup: float, enter: float) -> None:
+    def _judge_probe(self, inputs: PlanInputs, measured_speedup: float, enter: float) -> None:
         """The model is trusted again where a trial paid, or brought as little as the model now says of it."""
         assert self._tried is not None, "a trial was made"
         predicted = CostModel(inputs).again(self._tried).speedup
@@ -168,14 +168,14 @@ class PolicyState:
         self._refuted = expected
         self._num_vain += 1
 
-    def _trial(self, inputs: PlanInputs, best: Evaluation) -> Evaluation:
+    def _probe(self, inputs: PlanInputs, best: Evaluation) -> Evaluation:
         """What is tried: what the model would choose, or else the cheapest way to a draft of the set length."""
         length = min(self._probe_length, inputs.longest_draft)
         ways = (False, True) if inputs.placement is Placement.SEPARATE else (False,)
-        trials = [evaluate_length(inputs, length, is_holding) for is_holding in ways]
+        probes = [evaluate_length(inputs, length, waits_for_drafts) for waits_for_drafts in ways]
         if best.draft_length:
-            trials.append(best)
-        return max(trials, key=lambda trial: trial.speedup)
+            probes.append(best)
+        return max(probes, key=lambda probe: probe.speedup)
 
     def _speculate(self, inputs: PlanInputs, best: Evaluation) -> Policy:
         """Publish the best choice, or keep the present one when it is nearly as good."""

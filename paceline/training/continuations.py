@@ -46,8 +46,8 @@ class ContinueOptions:
         num_shards: shards to write; several processes may share a folder with disjoint ranges.
         rows: texts per shard, written together.
         max_tokens: tokens of a text at most, its beginning included.
-        ask_share: share of beginnings that are a whole question; the others are first words.
-        greedy_share: share of texts that go on greedily.
+        ask_fraction: share of beginnings that are a whole question; the others are first words.
+        greedy_fraction: share of texts that go on greedily.
         temperature: of the others.
         top_p: their nucleus.
         top_k: candidates looked at before the nucleus.
@@ -62,8 +62,8 @@ class ContinueOptions:
     num_shards: int = 1
     rows: int = 32
     max_tokens: int = 192
-    ask_share: float = 0.5
-    greedy_share: float = 0.5
+    ask_fraction: float = 0.5
+    greedy_fraction: float = 0.5
     temperature: float = 0.8
     top_p: float = 0.95
     top_k: int = 64
@@ -77,7 +77,7 @@ class ContinueOptions:
                 raise TrainingDataError(f"{name} must be at least 1")
         if self.max_tokens < 3:
             raise TrainingDataError("max_tokens must be at least 3")
-        for name in ("ask_share", "greedy_share"):
+        for name in ("ask_fraction", "greedy_fraction"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise TrainingDataError(f"{name} must lie in [0, 1]")
         if not 0.0 < self.top_p <= 1.0:
@@ -150,12 +150,12 @@ def write_texts(
     texts, prompts, tops = [], [], []
     for _ in range(options.rows):
         is_ask, choice = torch.rand(2, generator=random).tolist()
-        words = draw_ask(random) + "\n" if is_ask < options.ask_share else STEMS[int(choice * len(STEMS))]
+        words = draw_ask(random) + "\n" if is_ask < options.ask_fraction else STEMS[int(choice * len(STEMS))]
         ids = tokenizer.encode(words).ids[: options.max_tokens - 1]
         texts.append(list(ids))
         prompts.append(len(ids))
         tops.append([-1] * (len(ids) - 1))
-    is_greedy = torch.rand(options.rows, generator=random) < options.greedy_share
+    is_greedy = torch.rand(options.rows, generator=random) < options.greedy_fraction
     slots = [engine.open(options.max_tokens) for _ in texts]
     waiting = [list(text) for text in texts]  # tokens still to be run
     active = list(range(options.rows))

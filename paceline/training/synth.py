@@ -51,9 +51,9 @@ class SynthOptions:
         rows: conversations per shard, written as one batch.
         max_tokens: tokens per conversation at most, template included.
         max_user_tokens: the user turn is closed after this many.
-        ask_share: share of user turns that are given whole, a task put to a topic.
-        stem_share: share of the others that begin with a given stem.
-        greedy_share: share of conversations answered greedily.
+        ask_fraction: share of user turns that are given whole, a task put to a topic.
+        stem_fraction: share of the others that begin with a given stem.
+        greedy_fraction: share of conversations answered greedily.
         answer_temperature: temperature of the other answers.
         user_temperature: temperature of user turns.
         top_p: nucleus of both.
@@ -71,9 +71,9 @@ class SynthOptions:
     rows: int = 128
     max_tokens: int = 320
     max_user_tokens: int = 96
-    ask_share: float = 0.5
-    stem_share: float = 0.6
-    greedy_share: float = 0.6
+    ask_fraction: float = 0.5
+    stem_fraction: float = 0.6
+    greedy_fraction: float = 0.6
     answer_temperature: float = 0.7
     user_temperature: float = 1.0
     top_p: float = 0.95
@@ -87,7 +87,7 @@ class SynthOptions:
         for name in ("num_shards", "rows", "max_tokens", "max_user_tokens", "top_k"):
             if getattr(self, name) < 1:
                 raise TrainingDataError(f"{name} must be at least 1")
-        for name in ("ask_share", "stem_share", "greedy_share", "top_p"):
+        for name in ("ask_fraction", "stem_fraction", "greedy_fraction", "top_p"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise TrainingDataError(f"{name} must lie in [0, 1]")
         for name in ("answer_temperature", "user_temperature"):
@@ -211,7 +211,7 @@ class ShardWriter:
         kept = room if options.features else 0
         self._taps = torch.zeros(rows, kept, width, dtype=torch.bfloat16)
         self._hidden = torch.zeros(rows, kept, teacher.shape.hidden, dtype=torch.bfloat16)
-        self._is_greedy = torch.rand(rows, generator=self._random) < options.greedy_share
+        self._is_greedy = torch.rand(rows, generator=self._random) < options.greedy_fraction
         # Per row: tokens still to be given rather than chosen, those of the user's turn still to come, and whether
         # the answer has begun.
         self._given: list[deque[int]] = []
@@ -228,10 +228,10 @@ class ShardWriter:
         options, template = self._options, self._template
         kind, with_stem, choice = torch.rand(3, generator=self._random).tolist()
         encode = lambda text: tokenizer.encode(text, add_special_tokens=False).ids  # noqa: E731
-        if kind < options.ask_share:
+        if kind < options.ask_fraction:
             ask = encode(draw_ask(self._random))[: options.max_user_tokens - 1]
             return [*ask, *template.switch], len(ask) + 1
-        stem = encode(STEMS[int(choice * len(STEMS))]) if with_stem < options.stem_share else []
+        stem = encode(STEMS[int(choice * len(STEMS))]) if with_stem < options.stem_fraction else []
         return stem[: options.max_user_tokens - 1], options.max_user_tokens
 
     def write(self) -> shards.Shard:

@@ -47,10 +47,10 @@ class ReportRequest(_message.Message):
     round_trip_peers: _containers.RepeatedScalarFieldContainer[int]
     queues_us: _containers.RepeatedScalarFieldContainer[int]
     queue_peers: _containers.RepeatedScalarFieldContainer[int]
-    outcomes: _containers.RepeatedCompositeFieldContainer[DraftOutcomes]
+    outcomes: _containers.RepeatedCompositeFieldContainer[AcceptanceCounts]
     tenants: _containers.RepeatedCompositeFieldContainer[TenantUse]
     longest_draft: int
-    def __init__(self, key: _Optional[_Union[MeasurementKey, _Mapping]] = ..., steps: _Optional[_Iterable[_Union[StepSample, _Mapping]]] = ..., drafts: _Optional[_Iterable[_Union[DraftSample, _Mapping]]] = ..., round_trips_us: _Optional[_Iterable[int]] = ..., drafted_per_position: _Optional[_Iterable[int]] = ..., accepted_per_position: _Optional[_Iterable[int]] = ..., num_running_sequences: _Optional[int] = ..., peers: _Optional[_Iterable[_Union[PeerPair, _Mapping]]] = ..., round_trip_peers: _Optional[_Iterable[int]] = ..., queues_us: _Optional[_Iterable[int]] = ..., queue_peers: _Optional[_Iterable[int]] = ..., outcomes: _Optional[_Iterable[_Union[DraftOutcomes, _Mapping]]] = ..., tenants: _Optional[_Iterable[_Union[TenantUse, _Mapping]]] = ..., longest_draft: _Optional[int] = ...) -> None: ...
+    def __init__(self, key: _Optional[_Union[MeasurementKey, _Mapping]] = ..., steps: _Optional[_Iterable[_Union[StepSample, _Mapping]]] = ..., drafts: _Optional[_Iterable[_Union[DraftSample, _Mapping]]] = ..., round_trips_us: _Optional[_Iterable[int]] = ..., drafted_per_position: _Optional[_Iterable[int]] = ..., accepted_per_position: _Optional[_Iterable[int]] = ..., num_running_sequences: _Optional[int] = ..., peers: _Optional[_Iterable[_Union[PeerPair, _Mapping]]] = ..., round_trip_peers: _Optional[_Iterable[int]] = ..., queues_us: _Optional[_Iterable[int]] = ..., queue_peers: _Optional[_Iterable[int]] = ..., outcomes: _Optional[_Iterable[_Union[AcceptanceCounts, _Mapping]]] = ..., tenants: _Optional[_Iterable[_Union[TenantUse, _Mapping]]] = ..., longest_draft: _Optional[int] = ...) -> None: ...
 
 class TenantUse(_message.Message):
     __slots__ = ("tenant", "num_requests", "num_tokens", "num_draft_tokens", "num_accepted_tokens", "decode_us")
@@ -76,7 +76,7 @@ class PeerPair(_message.Message):
     drafter: str
     def __init__(self, conductor: _Optional[str] = ..., drafter: _Optional[str] = ...) -> None: ...
 
-class DraftOutcomes(_message.Message):
+class AcceptanceCounts(_message.Message):
     __slots__ = ("drafter", "cells", "trials", "accepted", "calibrated", "calibrated_trials", "calibrated_accepted")
     DRAFTER_FIELD_NUMBER: _ClassVar[int]
     CELLS_FIELD_NUMBER: _ClassVar[int]
@@ -95,14 +95,14 @@ class DraftOutcomes(_message.Message):
     def __init__(self, drafter: _Optional[str] = ..., cells: _Optional[_Iterable[int]] = ..., trials: _Optional[_Iterable[int]] = ..., accepted: _Optional[_Iterable[int]] = ..., calibrated: _Optional[_Iterable[int]] = ..., calibrated_trials: _Optional[_Iterable[int]] = ..., calibrated_accepted: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class StepSample(_message.Message):
-    __slots__ = ("num_rows", "num_sequences", "num_context_tokens", "step_us", "policy_version", "num_tokens", "num_hits", "may_draft", "wait_us", "other_us")
+    __slots__ = ("num_rows", "num_sequences", "num_context_tokens", "step_us", "policy_version", "num_tokens", "num_cache_hits", "may_draft", "wait_us", "other_us")
     NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
     NUM_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     NUM_CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     STEP_US_FIELD_NUMBER: _ClassVar[int]
     POLICY_VERSION_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    NUM_HITS_FIELD_NUMBER: _ClassVar[int]
+    NUM_CACHE_HITS_FIELD_NUMBER: _ClassVar[int]
     MAY_DRAFT_FIELD_NUMBER: _ClassVar[int]
     WAIT_US_FIELD_NUMBER: _ClassVar[int]
     OTHER_US_FIELD_NUMBER: _ClassVar[int]
@@ -112,11 +112,11 @@ class StepSample(_message.Message):
     step_us: int
     policy_version: int
     num_tokens: int
-    num_hits: int
+    num_cache_hits: int
     may_draft: bool
     wait_us: int
     other_us: int
-    def __init__(self, num_rows: _Optional[int] = ..., num_sequences: _Optional[int] = ..., num_context_tokens: _Optional[int] = ..., step_us: _Optional[int] = ..., policy_version: _Optional[int] = ..., num_tokens: _Optional[int] = ..., num_hits: _Optional[int] = ..., may_draft: _Optional[bool] = ..., wait_us: _Optional[int] = ..., other_us: _Optional[int] = ...) -> None: ...
+    def __init__(self, num_rows: _Optional[int] = ..., num_sequences: _Optional[int] = ..., num_context_tokens: _Optional[int] = ..., step_us: _Optional[int] = ..., policy_version: _Optional[int] = ..., num_tokens: _Optional[int] = ..., num_cache_hits: _Optional[int] = ..., may_draft: _Optional[bool] = ..., wait_us: _Optional[int] = ..., other_us: _Optional[int] = ...) -> None: ...
 
 class DraftSample(_message.Message):
     __slots__ = ("num_draft_steps", "num_sequences", "draft_us")
@@ -147,12 +147,12 @@ class WatchPolicyResponse(_message.Message):
     def __init__(self, policy: _Optional[_Union[SpeculationPolicy, _Mapping]] = ...) -> None: ...
 
 class SpeculationPolicy(_message.Message):
-    __slots__ = ("version", "draft_length", "max_nodes_per_sequence", "max_nodes_per_step", "hold_us", "draft_ahead", "reason", "expected_speedup", "outcomes")
+    __slots__ = ("version", "draft_length", "max_nodes_per_sequence", "max_nodes_per_step", "wait_budget_us", "draft_ahead", "reason", "expected_speedup", "outcomes")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     DRAFT_LENGTH_FIELD_NUMBER: _ClassVar[int]
     MAX_NODES_PER_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     MAX_NODES_PER_STEP_FIELD_NUMBER: _ClassVar[int]
-    HOLD_US_FIELD_NUMBER: _ClassVar[int]
+    WAIT_BUDGET_US_FIELD_NUMBER: _ClassVar[int]
     DRAFT_AHEAD_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     EXPECTED_SPEEDUP_FIELD_NUMBER: _ClassVar[int]
@@ -161,12 +161,12 @@ class SpeculationPolicy(_message.Message):
     draft_length: int
     max_nodes_per_sequence: int
     max_nodes_per_step: int
-    hold_us: int
+    wait_budget_us: int
     draft_ahead: int
     reason: str
     expected_speedup: float
     outcomes: int
-    def __init__(self, version: _Optional[int] = ..., draft_length: _Optional[int] = ..., max_nodes_per_sequence: _Optional[int] = ..., max_nodes_per_step: _Optional[int] = ..., hold_us: _Optional[int] = ..., draft_ahead: _Optional[int] = ..., reason: _Optional[str] = ..., expected_speedup: _Optional[float] = ..., outcomes: _Optional[int] = ...) -> None: ...
+    def __init__(self, version: _Optional[int] = ..., draft_length: _Optional[int] = ..., max_nodes_per_sequence: _Optional[int] = ..., max_nodes_per_step: _Optional[int] = ..., wait_budget_us: _Optional[int] = ..., draft_ahead: _Optional[int] = ..., reason: _Optional[str] = ..., expected_speedup: _Optional[float] = ..., outcomes: _Optional[int] = ...) -> None: ...
 
 class SnapshotRequest(_message.Message):
     __slots__ = ("key",)

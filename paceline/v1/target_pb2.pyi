@@ -70,20 +70,20 @@ class AttachFeatures(_message.Message):
     def __init__(self, sequence_id: _Optional[int] = ..., subscriber_id: _Optional[str] = ..., start: _Optional[int] = ...) -> None: ...
 
 class VerifyPolicy(_message.Message):
-    __slots__ = ("version", "max_nodes_per_step", "max_nodes_per_sequence", "hold_us", "max_prefill_tokens_per_step", "colocated_draft_length")
+    __slots__ = ("version", "max_nodes_per_step", "max_nodes_per_sequence", "wait_budget_us", "max_prefill_tokens_per_step", "colocated_draft_length")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     MAX_NODES_PER_STEP_FIELD_NUMBER: _ClassVar[int]
     MAX_NODES_PER_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
-    HOLD_US_FIELD_NUMBER: _ClassVar[int]
+    WAIT_BUDGET_US_FIELD_NUMBER: _ClassVar[int]
     MAX_PREFILL_TOKENS_PER_STEP_FIELD_NUMBER: _ClassVar[int]
     COLOCATED_DRAFT_LENGTH_FIELD_NUMBER: _ClassVar[int]
     version: int
     max_nodes_per_step: int
     max_nodes_per_sequence: int
-    hold_us: int
+    wait_budget_us: int
     max_prefill_tokens_per_step: int
     colocated_draft_length: int
-    def __init__(self, version: _Optional[int] = ..., max_nodes_per_step: _Optional[int] = ..., max_nodes_per_sequence: _Optional[int] = ..., hold_us: _Optional[int] = ..., max_prefill_tokens_per_step: _Optional[int] = ..., colocated_draft_length: _Optional[int] = ...) -> None: ...
+    def __init__(self, version: _Optional[int] = ..., max_nodes_per_step: _Optional[int] = ..., max_nodes_per_sequence: _Optional[int] = ..., wait_budget_us: _Optional[int] = ..., max_prefill_tokens_per_step: _Optional[int] = ..., colocated_draft_length: _Optional[int] = ...) -> None: ...
 
 class VerifyResponse(_message.Message):
     __slots__ = ("hello", "opened", "step", "failures", "profile")
@@ -122,7 +122,7 @@ class SequenceOpened(_message.Message):
     def __init__(self, key: _Optional[int] = ..., sequence_id: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class StepReport(_message.Message):
-    __slots__ = ("step_index", "num_rows", "num_sequences", "num_context_tokens", "num_prefill_rows", "forward_us", "step_us", "held_us", "colocated_draft_us", "policy_version", "overhead_us", "commits", "num_draft_tokens", "draft_depths", "num_accepted_tokens", "drafter_depths", "num_accepted_of_drafter", "finish_reasons", "dropped", "draft_hits", "log_probs", "num_outcomes", "outcomes")
+    __slots__ = ("step_index", "num_rows", "num_sequences", "num_context_tokens", "num_prefill_rows", "forward_us", "step_us", "draft_wait_us", "colocated_draft_us", "policy_version", "overhead_us", "commits", "num_draft_tokens", "draft_depths", "num_accepted_tokens", "drafter_depths", "num_accepted_of_drafter", "finish_reasons", "dropped", "cache_hits", "log_probs", "num_acceptance_samples", "acceptance_samples")
     STEP_INDEX_FIELD_NUMBER: _ClassVar[int]
     NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
     NUM_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
@@ -130,7 +130,7 @@ class StepReport(_message.Message):
     NUM_PREFILL_ROWS_FIELD_NUMBER: _ClassVar[int]
     FORWARD_US_FIELD_NUMBER: _ClassVar[int]
     STEP_US_FIELD_NUMBER: _ClassVar[int]
-    HELD_US_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_WAIT_US_FIELD_NUMBER: _ClassVar[int]
     COLOCATED_DRAFT_US_FIELD_NUMBER: _ClassVar[int]
     POLICY_VERSION_FIELD_NUMBER: _ClassVar[int]
     OVERHEAD_US_FIELD_NUMBER: _ClassVar[int]
@@ -142,10 +142,10 @@ class StepReport(_message.Message):
     NUM_ACCEPTED_OF_DRAFTER_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASONS_FIELD_NUMBER: _ClassVar[int]
     DROPPED_FIELD_NUMBER: _ClassVar[int]
-    DRAFT_HITS_FIELD_NUMBER: _ClassVar[int]
+    CACHE_HITS_FIELD_NUMBER: _ClassVar[int]
     LOG_PROBS_FIELD_NUMBER: _ClassVar[int]
-    NUM_OUTCOMES_FIELD_NUMBER: _ClassVar[int]
-    OUTCOMES_FIELD_NUMBER: _ClassVar[int]
+    NUM_ACCEPTANCE_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTANCE_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     step_index: int
     num_rows: int
     num_sequences: int
@@ -153,7 +153,7 @@ class StepReport(_message.Message):
     num_prefill_rows: int
     forward_us: int
     step_us: int
-    held_us: int
+    draft_wait_us: int
     colocated_draft_us: int
     policy_version: int
     overhead_us: int
@@ -165,11 +165,11 @@ class StepReport(_message.Message):
     num_accepted_of_drafter: _containers.RepeatedScalarFieldContainer[int]
     finish_reasons: _containers.RepeatedScalarFieldContainer[_sampling_pb2.FinishReason]
     dropped: DroppedDrafts
-    draft_hits: _containers.RepeatedScalarFieldContainer[int]
+    cache_hits: _containers.RepeatedScalarFieldContainer[int]
     log_probs: _containers.RepeatedCompositeFieldContainer[SequenceLogProbs]
-    num_outcomes: _containers.RepeatedScalarFieldContainer[int]
-    outcomes: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, step_index: _Optional[int] = ..., num_rows: _Optional[int] = ..., num_sequences: _Optional[int] = ..., num_context_tokens: _Optional[int] = ..., num_prefill_rows: _Optional[int] = ..., forward_us: _Optional[int] = ..., step_us: _Optional[int] = ..., held_us: _Optional[int] = ..., colocated_draft_us: _Optional[int] = ..., policy_version: _Optional[int] = ..., overhead_us: _Optional[int] = ..., commits: _Optional[_Union[_peer_pb2.CommitBatch, _Mapping]] = ..., num_draft_tokens: _Optional[_Iterable[int]] = ..., draft_depths: _Optional[_Iterable[int]] = ..., num_accepted_tokens: _Optional[_Iterable[int]] = ..., drafter_depths: _Optional[_Iterable[int]] = ..., num_accepted_of_drafter: _Optional[_Iterable[int]] = ..., finish_reasons: _Optional[_Iterable[_Union[_sampling_pb2.FinishReason, str]]] = ..., dropped: _Optional[_Union[DroppedDrafts, _Mapping]] = ..., draft_hits: _Optional[_Iterable[int]] = ..., log_probs: _Optional[_Iterable[_Union[SequenceLogProbs, _Mapping]]] = ..., num_outcomes: _Optional[_Iterable[int]] = ..., outcomes: _Optional[_Iterable[int]] = ...) -> None: ...
+    num_acceptance_samples: _containers.RepeatedScalarFieldContainer[int]
+    acceptance_samples: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, step_index: _Optional[int] = ..., num_rows: _Optional[int] = ..., num_sequences: _Optional[int] = ..., num_context_tokens: _Optional[int] = ..., num_prefill_rows: _Optional[int] = ..., forward_us: _Optional[int] = ..., step_us: _Optional[int] = ..., draft_wait_us: _Optional[int] = ..., colocated_draft_us: _Optional[int] = ..., policy_version: _Optional[int] = ..., overhead_us: _Optional[int] = ..., commits: _Optional[_Union[_peer_pb2.CommitBatch, _Mapping]] = ..., num_draft_tokens: _Optional[_Iterable[int]] = ..., draft_depths: _Optional[_Iterable[int]] = ..., num_accepted_tokens: _Optional[_Iterable[int]] = ..., drafter_depths: _Optional[_Iterable[int]] = ..., num_accepted_of_drafter: _Optional[_Iterable[int]] = ..., finish_reasons: _Optional[_Iterable[_Union[_sampling_pb2.FinishReason, str]]] = ..., dropped: _Optional[_Union[DroppedDrafts, _Mapping]] = ..., cache_hits: _Optional[_Iterable[int]] = ..., log_probs: _Optional[_Iterable[_Union[SequenceLogProbs, _Mapping]]] = ..., num_acceptance_samples: _Optional[_Iterable[int]] = ..., acceptance_samples: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SequenceLogProbs(_message.Message):
     __slots__ = ("sequence_id", "committed", "prompt", "prompt_start")

@@ -6,7 +6,7 @@ import asyncio
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
-from services.drafter.settings import Settings
+from services.drafter.settings import DrafterSettings
 from services.runtime.cores import plan_pinning, share_interpreter
 from services.runtime.lifecycle import Process, serve
 from services.runtime.settings import load
@@ -14,17 +14,17 @@ from services.runtime.settings import load
 
 def main() -> None:
     """Run a drafter until it is told to end."""
-    settings = load(Settings, sys.argv[1:])
+    settings = load(DrafterSettings, sys.argv[1:])
     pinning = plan_pinning(settings.cores, settings.threads)
     share_interpreter()
 
     async def build(process: Process) -> None:
-        from services.drafter.host import Host  # imports torch, after the threads are settled
+        from services.drafter.host import DrafterHost  # imports torch, after the threads are settled
 
         # Loading computes too, and what it packs should lie near the cores that read it.
         with ThreadPoolExecutor(1, initializer=pinning.pin_thread) as loader:
             load = asyncio.get_running_loop().run_in_executor
-            host = await load(loader, Host.load, settings, pinning.num_threads)
+            host = await load(loader, DrafterHost.load, settings, pinning.num_threads)
         await host.attach(process, pinning.pin_thread)
 
     serve("drafter", settings, build)

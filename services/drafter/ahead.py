@@ -21,7 +21,7 @@ from paceline.v1 import drafter_pb2
 from services.drafter.requests import MAX_DRAFT_TOKENS
 from services.drafter.rounds import DraftRounds
 from services.drafter.sequence import DraftSequence
-from services.drafter.session import Session
+from services.drafter.session import DraftSession
 from services.runtime import metrics
 
 AHEAD_STEP = 2
@@ -58,7 +58,7 @@ class DraftingAhead:
 
     def draft(
         self, idle: Sequence[DraftSequence], may_go_on: Callable[[], bool]
-    ) -> dict[Session, drafter_pb2.DraftResponse]:
+    ) -> dict[DraftSession, drafter_pb2.DraftResponse]:
         """One answer per session that got any.
 
         Args:
@@ -97,8 +97,8 @@ class DraftingAhead:
                 max_outcomes=sequence.session.plan.outcomes,
                 max_nodes=MAX_DRAFT_TOKENS,
                 sampling=sequence.sampling,
-                share=sequence.share,
-                num_shares=sequence.num_shares,
+                partition=sequence.partition,
+                num_partitions=sequence.num_partitions,
             )
             for sequence in wanted
         ]

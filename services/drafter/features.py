@@ -20,7 +20,7 @@ import structlog
 
 from paceline.contract.errors import IncompatiblePeerError, InvalidRequestError, PacelineError
 from paceline.v1 import peer_pb2, target_pb2, target_pb2_grpc
-from services.drafter.inbox import Features, FeaturesLost, Inbox
+from services.drafter.inbox import DrafterInbox, Features, FeaturesLost
 from services.runtime import feature_parts, tensors
 from services.runtime.channel import MAX_MESSAGE_BYTES, Tls, open_channel
 from services.runtime.error_mapping import from_rpc_error
@@ -79,7 +79,7 @@ def _num_bytes(chunk: target_pb2.StreamFeaturesResponse) -> int:
 class Subscription:
     """One verifier's features."""
 
-    def __init__(self, endpoint: str, info: peer_pb2.PeerInfo, inbox: Inbox, tls: Tls | None) -> None:
+    def __init__(self, endpoint: str, info: peer_pb2.PeerInfo, inbox: DrafterInbox, tls: Tls | None) -> None:
         self.endpoint = endpoint
         self.routes: dict[int, Route] = {}  # by the verifier's sequence id
         self._info = info
@@ -193,7 +193,7 @@ class Subscription:
 class FeatureRoutes:
     """All subscriptions, and who reads what."""
 
-    def __init__(self, info: peer_pb2.PeerInfo, inbox: Inbox, tls: Tls | None) -> None:
+    def __init__(self, info: peer_pb2.PeerInfo, inbox: DrafterInbox, tls: Tls | None) -> None:
         self._info = info
         self._inbox = inbox
         self._tls = tls

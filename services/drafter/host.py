@@ -15,13 +15,13 @@ from paceline.models import resolve
 from paceline.target import Device, configure_threads
 from paceline.v1 import drafter_pb2, drafter_pb2_grpc, peer_pb2
 from services.drafter.features import FeatureRoutes
-from services.drafter.inbox import Inbox
+from services.drafter.inbox import DrafterInbox
 from services.drafter.info import peer_info
 from services.drafter.loop import DraftLoop
 from services.drafter.requests import FrameReader
 from services.drafter.rounds import RoundLimits
 from services.drafter.servicer import DrafterServicer
-from services.drafter.settings import Settings
+from services.drafter.settings import DrafterSettings
 from services.runtime import metrics
 from services.runtime.lifecycle import Process
 
@@ -30,17 +30,17 @@ LOOP_CHECK_S = 0.5
 log = structlog.get_logger()
 
 
-class Host:
+class DrafterHost:
     """Everything that serves one drafter."""
 
-    def __init__(self, settings: Settings, drafter: Drafter, info: peer_pb2.PeerInfo) -> None:
+    def __init__(self, settings: DrafterSettings, drafter: Drafter, info: peer_pb2.PeerInfo) -> None:
         self.info = info
         self.settings = settings
         self._drafter = drafter
-        self._inbox = Inbox()
+        self._inbox = DrafterInbox()
 
     @classmethod
-    def load(cls, settings: Settings, num_threads: int) -> Host:
+    def load(cls, settings: DrafterSettings, num_threads: int) -> DrafterHost:
         """Loads the drafter; takes seconds."""
         configure_threads(num_threads)
         model_dir = resolve(settings.model)

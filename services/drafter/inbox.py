@@ -13,7 +13,7 @@ from torch import Tensor
 
 from paceline.sampling import SamplingParams
 from paceline.v1 import peer_pb2
-from services.drafter.session import Plan, Session
+from services.drafter.session import DraftSession, Plan
 from services.runtime.frames import Commit
 
 
@@ -27,8 +27,8 @@ class Opening:
     tokens: tuple[int, ...]
     sampling: SamplingParams
     max_draft_tokens: int
-    share: int = 0
-    num_shares: int = 1
+    partition: int = 0
+    num_partitions: int = 1
     reads_features: bool = False
 
 
@@ -36,7 +36,7 @@ class Opening:
 class Frame:
     """A checked DraftRequest. Closes apply before openings, openings before commits."""
 
-    session: Session
+    session: DraftSession
     frame_id: int
     arrived_at: float
     closes: tuple[int, ...] = ()
@@ -50,7 +50,7 @@ class Frame:
 class SessionEnded:
     """A stream is gone; all its sequences go."""
 
-    session: Session
+    session: DraftSession
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class FeaturesLost:
 Item = Frame | SessionEnded | Features | FeaturesLost
 
 
-class Inbox:
+class DrafterInbox:
     """Items in order of arrival."""
 
     def __init__(self) -> None:

@@ -18,11 +18,11 @@ import structlog
 from paceline.methods import Drafter
 from paceline.v1 import drafter_pb2, peer_pb2
 from services.drafter.ahead import DraftingAhead
-from services.drafter.inbox import Features, FeaturesLost, Frame, Inbox, Item, Opening, SessionEnded
+from services.drafter.inbox import DrafterInbox, Features, FeaturesLost, Frame, Item, Opening, SessionEnded
 from services.drafter.requests import ABORTED, INTERNAL, OUT_OF_RANGE, RESOURCE_EXHAUSTED, failure
 from services.drafter.rounds import DraftRounds, RoundLimits
 from services.drafter.sequence import DraftSequence, Want
-from services.drafter.session import Session
+from services.drafter.session import DraftSession
 from services.runtime.frames import Commit
 
 IDLE_WAIT_S = 1.0
@@ -48,7 +48,7 @@ class DraftLoop:
     def __init__(
         self,
         drafter: Drafter,
-        inbox: Inbox,
+        inbox: DrafterInbox,
         limits: RoundLimits,
         model_name: str,
         on_forgotten: Callable[[int], None],
@@ -61,8 +61,8 @@ class DraftLoop:
         self._on_forgotten = on_forgotten
         self._clock = clock
         self._sequences: dict[int, DraftSequence] = {}  # by local id
-        self._open_frames: dict[Session, OpenFrame] = {}
-        self._failures: dict[Session, list[peer_pb2.SequenceFailure]] = {}
+        self._open_frames: dict[DraftSession, OpenFrame] = {}
+        self._failures: dict[DraftSession, list[peer_pb2.SequenceFailure]] = {}
         self._rounds = DraftRounds(drafter, limits, model_name, clock)
         self._ahead = DraftingAhead(drafter, self._rounds, model_name, clock)
         self._on_start: Callable[[], None] = lambda: None
@@ -105,8 +105,8 @@ class DraftLoop:
         for item in items:
             self._apply(item)
         now = self._clock()
-        owed = [sequence for sequence in self._sequences.values() if sequence.want is not None]
-        due, next_at = self._rounds.choose(owed, now, may_follow=self._may_follow(owed))
+        pending = [sequence for sequence in self._sequences.values() if sequence.want is not None]
+        due, next_at = self._rounds.choose(pending, now, may_follow=self._may_follow(pending))
         # A draft that no frame asked for must not pass for the answer to one that waits for another sequence's.
         asked = {s.session for s in due if s.want is not None and s.want.frame_id}
         answers = self._rounds.draft(due) if due else {}
@@ -166,8 +166,8 @@ class DraftLoop:
             sampling=opening.sampling,
             max_draft_tokens=opening.max_draft_tokens,
             length=len(opening.tokens),
-            share=opening.share,
-            num_shares=opening.num_shares,
+            partition=opening.partition,
+            num_partitions=opening.num_partitions,
             reads_features=opening.reads_features,
             reads_last_only=self._drafter.tap is not None and self._drafter.tap.last_only,
         )
@@ -246,12 +246,14 @@ class DraftLoop:
 
     # What goes out.
 
-    def _may_follow(self, owed: Sequence[DraftSequence]) -> bool:
+    def _may_follow(self, pending: Sequence[DraftSequence]) -> bool:
         """Whether more sequences of a step that was heard of through its features are likely to come in."""
-        sessions = {s.session for s in owed if s.want is not None and not s.want.frame_id}
+        sessions = {s.session for s in pending if s.want is not None and not s.want.frame_id}
         return any(sequence.want is None for session in sessions for sequence in session.sequences.values())
 
-    def _answer(self, answers: dict[Session, drafter_pb2.DraftResponse], asked: set[Session]) -> None:
+    def _answer(
+        self, answers: dict[DraftSession, drafter_pb2.DraftResponse], asked: set[DraftSession]
+    ) -> None:
         """Answers every session that has drafts or failures to hear of, or whose frame waits for no draft.
 
         Args:

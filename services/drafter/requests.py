@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from paceline.contract.errors import InvalidRequestError
 from paceline.v1 import drafter_pb2, peer_pb2
 from services.drafter.inbox import Frame, Opening
-from services.drafter.session import Plan, Session
+from services.drafter.session import DraftSession, Plan
 from services.runtime.frames import unpack_commits
 from services.runtime.sampling import sampling_params
 
@@ -24,7 +24,7 @@ FAILED_PRECONDITION = 9
 INTERNAL = 13
 
 MAX_DRAFT_TOKENS = 64
-MAX_SHARES = 64
+MAX_PARTITIONS = 64
 
 
 class FrameReader:
@@ -39,7 +39,7 @@ class FrameReader:
 
     def read(
         self,
-        session: Session,
+        session: DraftSession,
         request: drafter_pb2.DraftRequest,
         admit: Callable[[drafter_pb2.OpenDraftSequence, Opening], None],
     ) -> Frame:
@@ -96,9 +96,11 @@ class FrameReader:
             raise InvalidRequestError("token_ids", f"{max(tokens)} is not below {self._vocab_size}")
         if not 1 <= message.max_draft_tokens <= MAX_DRAFT_TOKENS:
             raise InvalidRequestError("max_draft_tokens", f"must be between 1 and {MAX_DRAFT_TOKENS}")
-        num_shares = message.num_shares or 1
-        if not message.share < num_shares <= MAX_SHARES:
-            raise InvalidRequestError("share", f"must be below num_shares, and that at most {MAX_SHARES}")
+        num_partitions = message.num_partitions or 1
+        if not message.partition < num_partitions <= MAX_PARTITIONS:
+            raise InvalidRequestError(
+                "share", f"must be below num_partitions, and that at most {MAX_PARTITIONS}"
+            )
         if len(tokens) >= self._max_positions:
             raise OutOfPositionsError(
                 f"{len(tokens)} tokens, this drafter has {self._max_positions} positions"
@@ -110,8 +112,8 @@ class FrameReader:
             tokens=tokens,
             sampling=sampling_params(message.sampling),
             max_draft_tokens=message.max_draft_tokens,
-            share=message.share,
-            num_shares=num_shares,
+            partition=message.partition,
+            num_partitions=num_partitions,
             reads_features=self._reads_features(message),
         )
 

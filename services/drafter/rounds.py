@@ -18,7 +18,7 @@ from paceline.trie import DraftEntry
 from paceline.v1 import drafter_pb2
 from services.drafter.requests import MAX_DRAFT_TOKENS
 from services.drafter.sequence import DraftSequence
-from services.drafter.session import Session
+from services.drafter.session import DraftSession
 from services.runtime import metrics
 from services.runtime.frames import pack_drafts
 
@@ -64,7 +64,7 @@ class DraftRounds:
         self._num_drafted = metrics.DRAFTED_TOKENS.labels(*labels, "answer")
 
     def choose(
-        self, owed: Sequence[DraftSequence], now: float, *, may_follow: bool = False
+        self, pending: Sequence[DraftSequence], now: float, *, may_follow: bool = False
     ) -> tuple[list[DraftSequence], float | None]:
         """The sequences to draft for now, and when to look again where others, or all, should wait.
 
@@ -72,7 +72,7 @@ class DraftRounds:
         can go on from states of their own); where the drafter cannot, it stays owed until features come.
 
         Args:
-            owed: sequences that wait for a draft.
+            pending: sequences that wait for a draft.
             now: the time.
             may_follow: others of the same step, which are not owed anything yet, are likely to come in.
         """
@@ -80,7 +80,7 @@ class DraftRounds:
         expired: list[DraftSequence] = []
         waiting: list[float] = []
         first_arrival = now
-        for sequence in owed:
+        for sequence in pending:
             assert sequence.want is not None
             if sequence.has_features:
                 ready.append(sequence)
@@ -95,7 +95,7 @@ class DraftRounds:
             return [], first_arrival + self._limits.feature_gather_s
         return ready, min(waiting, default=None)
 
-    def draft(self, due: Sequence[DraftSequence]) -> dict[Session, drafter_pb2.DraftResponse]:
+    def draft(self, due: Sequence[DraftSequence]) -> dict[DraftSession, drafter_pb2.DraftResponse]:
         """Drafts once for all of `due`; one answer per session, without drafts where there are none."""
         wanted: list[tuple[DraftSequence, int]] = []
         waited_s = 0.0
@@ -126,7 +126,7 @@ class DraftRounds:
         made = [
             (sequence, entry)
             for (sequence, _), entry in zip(wanted, entries, strict=True)
-            if entry is not None and sequence.share == 0  # the other shares draft it to find its outcomes
+            if entry is not None and sequence.partition == 0  # the other shares draft it to find its outcomes
         ]
         num_steps = max((num_tokens for _, num_tokens in wanted), default=0) if made else 0
         self.fill(answers, made, draft_s, num_steps, waited_s / max(len(wanted), 1))
@@ -181,7 +181,7 @@ class DraftRounds:
 
     def fill(
         self,
-        answers: dict[Session, drafter_pb2.DraftResponse],
+        answers: dict[DraftSession, drafter_pb2.DraftResponse],
         made: Sequence[tuple[DraftSequence, DraftEntry]],
         draft_s: float,
         num_steps: int,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from paceline.sampling import SamplingParams
 
 if TYPE_CHECKING:
-    from services.drafter.session import Session
+    from services.drafter.session import DraftSession
 
 
 @dataclass(slots=True)
@@ -49,12 +49,12 @@ class DraftSequence:
         drafted_length: committed length of the last draft made, 0 before the first.
         num_drafted: tokens of the longest draft for that length.
         outcomes_length: committed length of the last draft whose outcomes were drafted past.
-        share: of the drafters that share its outcomes, which this one is.
-        num_shares: how many they are.
+        partition: of the drafters that share its outcomes, which this one is.
+        num_partitions: how many they are.
         missing_since: when features first failed to come in, None while they keep up.
     """
 
-    session: Session
+    session: DraftSession
     local_id: int
     wire_id: int
     epoch: int
@@ -67,8 +67,8 @@ class DraftSequence:
     drafted_length: int = 0
     num_drafted: int = 0
     outcomes_length: int = 0
-    share: int = 0
-    num_shares: int = 1
+    partition: int = 0
+    num_partitions: int = 1
     missing_since: float | None = None
     fed_at: float = 0.0
     reads_features: bool = False

@@ -14,9 +14,9 @@ import structlog
 from paceline.contract.errors import InvalidRequestError, StreamProtocolError
 from paceline.v1 import drafter_pb2, drafter_pb2_grpc, peer_pb2
 from services.drafter.features import FeatureRoutes
-from services.drafter.inbox import Inbox, Opening, SessionEnded
+from services.drafter.inbox import DrafterInbox, Opening, SessionEnded
 from services.drafter.requests import FrameReader
-from services.drafter.session import Session
+from services.drafter.session import DraftSession
 from services.runtime.channel import split_endpoint
 from services.runtime.lease import check_hello, next_frame
 
@@ -27,13 +27,13 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
     """Serves conductors."""
 
     def __init__(
-        self, info: peer_pb2.PeerInfo, inbox: Inbox, reader: FrameReader, routes: FeatureRoutes
+        self, info: peer_pb2.PeerInfo, inbox: DrafterInbox, reader: FrameReader, routes: FeatureRoutes
     ) -> None:
         self._info = info
         self._inbox = inbox
         self._reader = reader
         self._routes = routes
-        self._sessions: set[Session] = set()
+        self._sessions: set[DraftSession] = set()
 
     def end_streams(self) -> None:
         """Ends every stream: the process is shutting down; conductors go on without this drafter."""
@@ -54,7 +54,7 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
         if first is None or not first.HasField("hello"):
             raise StreamProtocolError("the first frame must carry hello")
         lease_s = check_hello(first.hello)
-        session = Session(asyncio.get_running_loop(), first.hello.client_id)
+        session = DraftSession(asyncio.get_running_loop(), first.hello.client_id)
         self._sessions.add(session)
         log.info("stream opened", session=session.number, client_id=session.client_id, lease_s=lease_s)
         session.push(drafter_pb2.DraftResponse(hello=self._info))
@@ -72,7 +72,7 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
 
     async def _read(
         self,
-        session: Session,
+        session: DraftSession,
         first: drafter_pb2.DraftRequest,
         frames: AsyncIterator[drafter_pb2.DraftRequest],
         lease_s: float,

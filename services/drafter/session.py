@@ -35,7 +35,7 @@ class Plan:
     outcomes: int = 0
 
 
-class Session(Outbox[drafter_pb2.DraftResponse]):
+class DraftSession(Outbox[drafter_pb2.DraftResponse]):
     """A stream.
 
     Attributes:

@@ -11,7 +11,7 @@ from pydantic_settings import SettingsConfigDict
 from services.runtime.settings import Port, ServerSettings
 
 
-class Settings(ServerSettings):
+class DrafterSettings(ServerSettings):
     """Paceline drafter: hosts one drafter and proposes tokens to conductors."""
 
     model_config = SettingsConfigDict(env_prefix="PACELINE_DRAFTER_")

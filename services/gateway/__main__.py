@@ -15,7 +15,7 @@ from pathlib import Path
 from paceline.models import resolve, tokenizer_fingerprint
 from paceline.v1 import generation_pb2, generation_pb2_grpc
 from services.gateway.director import DirectorClient
-from services.gateway.grammar_checker import ConstraintDesk
+from services.gateway.grammar_checker import ConstraintChecker
 from services.gateway.requests import RequestChecker
 from services.gateway.served_model import ModelWatch
 from services.gateway.servicer import GenerationServicer
@@ -35,7 +35,7 @@ async def build(process: Process) -> None:
     director = DirectorClient(settings.orchestrator, settings.silence_timeout_s, process.tls)
     process.on_close(director.close)
     watch = ModelWatch(director.describe, settings.refresh_s, settings.served_model_name, fingerprint)
-    constraints = ConstraintDesk(model_dir)
+    constraints = ConstraintChecker(model_dir)
     servicer = GenerationServicer(
         tokenizer=tokenizer,
         checker=RequestChecker(tokenizer, settings.max_prompt_bytes),

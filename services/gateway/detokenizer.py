@@ -12,17 +12,17 @@ from __future__ import annotations
 
 import codecs
 
-from paceline.token_bytes import TokenPieces
+from paceline.token_bytes import TokenBytes
 
 
 class Detokenizer:
     """The text of one generation, growing token by token."""
 
-    def __init__(self, pieces: TokenPieces) -> None:
-        self._pieces = pieces
+    def __init__(self, token_bytes: TokenBytes) -> None:
+        self._pieces = token_bytes
         # Invalid bytes become U+FFFD by the same rule (maximal subparts) that the tokenizers library applies.
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._strip_character, self._num_strippable = pieces.leading_strip
+        self._strip_character, self._num_strippable = token_bytes.leading_strip
 
     def push(self, token_id: int) -> str:
         """Adds a token and returns the characters that it completed; empty while a character is incomplete."""

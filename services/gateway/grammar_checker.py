@@ -17,7 +17,7 @@ from services.gateway.served_model import ServedModel
 from services.runtime.sampling import sampling_params
 
 
-class ConstraintDesk:
+class ConstraintChecker:
     """Checks constraints against the served model's tokenizer.
 
     Args:

@@ -23,7 +23,7 @@ from services.gateway.choices import merged
 from services.gateway.director import DirectorClient
 from services.gateway.errors import DeadlineError
 from services.gateway.generation import Generation
-from services.gateway.grammar_checker import ConstraintDesk
+from services.gateway.grammar_checker import ConstraintChecker
 from services.gateway.requests import CheckedRequest, RequestChecker, check_num_choices
 from services.gateway.served_model import ModelWatch, ServedModel
 from services.gateway.tokenizer import ModelTokenizer
@@ -57,7 +57,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         *,
         tokenizer: ModelTokenizer,
         checker: RequestChecker,
-        constraints: ConstraintDesk,
+        constraints: ConstraintChecker,
         watch: ModelWatch,
         director: DirectorClient,
         max_requests: int,

@@ -14,7 +14,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from paceline.contract.errors import InvalidRequestError, TokenizerError
-from paceline.token_bytes import TokenPieces
+from paceline.token_bytes import TokenBytes
 from services.gateway.chat_template import ChatTemplate
 from services.gateway.detokenizer import Detokenizer
 
@@ -27,7 +27,7 @@ class ModelTokenizer:
         tokenizer.no_padding()
         self._tokenizer = tokenizer
         self._chat_template = chat_template
-        self._pieces = TokenPieces(tokenizer)
+        self._pieces = TokenBytes(tokenizer)
 
     @classmethod
     def load(cls, model_dir: Path) -> ModelTokenizer:

@@ -114,7 +114,7 @@ REQUEST_FAILURES = _counter("paceline_request_failures", "Requests that ended wi
 # Ours: verifier
 STEP_SECONDS = _histogram("paceline_step_seconds", "Whole target step", _STEP_BUCKETS)
 FORWARD_SECONDS = _histogram("paceline_forward_seconds", "Forward pass of a target step", _STEP_BUCKETS)
-HELD_SECONDS = _counter("paceline_held_seconds", "Time that steps were held for drafts")
+DRAFT_WAIT_SECONDS = _counter("paceline_draft_wait_seconds", "Time that steps were held for drafts")
 OVERHEAD_SECONDS = _histogram(
     "paceline_step_overhead_seconds",
     "Time between two target passes that was neither spent waiting nor drafting",
@@ -133,9 +133,11 @@ STEP_POLICY_VERSION = _gauge(
     "paceline_step_policy_version", "Version of the policy that the last step obeyed"
 )
 DROPPED_DRAFTS = _counter("paceline_dropped_draft_nodes", "Draft nodes never verified, by cause", "cause")
-ECHO_TOKENS = _counter("paceline_echo_tokens", "Verified tokens that only the text itself proposed")
-ACCEPTED_ECHO_TOKENS = _counter("paceline_accepted_echo_tokens", "Those of them that the target accepted")
-DRAFT_HITS = _counter("paceline_draft_hits", "Commits whose text had already been proposed further")
+NGRAM_TOKENS = _counter("paceline_ngram_tokens", "Verified tokens that only the text itself proposed")
+ACCEPTED_NGRAM_TOKENS = _counter("paceline_accepted_ngram_tokens", "Those of them that the target accepted")
+SPECULATION_CACHE_HITS = _counter(
+    "paceline_speculation_cache_hits", "Commits whose text had already been proposed further"
+)
 FEATURE_BYTES = _counter("paceline_feature_bytes", "Bytes of target features pushed to drafters")
 
 VERIFIED_NODES = _histogram(

@@ -15,27 +15,27 @@ OTHER = "other"
 
 
 @dataclass(frozen=True, slots=True)
-class DrafterOutcomes:
+class DrafterAcceptance:
     """Of one drafter: by its own probabilities, and by what calibration made of them."""
 
     own: Reliability = field(default_factory=Reliability)
     calibrated: Reliability = field(default_factory=Reliability)
 
-    def merged(self, newer: DrafterOutcomes) -> DrafterOutcomes:
+    def merged(self, newer: DrafterAcceptance) -> DrafterAcceptance:
         """With newer trials after these."""
-        return DrafterOutcomes(self.own.merged(newer.own), self.calibrated.merged(newer.calibrated))
+        return DrafterAcceptance(self.own.merged(newer.own), self.calibrated.merged(newer.calibrated))
 
 
 @dataclass(frozen=True, slots=True)
-class OutcomesPart:
+class DraftAcceptancePart:
     """Tables by drafter, and how many trials there ever were."""
 
     name: ClassVar[str] = "outcomes"
-    drafters: Mapping[str, DrafterOutcomes] = field(default_factory=dict)
+    drafters: Mapping[str, DrafterAcceptance] = field(default_factory=dict)
 
     @property
     def count(self) -> int:
-        """Trials ever."""
+        """Probes ever."""
         return sum(tables.own.count for tables in self.drafters.values())
 
     def merged(self, newer: Self) -> Self:
@@ -43,7 +43,7 @@ class OutcomesPart:
         drafters = dict(self.drafters)
         for name, tables in newer.drafters.items():
             place = name if name in drafters or len(drafters) < MAX_DRAFTERS else OTHER
-            drafters[place] = drafters.get(place, DrafterOutcomes()).merged(tables)
+            drafters[place] = drafters.get(place, DrafterAcceptance()).merged(tables)
         return type(self)(drafters)
 
     def to_dict(self) -> dict[str, Any]:
@@ -61,13 +61,13 @@ class OutcomesPart:
         """Read the layout back, checking every number."""
         return cls(
             {
-                text(tables["drafter"]): DrafterOutcomes(
+                text(tables["drafter"]): DrafterAcceptance(
                     Reliability.from_dict(tables["own"]), Reliability.from_dict(tables["calibrated"])
                 )
                 for tables in value["drafters"][: MAX_DRAFTERS + 1]
             }
         )
 
-    def estimator(self) -> Mapping[str, DrafterOutcomes]:
+    def estimator(self) -> Mapping[str, DrafterAcceptance]:
         """The tables, by drafter."""
         return self.drafters

@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from services.scheduler.acceptance import MAX_POSITIONS, AcceptancePart
-from services.scheduler.draft_acceptance import OutcomesPart
+from services.scheduler.draft_acceptance import DraftAcceptancePart
 from services.scheduler.draft_times import DraftTimePart
 from services.scheduler.layout import SCHEMA_VERSION, SchemaError
 from services.scheduler.network import NetworkPart
@@ -29,22 +29,22 @@ __all__ = [
     "SCHEMA_VERSION",
     "AcceptancePart",
     "CurvePart",
+    "DraftAcceptancePart",
     "DraftTimePart",
     "Measurements",
     "NetworkPart",
-    "OutcomesPart",
     "Part",
     "SchemaError",
     "TenantsPart",
 ]
 
-Part = CurvePart | AcceptancePart | DraftTimePart | NetworkPart | OutcomesPart | TenantsPart
+Part = CurvePart | AcceptancePart | DraftTimePart | NetworkPart | DraftAcceptancePart | TenantsPart
 PARTS: tuple[type[Part], ...] = (
     CurvePart,
     AcceptancePart,
     DraftTimePart,
     NetworkPart,
-    OutcomesPart,
+    DraftAcceptancePart,
     TenantsPart,
 )
 
@@ -57,7 +57,7 @@ class Measurements:
     acceptance: AcceptancePart = field(default_factory=AcceptancePart)
     draft_time: DraftTimePart = field(default_factory=DraftTimePart)
     network: NetworkPart = field(default_factory=NetworkPart)
-    outcomes: OutcomesPart = field(default_factory=OutcomesPart)
+    outcomes: DraftAcceptancePart = field(default_factory=DraftAcceptancePart)
     tenants: TenantsPart = field(default_factory=TenantsPart)
 
     @property

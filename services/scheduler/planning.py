@@ -38,7 +38,7 @@ ONE_PASS_METHODS = frozenset({"medusa1", "medusa2", "p_eagle", "pard1", "pard2",
 """Drafters that make all tokens of a draft in one pass: their time does not grow with its length, and they go on from
 no outcome before its features, or its token, are there."""
 
-AHEAD_SHARES = {"eagle1": 0.71, "eagle2": 0.72, "eagle3": 0.66, "deepseek_mtp": 0.88, "gemma4_mtp": 0.83}
+AHEAD_FRACTIONS = {"eagle1": 0.71, "eagle2": 0.72, "eagle3": 0.66, "deepseek_mtp": 0.88, "gemma4_mtp": 0.83}
 """Of the tokens that a draft from true features gets accepted, how many one does that was drafted past an outcome, on
 the drafter's own outputs: measured with `python -m experiments.ahead` (docs/methods/README.md). Drafters that read
 tokens alone lose nothing."""
@@ -51,7 +51,7 @@ class PlanningLimits:
     max_draft_length: int
     max_nodes_per_sequence: int
     max_nodes_per_step: int
-    max_hold_s: float
+    max_wait_s: float
     margin: float
     concurrent_slowdown: float
     max_outcomes: int
@@ -106,7 +106,7 @@ class Planner:
         version: int = 0,
         *,
         longest_draft: int | None = None,
-        round_share: float = 1.0,
+        round_fraction: float = 1.0,
     ) -> Decision:
         """The policy for now.
 
@@ -116,7 +116,7 @@ class Planner:
             passes: made since the last decision.
             version: of the policy in force, as it is published.
             longest_draft: most tokens in a row of the drafter's drafts; None where positions alone bound them.
-            round_share: sequences that are drafted for together, over those that one target runs.
+            round_fraction: sequences that are drafted for together, over those that one target runs.
         """
         max_length = min(self._limits.max_draft_length, longest_draft or self._limits.max_draft_length)
         if not self._subject.is_speculative:
@@ -135,7 +135,7 @@ class Planner:
         self._early.clear()
         speed = self.measured_speed = self._meter.measured(version) if in_force.draft_length else None
         num_sequences = max(1, num_sequences)
-        num_together = max(1, round(num_sequences * round_share))
+        num_together = max(1, round(num_sequences * round_fraction))
         inputs = self._inputs(measurements, curve, num_sequences, num_together, max_length, self._hits(speed))
         if has_waited and speed is not None and speed.wait_s is not None:
             self._learn_overlap(inputs, in_force, speed.wait_s)
@@ -163,7 +163,7 @@ class Planner:
     def _learn_overlap(self, inputs: PlanInputs, policy: Policy, wait_s: float) -> None:
         """Hold a wait that was measured under a policy against the model's, which `inputs` has without any overlap."""
         # Of what is drafted ahead of a step's end some waits are the rest of a draft alone.
-        if policy.hold_us and not policy.draft_ahead:
+        if policy.wait_budget_us and not policy.draft_ahead:
             self._overlap_s = max(0.0, inputs.wait_s(policy.draft_length) - wait_s)
 
     def _missing(self, measurements: Measurements) -> str:
@@ -184,13 +184,13 @@ class Planner:
         if length == 0:
             return Policy.off(0, reason)
         is_separate = self._subject.placement == "separate"
-        hold_us = int(self._limits.max_hold_s * 1e6) if is_separate else 0
+        wait_budget_us = int(self._limits.max_wait_s * 1e6) if is_separate else 0
         # A narrow tree: step times are flat over a few rows and then rise, and a curve that knows the steep part alone
         # makes the flat part look dear.
         budget = min(length + _COLD_EXTRA_NODES, self._limits.max_nodes_per_sequence)
         # Drafting ahead on a shared memory bus would make every step look slow.
         ahead = length if is_separate and not self._limits.concurrent_slowdown else 0
-        return Policy(0, length, budget, hold_us, ahead, reason)
+        return Policy(0, length, budget, wait_budget_us, ahead, reason)
 
     def _inputs(
         self,
@@ -228,11 +228,11 @@ class Planner:
             num_sequences=num_sequences,
             max_draft_length=max(1, min(max_length, limits.max_nodes_per_step // num_sequences)),
             max_nodes=limits.max_nodes_per_sequence,
-            max_hold_s=limits.max_hold_s,
+            max_wait_s=limits.max_wait_s,
             margin=limits.margin,
             max_outcomes=0 if is_one_pass else limits.max_outcomes,
             enumeration_time=enumeration_time,
-            ahead_share=AHEAD_SHARES.get(self._subject.method, 1.0),
+            ahead_fraction=AHEAD_FRACTIONS.get(self._subject.method, 1.0),
             measured_hits=hits,
         )
 

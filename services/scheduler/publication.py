@@ -20,12 +20,12 @@ from paceline.scheduling import Policy
 from paceline.v1 import scheduler_pb2
 
 _FIELDS = ("draft_length", "node_budget", "max_nodes_per_step", "draft_ahead", "outcomes")
-_HOLD_TOLERANCE = 0.15  # measured round trips move by less all the time
+_WAIT_TOLERANCE = 0.15  # measured round trips move by less all the time
 _MAX = {
     "draft_length": 64,
     "node_budget": 1024,
     "max_nodes_per_step": 8192,
-    "hold_us": 1_000_000,
+    "wait_budget_us": 1_000_000,
     "draft_ahead": 64,
     "outcomes": 64,
 }
@@ -40,7 +40,7 @@ class PublishedPolicy:
         draft_length: tokens per draft; 0 turns speculation off.
         node_budget: most draft nodes of one sequence in one step.
         max_nodes_per_step: most draft nodes over all sequences of one step.
-        hold_us: longest hold of a step for drafts that are due.
+        wait_budget_us: longest draft wait of a step for drafts that are due.
         draft_ahead: tokens to draft ahead while the target verifies.
         outcomes: outcomes of a step to draft past while the target verifies.
         expected_speedup: over plain decoding.
@@ -51,7 +51,7 @@ class PublishedPolicy:
     draft_length: int
     node_budget: int
     max_nodes_per_step: int
-    hold_us: int
+    wait_budget_us: int
     draft_ahead: int
     outcomes: int
     expected_speedup: float
@@ -67,7 +67,7 @@ class PublishedPolicy:
             draft_length=min(policy.draft_length, _MAX["draft_length"]),
             node_budget=min(policy.node_budget, _MAX["node_budget"]),
             max_nodes_per_step=max_nodes_per_step,
-            hold_us=min(policy.hold_us, _MAX["hold_us"]),
+            wait_budget_us=min(policy.wait_budget_us, _MAX["wait_budget_us"]),
             draft_ahead=min(policy.draft_ahead, _MAX["draft_ahead"]),
             outcomes=min(policy.outcomes, _MAX["outcomes"]),
             expected_speedup=expected_speedup,
@@ -82,7 +82,9 @@ class PublishedPolicy:
         """Whether applying one instead of the other changes anything; a hold that moved a little does not."""
         if any(getattr(self, name) != getattr(other, name) for name in _FIELDS):
             return True
-        return abs(self.hold_us - other.hold_us) > _HOLD_TOLERANCE * max(self.hold_us, other.hold_us)
+        return abs(self.wait_budget_us - other.wait_budget_us) > _WAIT_TOLERANCE * max(
+            self.wait_budget_us, other.wait_budget_us
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """JSON form."""
@@ -115,7 +117,7 @@ class PublishedPolicy:
             draft_length=self.draft_length,
             max_nodes_per_sequence=self.node_budget,
             max_nodes_per_step=self.max_nodes_per_step,
-            hold_us=self.hold_us,
+            wait_budget_us=self.wait_budget_us,
             draft_ahead=self.draft_ahead,
             outcomes=self.outcomes,
             reason=self.reason,

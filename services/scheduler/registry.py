@@ -44,10 +44,10 @@ class SubjectState:
         measurements: everything, including what Redis does not have yet.
         policy: the policy in force.
         load: running sequences by report stream, that is by target.
-        round_share: sequences that drafters drafted for together of late, over those that a target ran then: less than
-            1 where a target's sequences are spread over drafters, more where targets share one.
+        round_fraction: sequences that drafters drafted for together of late, over those that a target ran then: less
+            than 1 where a target's sequences are spread over drafters, more where targets share one.
         longest_draft: most tokens in a row of the drafter's drafts; None where positions alone bound them.
-        has_news: something was measured since the last decision.
+        has_changed: something was measured since the last decision.
         history: policies that were published, newest first, as kept in Redis.
     """
 
@@ -61,10 +61,10 @@ class SubjectState:
         self.policy: PublishedPolicy | None = None
         self.history: deque[dict[str, Any]] = deque(maxlen=MAX_HISTORY)
         self.is_policy_stored = False
-        self.has_news = True
+        self.has_changed = True
         self.is_recovering = False  # Redis was away and may have been emptied
         self.load: dict[object, int] = {}
-        self.round_share = 1.0
+        self.round_fraction = 1.0
         self.longest_draft: int | None = None
         self.num_users = 0
         self.synced_at = float("-inf")
@@ -93,10 +93,10 @@ class SubjectState:
         together = delta.draft_time.mean_sequences
         if together is not None and num_sequences:
             fresh = 1 - 2 ** (-delta.draft_time.count / _ROUNDS_HALF_LIFE)
-            self.round_share += fresh * (together / num_sequences - self.round_share)
+            self.round_fraction += fresh * (together / num_sequences - self.round_fraction)
         self.measurements = self.measurements.merged(delta)
         self.pending = self.pending.merged(delta)
-        self.has_news = True
+        self.has_changed = True
         self.passes.extend(passes)
 
     def to_dict(self) -> dict[str, Any]:
@@ -194,8 +194,8 @@ class Registry:
         """Sync one subject if it is time, then decide anew."""
         async with state.lock:
             await self._sync(state)
-            if state.has_news or state.num_running_sequences:  # a target that rests needs no decisions
-                state.has_news = False
+            if state.has_changed or state.num_running_sequences:  # a target that rests needs no decisions
+                state.has_changed = False
                 await self._plan(state)
 
     async def flush(self) -> None:
@@ -254,7 +254,7 @@ class Registry:
             state.pending = delta.merged(state.pending)
             _log.warning("sync failed", model=state.subject.model_label, cause=str(error))
             return
-        state.has_news = state.has_news or stored != state.measurements
+        state.has_changed = state.has_changed or stored != state.measurements
         state.measurements = stored.merged(state.pending)  # what came in while this was under way
         state.synced_at = now
 
@@ -266,7 +266,7 @@ class Registry:
             state.passes,
             version,
             longest_draft=state.longest_draft,
-            round_share=state.round_share,
+            round_fraction=state.round_fraction,
         )
         state.passes.clear()
         if (speed := state.planner.measured_speed) is not None:
@@ -315,7 +315,7 @@ class Registry:
             placement=subject.placement,
             version=policy.version,
             draft_length=policy.draft_length,
-            hold_us=policy.hold_us,
+            wait_budget_us=policy.wait_budget_us,
             reason=policy.reason,
         )
         async with state.changed:

@@ -13,15 +13,15 @@ from paceline.scheduling.reliability import Reliability
 from paceline.scheduling.speed import TimedPass
 from paceline.v1 import scheduler_pb2
 from services.runtime.tenants import MAX_TENANTS, check_tenant
-from services.scheduler.draft_acceptance import MAX_DRAFTERS, DrafterOutcomes
+from services.scheduler.draft_acceptance import MAX_DRAFTERS, DrafterAcceptance
 from services.scheduler.measurements import (
     MAX_POSITIONS,
     AcceptancePart,
     CurvePart,
+    DraftAcceptancePart,
     DraftTimePart,
     Measurements,
     NetworkPart,
-    OutcomesPart,
     TenantsPart,
 )
 from services.scheduler.network import MAX_PEERS, Pair
@@ -82,7 +82,7 @@ def measurements_of(request: scheduler_pb2.ReportRequest, at_ms: int = 0) -> Mea
             if draft.draft_us
         ),
         _network_of(request),
-        _outcomes_of(request),
+        _acceptance_of(request),
         _tenants_of(request),
     )
 
@@ -98,7 +98,7 @@ def passes_of(request: scheduler_pb2.ReportRequest) -> list[TimedPass]:
         if not (step.num_tokens and step.step_us):
             continue
         _check("steps.num_tokens", step.num_tokens, 0, _MAX_ROWS)
-        _check("steps.num_hits", step.num_hits, 0, step.num_sequences)
+        _check("steps.num_cache_hits", step.num_cache_hits, 0, step.num_sequences)
         _check("steps.wait_us", step.wait_us, 0, _MAX_US)
         _check("steps.other_us", step.other_us, 0, _MAX_US)
         passes.append(
@@ -107,7 +107,7 @@ def passes_of(request: scheduler_pb2.ReportRequest) -> list[TimedPass]:
                 num_rows=step.num_rows,
                 num_sequences=step.num_sequences,
                 num_tokens=step.num_tokens,
-                num_hits=step.num_hits,
+                num_cache_hits=step.num_cache_hits,
                 may_draft=step.may_draft,
                 step_s=step.step_us * 1e-6,
                 wait_s=step.wait_us * 1e-6,
@@ -149,11 +149,11 @@ def _by_pair(
     return by_pair
 
 
-def _outcomes_of(request: scheduler_pb2.ReportRequest) -> OutcomesPart:
-    """Trials and acceptances by drafter."""
+def _acceptance_of(request: scheduler_pb2.ReportRequest) -> DraftAcceptancePart:
+    """Probes and acceptances by drafter."""
     if len(request.outcomes) > MAX_DRAFTERS:
         raise InvalidRequestError("outcomes", f"at most {MAX_DRAFTERS} drafters")
-    part = OutcomesPart()
+    part = DraftAcceptancePart()
     for outcome in request.outcomes:
         _check_name("outcomes.drafter", outcome.drafter)
         own = _table("outcomes.cells", MAX_POSITIONS * 256, outcome.cells, outcome.trials, outcome.accepted)
@@ -164,7 +164,7 @@ def _outcomes_of(request: scheduler_pb2.ReportRequest) -> OutcomesPart:
             outcome.calibrated_trials,
             outcome.calibrated_accepted,
         )
-        part = part.merged(OutcomesPart({outcome.drafter: DrafterOutcomes(own, calibrated)}))
+        part = part.merged(DraftAcceptancePart({outcome.drafter: DrafterAcceptance(own, calibrated)}))
     return part
 
 

@@ -42,7 +42,7 @@ class SchedulerSettings(ServerSettings):
     max_nodes_per_step: int = Field(
         256, ge=1, le=8192, description="most draft nodes over all sequences of a step"
     )
-    max_hold_ms: float = Field(
+    max_wait_ms: float = Field(
         50.0, ge=0, le=1000, description="longest hold of a step for drafts that are due"
     )
     margin: float = Field(
@@ -80,7 +80,7 @@ class SchedulerSettings(ServerSettings):
             max_draft_length=self.max_draft_length,
             max_nodes_per_sequence=self.max_nodes_per_sequence,
             max_nodes_per_step=self.max_nodes_per_step,
-            max_hold_s=self.max_hold_ms / 1000,
+            max_wait_s=self.max_wait_ms / 1000,
             margin=self.margin,
             concurrent_slowdown=self.concurrent_slowdown,
             max_outcomes=self.max_outcomes,

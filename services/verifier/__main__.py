@@ -10,22 +10,22 @@ from concurrent.futures import ThreadPoolExecutor
 from services.runtime.cores import plan_pinning, share_interpreter
 from services.runtime.lifecycle import Process, serve
 from services.runtime.settings import load
-from services.verifier.settings import Settings
+from services.verifier.settings import VerifierSettings
 
 
 def main() -> None:
     """Run a verifier until it is told to end."""
-    settings = load(Settings, sys.argv[1:])
+    settings = load(VerifierSettings, sys.argv[1:])
     pinning = plan_pinning(settings.cores, settings.threads)
     share_interpreter()
 
     async def build(process: Process) -> None:
-        from services.verifier.host import Host  # imports torch, after the threads are settled
+        from services.verifier.host import VerifierHost  # imports torch, after the threads are settled
 
         # Loading computes too, and what it packs should lie near the cores that read it.
         with ThreadPoolExecutor(1, initializer=pinning.pin_thread) as loader:
             load = asyncio.get_running_loop().run_in_executor
-            host = await load(loader, Host.load, settings, pinning.num_threads)
+            host = await load(loader, VerifierHost.load, settings, pinning.num_threads)
         gc.collect()
         gc.freeze()  # what was loaded stays: a collection between two passes need not go through it
         await host.attach(process, pinning.pin_thread)

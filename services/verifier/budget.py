@@ -104,14 +104,14 @@ class NodeBudget:
         table = self._table
         num_rows = other_rows + len(trees) + min(num_offered, max_nodes)
         is_known = table is not None and num_rows <= table.max_rows
-        survivals = [tree.survivals for tree in trees]
+        path_acceptances = [tree.path_acceptances for tree in trees]
         if table is None or not is_known or self._num_steps % _EXPLORE_EVERY == 0:
             basis = Basis.BUDGET
-            counts = allocate_nodes(survivals, _free, max_nodes=max_nodes)
+            counts = allocate_nodes(path_acceptances, _free, max_nodes=max_nodes)
         else:
             basis = Basis.EARLY_STOP if is_rejection else Basis.CURVE
             counts = allocate_nodes(
-                survivals,
+                path_acceptances,
                 table,
                 is_rejection=is_rejection,
                 other_rows=other_rows,
@@ -136,7 +136,7 @@ class NodeBudget:
 
     def observe_draft(self, tree: DraftTree, num_accepted: int) -> None:
         """Take in how many tokens of a verified tree were accepted."""
-        self._promised = self._promised * self._trust_decay + sum(tree.survivals)
+        self._promised = self._promised * self._trust_decay + sum(tree.path_acceptances)
         self._kept = self._kept * self._trust_decay + num_accepted
 
     def _refit(self) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paceline.sampling import VerifyMode
-from paceline.scheduling.calibration import Calibrator, Node, Outcome
+from paceline.scheduling.calibration import AcceptanceSample, Calibrator, Node
 from paceline.trie import DraftTree
 
 _MODES = (VerifyMode.GREEDY, VerifyMode.COUPLED, VerifyMode.TYPICAL, VerifyMode.REJECTION)
@@ -72,17 +72,20 @@ def learn(calibrator: Calibrator | None, tree: DraftTree, accepted_rows: Sequenc
             parent,
             None if claim is None else claim.log_prob,
             0 if claim is None else claim.position,
-            survival,
+            path_acceptance,
             row in accepted,
         )
-        for row, (parent, claim, survival) in enumerate(
-            zip(tree.parents, tree.claims, tree.drafter_survivals or tree.survivals, strict=True), start=1
+        for row, (parent, claim, path_acceptance) in enumerate(
+            zip(
+                tree.parents, tree.claims, tree.drafter_path_acceptances or tree.path_acceptances, strict=True
+            ),
+            start=1,
         )
     ]
     return tuple(packed(outcome) for outcome in calibrator.observe(nodes))
 
 
-def packed(outcome: Outcome) -> int:
+def packed(outcome: AcceptanceSample) -> int:
     """Position (6 bits), own and calibrated probability in 1/255 (8 bits each), accepted (1 bit)."""
     position = min(outcome.position, MAX_POSITION)
     own, calibrated = round(255 * min(outcome.own, 1.0)), round(255 * outcome.calibrated)

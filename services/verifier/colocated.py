@@ -166,7 +166,7 @@ class ColocatedDrafter:
             )
             num_tokens = min(draft_length, sequence.num_tokens_left - 1, sequence.spec.max_draft_nodes)
             is_due = num_tokens > 0 and sequence.trie.num_nodes < num_tokens
-            if is_due and not sequence.is_sure_of_itself:
+            if is_due and not sequence.is_sure_of_ngram:
                 self._feed_captured(sequence.sequence_id)
                 if sequence.sequence_id not in self._open:
                     continue

@@ -21,7 +21,7 @@ MAX_WAITING = 1024
 """Openings that may wait for their grammars."""
 
 
-class ConstraintDesk:
+class RequestGrammars:
     """Compiles constraints for one target.
 
     Args:

@@ -18,29 +18,29 @@ from services.runtime.lifecycle import Process
 from services.verifier.budget import NodeBudget
 from services.verifier.colocated import ColocatedDrafter
 from services.verifier.features import FeatureHub
-from services.verifier.grammar_compiler import ConstraintDesk
-from services.verifier.inbox import Inbox
+from services.verifier.grammar_compiler import RequestGrammars
+from services.verifier.inbox import VerifierInbox
 from services.verifier.info import peer_info
 from services.verifier.loop import StepLoop
 from services.verifier.observer import StepObserver
 from services.verifier.profile import TimedStep, profile_steps
-from services.verifier.report import StepNews
+from services.verifier.report import StepEvent
 from services.verifier.servicer import TargetServicer
-from services.verifier.settings import Settings
-from services.verifier.step_clock import StepClock, StepCurve
-from services.verifier.table import SequenceTable
+from services.verifier.settings import VerifierSettings
+from services.verifier.step_clock import StepClock, StretchCurve
+from services.verifier.table import TargetSequences
 
 log = structlog.get_logger()
 
 LOOP_CHECK_S = 0.5
 
 
-class Host:
+class VerifierHost:
     """Everything that serves one target."""
 
     def __init__(
         self,
-        settings: Settings,
+        settings: VerifierSettings,
         model_dir: Path,
         engine: TargetEngine,
         drafter: ColocatedDrafter | None,
@@ -52,18 +52,18 @@ class Host:
         self._failure: Exception | None = None  # of telling what steps did
         parts = engine.taps[0].parts(engine.shape.hidden_size) if engine.taps else ()
         self._features = FeatureHub(engine.project, parts)
-        self._inbox = Inbox()
-        self._table = SequenceTable(
+        self._inbox = VerifierInbox()
+        self._table = TargetSequences(
             engine,
             self._features,
             drafter,
             settings.max_sequences,
             settings.max_waiting,
             settings.prefix_cache_bytes,
-            settings.lookup,
+            settings.ngram_tokens,
         )
         self.info = peer_info(engine, model_dir, model_dir.name, settings.device, drafter)
-        self._constraints = ConstraintDesk(model_dir, self.info.vocab_size, tuple(self.info.eos_token_ids))
+        self._constraints = RequestGrammars(model_dir, self.info.vocab_size, tuple(self.info.eos_token_ids))
         self._observer = StepObserver(self.info.model_name, self._table.calibrators)
         budget = NodeBudget()
         for step in profile:
@@ -75,12 +75,12 @@ class Host:
             self._features,
             drafter,
             budget,
-            self._tell,
-            StepClock(None if settings.step_curve is None else StepCurve.parse(settings.step_curve)),
+            self._on_step,
+            StepClock(None if settings.step_curve is None else StretchCurve.parse(settings.step_curve)),
         )
 
     @classmethod
-    def load(cls, settings: Settings, num_threads: int) -> Host:
+    def load(cls, settings: VerifierSettings, num_threads: int) -> VerifierHost:
         """Load the model and, where asked for, a drafter beside it; takes seconds to minutes."""
         model_dir = resolve(settings.model)
         dtype = (
@@ -142,17 +142,17 @@ class Host:
             "target loaded", model=self.info.model_name, device=self.info.device.name, dtype=self.info.dtype
         )
 
-    def _tell(self, news: StepNews) -> None:
+    def _on_step(self, event: StepEvent) -> None:
         """Make frames of a step on the event loop's thread, while the next pass runs: between two the target stands
         still."""
         assert self._event_loop is not None, "the loop is started on it"
-        self._event_loop.call_soon_threadsafe(self._publish, news)
+        self._event_loop.call_soon_threadsafe(self._publish, event)
 
-    def _publish(self, news: StepNews) -> None:
+    def _publish(self, event: StepEvent) -> None:
         try:
-            for session, frame in news.frames():
+            for session, frame in event.frames():
                 session.put(frame)
-            self._observer.observe(news)
+            self._observer.observe(event)
         except Exception as error:  # streams with a step missing are of no use
             self._failure = error
             log.exception("a step could not be told")

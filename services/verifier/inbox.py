@@ -14,14 +14,14 @@ from paceline.sampling import LogitRule
 from paceline.trie import DraftEntry
 from services.verifier.policy import StepPolicy
 from services.verifier.sequence import SequenceSpec
-from services.verifier.session import Session
+from services.verifier.session import VerifySession
 
 
 @dataclass(frozen=True, slots=True)
 class Open:
     """Start a sequence; with a rule for its constraint where it has one."""
 
-    session: Session
+    session: VerifySession
     spec: SequenceSpec
     constraint: LogitRule | None = None
 
@@ -30,7 +30,7 @@ class Open:
 class Close:
     """End a sequence of this session."""
 
-    session: Session
+    session: VerifySession
     sequence_id: int
 
 
@@ -38,14 +38,14 @@ class Close:
 class CloseSession:
     """End all sequences of a stream that is gone."""
 
-    session: Session
+    session: VerifySession
 
 
 @dataclass(frozen=True, slots=True)
 class Drafts:
     """Draft entries, as (sequence, epoch, entry)."""
 
-    session: Session
+    session: VerifySession
     entries: tuple[tuple[int, int, DraftEntry], ...]
     num_malformed: int
 
@@ -54,7 +54,7 @@ class Drafts:
 class Attach:
     """Push a sequence's features to a subscriber from a position on."""
 
-    session: Session
+    session: VerifySession
     sequence_id: int
     subscriber_id: str
     start: int
@@ -70,7 +70,7 @@ class SetPolicy:
 Command = Open | Close | CloseSession | Drafts | Attach | SetPolicy
 
 
-class Inbox:
+class VerifierInbox:
     """A queue with a wake-up for one consumer thread."""
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Room in the key-value cache: where each sequence's slot comes from and where it goes.
+"""KVAllocator in the key-value cache: where each sequence's slot comes from and where it goes.
 
 Responsible for giving a sequence a slot, with as much of its text already in it as a kept prefix or a running
 sequence shares with it, for keeping the slots of ended ones, and for giving kept ones up when room is needed. It does
@@ -23,7 +23,7 @@ GROWTH_TOKENS = 256
 
 
 @dataclass(slots=True)
-class RoomFigures:
+class KVAllocatorStats:
     """What happened since the last report.
 
     Attributes:
@@ -55,7 +55,7 @@ class Source:
         return self.kept is not None and self.num_shared == len(self.kept.tokens)
 
 
-class Room:
+class KVAllocator:
     """Gives out slots of one engine.
 
     Args:
@@ -69,7 +69,7 @@ class Room:
         self._features = features
         self._prefixes = PrefixCache(engine, prefix_bytes)
         self.shares_prefixes = prefix_bytes > 0
-        self._figures = RoomFigures()
+        self._stats = KVAllocatorStats()
 
     @property
     def num_kept(self) -> int:
@@ -105,8 +105,8 @@ class Room:
         if source is not None and (rows := self._features_of(source)) is not None:
             self._features.append(sequence.sequence_id, 0, rows)
         if self.shares_prefixes and sequence.spec.may_share_prefix:
-            self._figures.num_looked_up_tokens += length
-            self._figures.num_reused_tokens += sequence.num_cached
+            self._stats.num_looked_up_tokens += length
+            self._stats.num_reused_tokens += sequence.num_cached
         return True
 
     def release(self, sequence: TargetSequence, *, keep: bool) -> None:
@@ -129,12 +129,12 @@ class Room:
 
     def note_preemption(self) -> None:
         """Count a sequence that lost its slot to older ones."""
-        self._figures.num_preemptions += 1
+        self._stats.num_preemptions += 1
 
-    def take_figures(self) -> RoomFigures:
+    def take_stats(self) -> KVAllocatorStats:
         """What happened since the last call."""
-        figures, self._figures = self._figures, RoomFigures()
-        return figures
+        stats, self._stats = self._stats, KVAllocatorStats()
+        return stats
 
     def _find(self, sequence: TargetSequence, running: Sequence[TargetSequence]) -> Source | None:
         """The longest prefix of a sequence's text that is in a slot, less its last token, which must be run."""
@@ -179,7 +179,7 @@ class Room:
                     return None
                 # No room for a copy beside it: the prefix itself goes on.
                 slot = self._prefixes.take(kept)
-                self._figures.num_adopted += 1
+                self._stats.num_adopted += 1
                 self._engine.truncate(slot, source.num_shared)
                 return slot
 
@@ -190,10 +190,10 @@ class Room:
             assert source.running is not None
             slot = self._engine.fork(source.running.slot, source.num_shared, capacity_tokens)
         elif source.is_whole:
-            self._figures.num_adopted += 1
+            self._stats.num_adopted += 1
             return self._prefixes.take(source.kept)
         else:
             slot = self._engine.fork(source.kept.slot, source.num_shared, capacity_tokens)
             self._prefixes.touch(source.kept)
-        self._figures.num_copied += 1
+        self._stats.num_copied += 1
         return slot

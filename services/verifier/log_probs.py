@@ -23,7 +23,7 @@ MAX_PROMPT_ROWS = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class LogProbSpan:
     """Tokens of one sequence whose log-probabilities are wanted.
 
     Attributes:
@@ -46,11 +46,11 @@ def num_prompt_rows(sequence: TargetSequence, num_settled: int) -> int:
     return max(0, min(num_settled, sequence.spec.num_prompt_tokens - 1 - sequence.num_cached))
 
 
-def prompt_share(sequence: TargetSequence, start: int, logits: Tensor) -> Share:
+def prompt_span(sequence: TargetSequence, start: int, logits: Tensor) -> LogProbSpan:
     """The prompt tokens after the rows at positions from `start` on, `logits` being those of these rows."""
     assert sequence.spec.num_prompt_top is not None, "asked for"
     tokens = sequence.spec.prompt[start + 1 : start + 1 + logits.shape[0]]
-    return Share(sequence, logits, tokens, sequence.spec.num_prompt_top, start + 1)
+    return LogProbSpan(sequence, logits, tokens, sequence.spec.num_prompt_top, start + 1)
 
 
 def raw_rows(sequence: TargetSequence, logits: Tensor, first: int, end: int) -> Tensor | None:
@@ -61,33 +61,35 @@ def raw_rows(sequence: TargetSequence, logits: Tensor, first: int, end: int) -> 
     return logits.clone() if sequence.rules else logits
 
 
-def committed_share(sequence: TargetSequence, raw: Tensor, verdict: Verdict, tokens: Sequence[int]) -> Share:
+def committed_span(
+    sequence: TargetSequence, raw: Tensor, verdict: Verdict, tokens: Sequence[int]
+) -> LogProbSpan:
     """The tokens that a verdict committed, as far as they were kept; `raw` is `[1 + nodes, vocab]`."""
     assert sequence.spec.num_top is not None, "asked for"
     rows = verdict.kept_rows[: len(tokens)]
-    return Share(sequence, raw[list(rows)], tokens, sequence.spec.num_top)
+    return LogProbSpan(sequence, raw[list(rows)], tokens, sequence.spec.num_top)
 
 
-def report_shares(shares: Sequence[Share]) -> list[tuple[TargetSequence, target_pb2.SequenceLogProbs]]:
+def report_spans(spans: Sequence[LogProbSpan]) -> list[tuple[TargetSequence, target_pb2.SequenceLogProbs]]:
     """One message for each sequence that has a share, all computed together."""
-    if not shares:
+    if not spans:
         return []
-    logits = shares[0].logits if len(shares) == 1 else torch.cat([share.logits for share in shares])
-    tokens = [token for share in shares for token in share.tokens]
-    found = token_log_probs(logits, tokens, max(share.num_top for share in shares))
+    logits = spans[0].logits if len(spans) == 1 else torch.cat([span.logits for span in spans])
+    tokens = [token for span in spans for token in span.tokens]
+    found = token_log_probs(logits, tokens, max(span.num_top for span in spans))
     messages: dict[int, tuple[TargetSequence, target_pb2.SequenceLogProbs]] = {}
     start = 0
-    for share in shares:
-        sequence_id, stop = share.sequence.sequence_id, start + len(share.tokens)
+    for span in spans:
+        sequence_id, stop = span.sequence.sequence_id, start + len(span.tokens)
         if sequence_id not in messages:
-            messages[sequence_id] = share.sequence, target_pb2.SequenceLogProbs(sequence_id=sequence_id)
+            messages[sequence_id] = span.sequence, target_pb2.SequenceLogProbs(sequence_id=sequence_id)
         message = messages[sequence_id][1]
-        packed = _pack(found.part(start, stop, share.num_top), share.num_top)
-        if share.prompt_start is None:
+        packed = _pack(found.part(start, stop, span.num_top), span.num_top)
+        if span.prompt_start is None:
             message.committed.CopyFrom(packed)
         else:
             message.prompt.CopyFrom(packed)
-            message.prompt_start = share.prompt_start
+            message.prompt_start = span.prompt_start
         start = stop
     return list(messages.values())
 

@@ -24,26 +24,26 @@ from services.verifier.budget import MODES_OF_DRAWS, Basis, NodeBudget, NodeChoi
 from services.verifier.calibration import learn
 from services.verifier.colocated import ColocatedDrafter
 from services.verifier.features import FeatureHub, owned
-from services.verifier.inbox import Inbox
+from services.verifier.inbox import VerifierInbox
 from services.verifier.log_probs import (
-    Share,
-    committed_share,
-    prompt_share,
+    LogProbSpan,
+    committed_span,
+    prompt_span,
     raw_rows,
-    report_shares,
+    report_spans,
 )
 from services.verifier.policy import StepPolicy
-from services.verifier.report import SequenceCommit, StepFigures, StepNews
-from services.verifier.schedule import Turn, num_rows, offer_turns, rows_of
-from services.verifier.sequence import Finish, SequenceState, TargetSequence
+from services.verifier.report import SequenceCommit, StepEvent, StepStats
+from services.verifier.schedule import StepInput, num_rows, rows_of, schedule
+from services.verifier.sequence import Finish, TargetSequence, TargetSequenceState
 from services.verifier.step_clock import StepClock
 from services.verifier.stopwatch import Stage, Stopwatch
-from services.verifier.table import SequenceTable
+from services.verifier.table import TargetSequences
 from services.verifier.verdicts import judge
 
 log = structlog.get_logger()
 
-MAX_MISSED_HOLDS = 2
+MAX_MISSED_WAITS = 2
 """A drafter that has let this many holds pass is not waited for again until a draft of its comes in."""
 
 
@@ -53,12 +53,12 @@ class StepLoop:
     def __init__(
         self,
         engine: TargetEngine,
-        inbox: Inbox,
-        table: SequenceTable,
+        inbox: VerifierInbox,
+        table: TargetSequences,
         features: FeatureHub,
         drafter: ColocatedDrafter | None,
         budget: NodeBudget,
-        tell: Callable[[StepNews], None],
+        on_step: Callable[[StepEvent], None],
         clock: StepClock | None = None,
     ) -> None:
         self._engine = engine
@@ -67,8 +67,8 @@ class StepLoop:
         self._features = features
         self._drafter = drafter
         self._budget = budget
-        self._tell = tell
-        self._news: StepNews | None = None  # that nobody has been told yet
+        self._on_step = on_step
+        self._event: StepEvent | None = None  # that nobody has been told yet
         self._clock = clock or StepClock()
         self._policy = StepPolicy()
         self._choice = NodeChoice([], 0, 0, Basis.BUDGET)
@@ -104,26 +104,26 @@ class StepLoop:
                     if not self._turn():
                         self._inbox.wait_until(None)
                         self._watch.lap(Stage.IDLE)
-            self._tell_news()
+            self._publish()
         except BaseException as error:  # the process must not go on without its loop
             self.failure = error
             log.exception("step loop failed")
             with suppress(Exception):
-                self._tell_news()
+                self._publish()
 
-    def turn(self, *, tells: bool = True) -> bool:
+    def turn(self, *, publishes: bool = True) -> bool:
         """Take in what has come, and run one step; False where there was nothing to run.
 
         The thread does so again and again; a test that calls it instead of starting the thread decides what comes in
         before each step.
 
         Args:
-            tells: whether to tell of the step at once; the thread leaves that to the next turn, where it may wait.
+            publishes: whether to tell of the step at once; the thread leaves that to the next turn, where it may wait.
         """
         with torch.inference_mode():
             has_run = self._turn()
-            if tells:
-                self._tell_news()
+            if publishes:
+                self._publish()
             return has_run
 
     def _turn(self) -> bool:
@@ -132,58 +132,58 @@ class StepLoop:
         self._table.admit()
         watch.lap(Stage.COMMANDS)
         if not self._table.running:
-            self._tell_news()
+            self._publish()
             return False
-        self._hold()
-        watch.lap(Stage.HOLD)
-        turns = self._choose()
+        self._wait_for_drafts()
+        watch.lap(Stage.DRAFT_WAIT)
+        inputs = self._choose()
         started_s = watch.lap(Stage.CHOOSE)
-        turns, output = self._run_what_fits(turns)
-        if turns:
-            self._clock.stretch(started_s, num_rows(turns))
+        inputs, output = self._run_what_fits(inputs)
+        if inputs:
+            self._clock.stretch(started_s, num_rows(inputs))
         watch.lap(Stage.FORWARD)
-        if not turns:  # the last one gave its slot back; it is admitted anew, alone, or fails
+        if not inputs:  # the last one gave its slot back; it is admitted anew, alone, or fails
             return True
         for drafts in self._inbox.drain_drafts():  # what came during the pass goes on from what it commits
             self._table.apply(drafts)
-        commits, shares = self._commit(turns, output)
-        log_probs = report_shares(shares)
+        commits, spans = self._commit(inputs, output)
+        log_probs = report_spans(spans)
         self._last_step_end_s = watch.lap(Stage.COMMIT)
-        self._report(turns, commits, log_probs)
+        self._report(inputs, commits, log_probs)
         self._table.drop_finished()
         watch.lap(Stage.REPORT)
         self._draft(commits)
         return True
 
-    def _tell_news(self) -> None:
+    def _publish(self) -> None:
         """Wake whoever reads of the last step.
 
         As late as the pass begins, which lets the interpreter go: until then every thread that is woken takes it from
         this one. Before anything else is said or waited for, so that news stay in order.
         """
-        if self._news is not None:
-            news, self._news = self._news, None
-            self._tell(news)
+        if self._event is not None:
+            event, self._event = self._event, None
+            self._on_step(event)
 
     def _take_commands(self) -> None:
         commands = self._inbox.drain()
         if commands:
-            self._tell_news()
+            self._publish()
         for command in commands:
             policy = self._table.apply(command)
             if policy is not None:
                 self._policy = policy
                 self._features.pause(not policy.is_drafting)
 
-    def _hold(self) -> None:
+    def _wait_for_drafts(self) -> None:
         """Wait, at most the policy's hold, for sequences whose draft is due."""
-        if self._policy.hold_us == 0 or self._drafter is not None:
+        if self._policy.wait_budget_us == 0 or self._drafter is not None:
             return
-        deadline_s = self._last_step_end_s + self._policy.hold_us * 1e-6
+        deadline_s = self._last_step_end_s + self._policy.wait_budget_us * 1e-6
         while (due := self._due()) and not self._stopping.is_set():
             if not self._inbox.wait_until(deadline_s):
                 for sequence in due:
-                    sequence.num_missed_holds += 1
+                    sequence.num_missed_waits += 1
                 break
             self._take_commands()
 
@@ -197,71 +197,75 @@ class StepLoop:
             and sequence.num_tokens_left > 1
             and sequence.trie.num_nodes == 0
             and sequence.has_drafter
-            and sequence.num_missed_holds < MAX_MISSED_HOLDS
-            and not sequence.is_sure_of_itself
+            and sequence.num_missed_waits < MAX_MISSED_WAITS
+            and not sequence.is_sure_of_ngram
         ]
 
-    def _choose(self) -> list[Turn]:
+    def _choose(self) -> list[StepInput]:
         """Rows of the next step: every running sequence, its drafts as far as they pay, prompts in chunks."""
         policy = self._policy
-        turns = offer_turns(self._table.running, policy)
-        modes = {turn.sequence.spec.sampling.resolved_mode for turn in turns}
-        committing = [turn for turn in turns if turn.reaches_root]
-        # The policy knows drafters; what is worth verifying of an echo is left to the measured step times.
-        num_echoed = sum(len(echo.tokens) for turn in committing if (echo := turn.sequence.echo) is not None)
+        inputs = schedule(self._table.running, policy)
+        modes = {turn.sequence.spec.sampling.resolved_mode for turn in inputs}
+        committing = [turn for turn in inputs if turn.reaches_root]
+        # The policy knows drafters; what is worth verifying of an n-gram proposal is left to the measured step times.
+        num_ngram_nodes = sum(
+            len(proposal.tokens) for turn in committing if (proposal := turn.sequence.proposal) is not None
+        )
         self._choice = self._budget.choose(
             [turn.tree for turn in committing],
             is_rejection=not modes.isdisjoint(MODES_OF_DRAWS),
-            max_nodes=policy.max_nodes_per_step + num_echoed,
-            other_rows=sum(turn.num_settled for turn in turns) - len(committing),
-            overhead_s=self._watch.so_far(Stage.HOLD, Stage.DRAFT),
+            max_nodes=policy.max_nodes_per_step + num_ngram_nodes,
+            other_rows=sum(turn.num_settled for turn in inputs) - len(committing),
+            overhead_s=self._watch.so_far(Stage.DRAFT_WAIT, Stage.DRAFT),
         )
         trees = iter(self._choice.trees)
-        chosen = [next(trees) if turn.reaches_root else turn.tree for turn in turns]
+        chosen = [next(trees) if turn.reaches_root else turn.tree for turn in inputs]
         return [
             turn if tree is turn.tree else replace(turn, tree=tree)
-            for turn, tree in zip(turns, chosen, strict=True)
+            for turn, tree in zip(inputs, chosen, strict=True)
         ]
 
-    def _run_what_fits(self, turns: list[Turn]) -> tuple[list[Turn], StepOutput]:
+    def _run_what_fits(self, inputs: list[StepInput]) -> tuple[list[StepInput], StepOutput]:
         """Run the step, and where the cache is full, less of it: none of this changes any text.
 
         Kept prefixes go first, then this step's drafts, then the slots of the youngest sequences.
         """
         while True:
             try:
-                return turns, self._forward(turns)
+                return inputs, self._forward(inputs)
             except KVCacheFullError:  # nothing was run
-                self._tell_news()
-                if self._table.room.evict():
+                self._publish()
+                if self._table.kv_allocator.evict():
                     continue
-                if any(len(turn.tree) for turn in turns):
-                    turns = [replace(turn, tree=EMPTY_TREE) for turn in turns]
+                if any(len(turn.tree) for turn in inputs):
+                    inputs = [replace(turn, tree=EMPTY_TREE) for turn in inputs]
                     continue
                 preempted = self._table.preempt_youngest()
-                turns = [turn for turn in turns if turn.sequence is not preempted]
+                inputs = [turn for turn in inputs if turn.sequence is not preempted]
 
-    def _forward(self, turns: list[Turn]) -> StepOutput:
-        rows = [rows_of(turn) for turn in turns]
-        return self._engine.step(rows, projects_features=self._projects_features, on_begin=self._tell_news)
+    def _forward(self, inputs: list[StepInput]) -> StepOutput:
+        rows = [rows_of(turn) for turn in inputs]
+        return self._engine.step(rows, projects_features=self._projects_features, on_begin=self._publish)
 
     @property
     def _projects_features(self) -> bool:
         """Whether anybody reads features now; those that are only kept are projected if somebody ever does."""
         return self._policy.is_drafting
 
-    def _commit(self, turns: list[Turn], output: StepOutput) -> tuple[list[SequenceCommit], list[Share]]:
+    def _commit(
+        self, inputs: list[StepInput], output: StepOutput
+    ) -> tuple[list[SequenceCommit], list[LogProbSpan]]:
         """Verify, keep the accepted rows, and move every sequence on; also whose log-probabilities are wanted."""
-        deciding = [which for which, turn in enumerate(turns) if turn.reaches_root]
-        firsts = [output.firsts[which] + turns[which].num_prompt_logits for which in deciding]
+        deciding = [which for which, turn in enumerate(inputs) if turn.reaches_root]
+        firsts = [output.firsts[which] + inputs[which].num_prompt_logits for which in deciding]
         raw = {
-            which: raw_rows(turns[which].sequence, output.rows, first, first + 1 + len(turns[which].tree))
+            which: raw_rows(inputs[which].sequence, output.rows, first, first + 1 + len(inputs[which].tree))
             for which, first in zip(deciding, firsts, strict=True)
         }
-        shares: list[Share] = []
+        spans: list[LogProbSpan] = []
         judged = judge(
-            [turns[which].sequence for which in deciding],
-            [turns[which].tree for which in deciding],
+            [inputs[which].sequence for which in deciding],
+            [inputs[which].tree for which in deciding],
             output.rows,
             firsts,
             output.row_maxima,
@@ -270,7 +274,7 @@ class StepLoop:
         self._watch.lap(Stage.VERIFY)
         commits, settled = [], []
         failed: list[tuple[TargetSequence, RuleError]] = []
-        for which, turn in enumerate(turns):
+        for which, turn in enumerate(inputs):
             verdict = verdicts.get(which)
             if isinstance(verdict, RuleError):
                 failed.append((turn.sequence, verdict))
@@ -283,7 +287,7 @@ class StepLoop:
             if turn.num_prompt_logits:
                 first = output.firsts[which]
                 prompt_logits = output.rows[first : first + turn.num_prompt_logits]
-                shares.append(prompt_share(turn.sequence, start, prompt_logits))
+                spans.append(prompt_span(turn.sequence, start, prompt_logits))
             going_on: Sequence[int] = ()  # tokens that a drafter may go on from
             if verdict is not None:
                 try:
@@ -293,7 +297,7 @@ class StepLoop:
                     continue
                 if (rows_before_rules := raw[which]) is not None:
                     tokens = commits[-1].tokens
-                    shares.append(committed_share(turn.sequence, rows_before_rules, verdict, tokens))
+                    spans.append(committed_span(turn.sequence, rows_before_rules, verdict, tokens))
                 if commits[-1].finish is Finish.NOT_YET:
                     going_on = commits[-1].tokens
             if output.features and turn.sequence.may_be_read:
@@ -303,14 +307,14 @@ class StepLoop:
                 if kept:
                     kept_rows = rows[: len(kept)] if kept[-1] == len(kept) - 1 else rows[kept]
                     settled.append((turn.sequence, start, kept_rows, going_on))
-            turn.sequence.read_own_text()
+            turn.sequence.propose_ngram()
         for (
             features
         ) in settled:  # one right after the other, so that a drafter can draft for all of them together
             self._hand_over(*features)
         for sequence, reason in failed:
             self._table.fail_rule(sequence, reason)
-        return commits, shares
+        return commits, spans
 
     def _hand_over(
         self, sequence: TargetSequence, start: int, rows: torch.Tensor, tokens: Sequence[int]
@@ -326,12 +330,12 @@ class StepLoop:
             rows = rows.cpu()
         self._features.append(sequence.sequence_id, start, rows, tokens, is_projected=self._projects_features)
 
-    def _settle(self, turn: Turn, verdict: Verdict) -> SequenceCommit:
+    def _settle(self, turn: StepInput, verdict: Verdict) -> SequenceCommit:
         sequence = turn.sequence
         start = sequence.committed_length
         if len(turn.tree):
             self._budget.observe_draft(turn.tree, len(verdict.accepted_tokens))
-        outcomes = learn(sequence.calibrator, turn.tree, verdict.accepted_rows)
+        acceptance_samples = learn(sequence.calibrator, turn.tree, verdict.accepted_rows)
         accepted_rows = verdict.accepted_rows
         num_of_drafter = sum(1 for row in accepted_rows if turn.tree.is_drafted(row - 1))
         tokens, finish, num_dropped = sequence.commit(
@@ -345,41 +349,41 @@ class StepLoop:
             num_draft_tokens=len(turn.tree),
             draft_depth=max(turn.tree.depths, default=0),
             num_accepted_tokens=min(len(verdict.accepted_tokens), len(tokens)),
-            num_echo_tokens=turn.tree.num_echoed,
+            num_ngram_tokens=turn.tree.num_ngram_nodes,
             drafter_depth=turn.tree.drafted_depth,
             num_accepted_of_drafter=min(num_of_drafter, len(tokens)),
             finish=finish,
-            is_draft_hit=finish is Finish.NOT_YET and sequence.trie.num_nodes > 0,
-            outcomes=outcomes,
+            is_cache_hit=finish is Finish.NOT_YET and sequence.trie.num_nodes > 0,
+            acceptance_samples=acceptance_samples,
         )
 
     def _report(
         self,
-        turns: list[Turn],
+        inputs: list[StepInput],
         commits: list[SequenceCommit],
         log_probs: list[tuple[TargetSequence, target_pb2.SequenceLogProbs]],
     ) -> None:
         self._step_index += 1
         laps = self._watch.take()
         waiting, cache, drops = self._table.waiting, self._engine.cache, self._table.drops
-        figures = StepFigures(
+        stats = StepStats(
             step_index=self._step_index,
-            num_rows=num_rows(turns),
-            num_sequences=len(turns),
-            num_context_tokens=sum(turn.sequence.num_cached for turn in turns),
-            num_prefill_rows=sum(turn.num_settled - turn.reaches_root for turn in turns),
+            num_rows=num_rows(inputs),
+            num_sequences=len(inputs),
+            num_context_tokens=sum(turn.sequence.num_cached for turn in inputs),
+            num_prefill_rows=sum(turn.num_settled - turn.reaches_root for turn in inputs),
             laps=laps,
             policy_version=self._policy.version,
             num_waiting=len(waiting),
-            room=self._table.room.take_figures(),
+            kv_allocator=self._table.kv_allocator.take_stats(),
             choice=self._choice,
             kv_usage=cache.used_bytes / cache.limit_bytes if cache.limit_bytes else None,
         )
-        if not figures.num_prefill_rows:
-            self._budget.observe_step(figures.num_rows, figures.step_s)
-        present = [*(turn.sequence for turn in turns), *waiting]
-        self._news = StepNews(
-            figures,
+        if not stats.num_prefill_rows:
+            self._budget.observe_step(stats.num_rows, stats.step_s)
+        present = [*(turn.sequence for turn in inputs), *waiting]
+        self._event = StepEvent(
+            stats,
             commits,
             sessions=list(dict.fromkeys(sequence.owner for sequence in present)),
             log_probs=[(sequence.owner, message) for sequence, message in log_probs],
@@ -387,14 +391,16 @@ class StepLoop:
             num_running=len(self._table.running),
         )
         is_awaited = self._policy.is_drafting and self._drafter is None
-        if is_awaited or figures.num_prefill_rows or any(c.is_first or c.is_last for c in commits):
-            self._tell_news()
+        if is_awaited or stats.num_prefill_rows or any(c.is_first or c.is_last for c in commits):
+            self._publish()
 
     def _draft(self, commits: list[SequenceCommit]) -> None:
         """Let a drafter in this process go on from what was committed."""
         if self._drafter is None:
             return
-        going_on = [c for c in commits if c.sequence.state is SequenceState.RUNNING and c.sequence.may_draft]
+        going_on = [
+            c for c in commits if c.sequence.state is TargetSequenceState.RUNNING and c.sequence.may_draft
+        ]
         policy = self._policy
         num_drafted = self._drafter.draft(
             going_on, policy.colocated_draft_length, policy.max_nodes_per_sequence

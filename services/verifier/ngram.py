@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from paceline.ngram import Echo, MatchOdds, TextIndex
+from paceline.ngram import MatchAcceptance, NgramProposal, TextIndex
 from paceline.sampling import VerifyMode
 
-MAX_LOOKUP = 64
-"""Most tokens of an echo."""
+MAX_NGRAM_TOKENS = 64
+"""Most tokens of an n-gram proposal."""
 
-SURE_ECHO = 0.7
-"""From this chance of its first token on, an echo is verified without waiting for a draft beside it.
+SURE_PROPOSAL = 0.7
+"""From this chance of its first token on, an n-gram proposal is verified without waiting for a draft beside it.
 
-A draft helps where the echo ends at once; on two cores of a CPU it costs a quarter of a step.
+A draft helps where the n-gram proposal ends at once; on two cores of a CPU it costs a quarter of a step.
 """
 
 _MODES = (VerifyMode.GREEDY, VerifyMode.COUPLED, VerifyMode.TYPICAL)
@@ -26,46 +26,46 @@ _MODES = (VerifyMode.GREEDY, VerifyMode.COUPLED, VerifyMode.TYPICAL)
 
 
 @dataclass(slots=True)
-class OwnText:
+class NgramProposer:
     """One sequence's text.
 
     Attributes:
         odds: shared by the verifier's sequences of one mode.
-        max_tokens: of an echo.
+        max_tokens: of an n-gram proposal.
         num_read: committed tokens that the index has taken in; fewer than there are while a prompt is run.
-        echo: how the committed text may go on; None while nothing in it repeats.
+        proposal: how the committed text may go on; None while nothing in it repeats.
     """
 
-    odds: MatchOdds
+    odds: MatchAcceptance
     max_tokens: int
     num_read: int = 0
-    echo: Echo | None = None
+    proposal: NgramProposal | None = None
     _index: TextIndex = field(default_factory=TextIndex)
 
     def read(self, committed: Sequence[int], upto: int) -> None:
-        """Take in the committed text up to a length, and look for an echo once that is all of it."""
+        """Take in the committed text up to a length, and look for an n-gram proposal once that is all of it."""
         fresh = committed[self.num_read : upto]
-        if self.echo is not None:
-            self.odds.observe(self.echo, fresh)
+        if self.proposal is not None:
+            self.odds.observe(self.proposal, fresh)
         self._index.extend(fresh)
         self.num_read = max(self.num_read, upto)
-        self.echo = self._index.echo(self.max_tokens, self.odds) if upto == len(committed) else None
+        self.proposal = self._index.proposal(self.max_tokens, self.odds) if upto == len(committed) else None
 
 
-class Lookup:
-    """Lookup in the texts of one verifier.
+class NgramProposers:
+    """NgramProposers in the texts of one verifier.
 
     Args:
-        max_tokens: of an echo, at most MAX_LOOKUP; 0 looks nothing up.
+        max_tokens: of an n-gram proposal, at most MAX_NGRAM_TOKENS; 0 looks nothing up.
     """
 
     def __init__(self, max_tokens: int) -> None:
-        if not 0 <= max_tokens <= MAX_LOOKUP:
-            raise ValueError(f"max_tokens must be between 0 and {MAX_LOOKUP}, got {max_tokens}")
+        if not 0 <= max_tokens <= MAX_NGRAM_TOKENS:
+            raise ValueError(f"max_tokens must be between 0 and {MAX_NGRAM_TOKENS}, got {max_tokens}")
         self._max_tokens = max_tokens
-        self._odds = {mode: MatchOdds() for mode in _MODES}
+        self._odds = {mode: MatchAcceptance() for mode in _MODES}
 
-    def of(self, mode: VerifyMode) -> OwnText | None:
+    def of(self, mode: VerifyMode) -> NgramProposer | None:
         """For one sequence; None where its mode has none, or nothing is looked up."""
         odds = self._odds.get(mode)
-        return None if odds is None or not self._max_tokens else OwnText(odds, self._max_tokens)
+        return None if odds is None or not self._max_tokens else NgramProposer(odds, self._max_tokens)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from services.runtime import metrics
 from services.verifier.budget import Basis
 from services.verifier.calibration import Calibrators
-from services.verifier.report import SequenceCommit, StepFigures, StepNews
+from services.verifier.report import SequenceCommit, StepEvent, StepStats
 from services.verifier.stopwatch import Stage, overhead_s
 
 _CALIBRATION_PERIOD = 16  # steps between two looks at errors that move slowly
@@ -19,7 +19,7 @@ class StepObserver:
         self._calibrators = calibrators
         self._step_seconds = metrics.STEP_SECONDS.labels(model_name)
         self._forward_seconds = metrics.FORWARD_SECONDS.labels(model_name)
-        self._held_seconds = metrics.HELD_SECONDS.labels(model_name)
+        self._held_seconds = metrics.DRAFT_WAIT_SECONDS.labels(model_name)
         self._overhead_seconds = metrics.OVERHEAD_SECONDS.labels(model_name)
         self._stage_seconds = {
             stage: metrics.STEP_STAGE_SECONDS.labels(model_name, stage.value) for stage in Stage
@@ -41,35 +41,35 @@ class StepObserver:
         self._drafts = metrics.NUM_DRAFTS.labels(model_name)
         self._draft_tokens = metrics.NUM_DRAFT_TOKENS.labels(model_name)
         self._accepted_tokens = metrics.NUM_ACCEPTED_TOKENS.labels(model_name)
-        self._draft_hits = metrics.DRAFT_HITS.labels(model_name)
-        self._echo_tokens = metrics.ECHO_TOKENS.labels(model_name)
-        self._accepted_echo_tokens = metrics.ACCEPTED_ECHO_TOKENS.labels(model_name)
+        self._draft_hits = metrics.SPECULATION_CACHE_HITS.labels(model_name)
+        self._echo_tokens = metrics.NGRAM_TOKENS.labels(model_name)
+        self._accepted_echo_tokens = metrics.ACCEPTED_NGRAM_TOKENS.labels(model_name)
 
-    def observe(self, news: StepNews) -> None:
+    def observe(self, event: StepEvent) -> None:
         """Record one step."""
-        figures, commits, dropped = news.figures, news.commits, news.dropped
-        laps = figures.laps
-        self._step_seconds.observe(figures.step_s)
+        stats, commits, dropped = event.stats, event.commits, event.dropped
+        laps = stats.laps
+        self._step_seconds.observe(stats.step_s)
         self._forward_seconds.observe(laps[Stage.FORWARD])
-        self._held_seconds.inc(laps[Stage.HOLD])
+        self._held_seconds.inc(laps[Stage.DRAFT_WAIT])
         self._overhead_seconds.observe(overhead_s(laps))
         for stage, seconds in laps.items():
             self._stage_seconds[stage].inc(seconds)
-        self._num_rows.observe(figures.num_rows)
-        self._num_running.set(news.num_running)
-        self._observe_room(figures)
-        self._policy_version.set(figures.policy_version)
-        if (choice := figures.choice) is not None:
+        self._num_rows.observe(stats.num_rows)
+        self._num_running.set(event.num_running)
+        self._observe_kv_allocator(stats)
+        self._policy_version.set(stats.policy_version)
+        if (choice := stats.choice) is not None:
             self._nodes_offered[choice.basis].inc(choice.num_offered)
             self._nodes_chosen[choice.basis].inc(choice.num_chosen)
-        if figures.kv_usage is not None:
-            self._kv_usage.set(figures.kv_usage)
-        self._prompt_tokens.inc(figures.num_prefill_rows)
+        if stats.kv_usage is not None:
+            self._kv_usage.set(stats.kv_usage)
+        self._prompt_tokens.inc(stats.num_prefill_rows)
         self._generation_tokens.inc(sum(len(commit.tokens) for commit in commits))
         for cause in ("stale", "old_epoch", "malformed", "ahead"):
             if count := getattr(dropped, cause):
                 metrics.DROPPED_DRAFTS.labels(self._name, cause).inc(count)
-        if figures.step_index % _CALIBRATION_PERIOD == 0:
+        if stats.step_index % _CALIBRATION_PERIOD == 0:
             for (mode, kind), error in self._calibrators.errors().items():
                 labels = (self._name, self._calibrators.drafter, mode, kind)
                 metrics.CALIBRATION_ERROR.labels(*labels).set(error)
@@ -77,20 +77,20 @@ class StepObserver:
             if commit.num_draft_tokens:
                 self._observe_draft(commit)
 
-    def _observe_room(self, figures: StepFigures) -> None:
-        self._num_waiting.set(figures.num_waiting)
-        self._num_preemptions.inc(figures.room.num_preemptions)
-        self._prefix_queries.inc(figures.room.num_looked_up_tokens)
-        self._prefix_hits.inc(figures.room.num_reused_tokens)
-        self._prefixes_adopted.inc(figures.room.num_adopted)
-        self._prefixes_copied.inc(figures.room.num_copied)
+    def _observe_kv_allocator(self, stats: StepStats) -> None:
+        self._num_waiting.set(stats.num_waiting)
+        self._num_preemptions.inc(stats.kv_allocator.num_preemptions)
+        self._prefix_queries.inc(stats.kv_allocator.num_looked_up_tokens)
+        self._prefix_hits.inc(stats.kv_allocator.num_reused_tokens)
+        self._prefixes_adopted.inc(stats.kv_allocator.num_adopted)
+        self._prefixes_copied.inc(stats.kv_allocator.num_copied)
 
     def _observe_draft(self, commit: SequenceCommit) -> None:
         self._drafts.inc()
         self._draft_tokens.inc(commit.num_draft_tokens)
         self._accepted_tokens.inc(commit.num_accepted_tokens)
-        self._draft_hits.inc(int(commit.is_draft_hit))
-        self._echo_tokens.inc(commit.num_echo_tokens)
+        self._draft_hits.inc(int(commit.is_cache_hit))
+        self._echo_tokens.inc(commit.num_ngram_tokens)
         self._accepted_echo_tokens.inc(commit.num_accepted_tokens - commit.num_accepted_of_drafter)
         for position in range(commit.num_accepted_tokens):
             metrics.NUM_ACCEPTED_TOKENS_PER_POS.labels(self._name, str(position)).inc()

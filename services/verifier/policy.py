@@ -8,7 +8,7 @@ from paceline.contract.errors import InvalidRequestError
 from paceline.v1 import target_pb2
 
 MAX_NODES = 1024
-MAX_HOLD_US = 1_000_000
+MAX_WAIT_BUDGET_US = 1_000_000
 MAX_PREFILL_TOKENS = 65536
 
 
@@ -19,7 +19,7 @@ class StepPolicy:
     Attributes:
         max_nodes_per_step: draft nodes over all sequences of one step.
         max_nodes_per_sequence: draft nodes of one sequence in one step.
-        hold_us: longest a step is held for drafts that are due, in microseconds.
+        wait_budget_us: longest a step is held for drafts that are due, in microseconds.
         max_prefill_tokens: prompt tokens in one step.
         colocated_draft_length: tokens a drafter in this process drafts; 0 turns it off.
     """
@@ -27,7 +27,7 @@ class StepPolicy:
     version: int = 0
     max_nodes_per_step: int = 64
     max_nodes_per_sequence: int = 8
-    hold_us: int = 0
+    wait_budget_us: int = 0
     max_prefill_tokens: int = 512
     colocated_draft_length: int = 4
 
@@ -46,7 +46,7 @@ class StepPolicy:
         for name, limit in (
             ("max_nodes_per_step", MAX_NODES),
             ("max_nodes_per_sequence", MAX_NODES),
-            ("hold_us", MAX_HOLD_US),
+            ("wait_budget_us", MAX_WAIT_BUDGET_US),
             ("max_prefill_tokens_per_step", MAX_PREFILL_TOKENS),
             ("colocated_draft_length", 64),
         ):
@@ -56,7 +56,7 @@ class StepPolicy:
             version=policy.version,
             max_nodes_per_step=policy.max_nodes_per_step,
             max_nodes_per_sequence=policy.max_nodes_per_sequence,
-            hold_us=policy.hold_us,
+            wait_budget_us=policy.wait_budget_us,
             max_prefill_tokens=policy.max_prefill_tokens_per_step or cls().max_prefill_tokens,
             colocated_draft_length=policy.colocated_draft_length,
         )

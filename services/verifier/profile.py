@@ -80,8 +80,8 @@ def _profile_context(
     engine: TargetEngine, context: int, ends_at: float, slots: list[int], clock: Callable[[], float]
 ) -> list[TimedStep]:
     """Steps of all shapes behind texts of one length, which is run once and copied."""
-    room = context + max(rows for _, rows in _SHAPES)
-    slots.append(engine.open(room))
+    kv_allocator = context + max(rows for _, rows in _SHAPES)
+    slots.append(engine.open(kv_allocator))
     engine.step([SequenceRows(slots[0], [0] * context, num_logits=range(0))])
     engine.keep(slots[0], range(context))
     _step(engine, slots[:1], 1, context, clock)
@@ -91,7 +91,7 @@ def _profile_context(
             if clock() >= ends_at:
                 return timed
             while len(slots) < sequences:
-                slots.append(engine.fork(slots[0], context, room))
+                slots.append(engine.fork(slots[0], context, kv_allocator))
             took_us = _step(engine, slots[:sequences], rows, context, clock)
             timed.append(TimedStep(sequences * rows, sequences, sequences * context, max(took_us, 1)))
     return timed

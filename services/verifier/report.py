@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 from paceline.v1 import peer_pb2, sampling_pb2, target_pb2
 from services.verifier.budget import NodeChoice
-from services.verifier.kv_allocator import RoomFigures
+from services.verifier.kv_allocator import KVAllocatorStats
 from services.verifier.sequence import Finish, TargetSequence
-from services.verifier.session import Session
+from services.verifier.session import VerifySession
 from services.verifier.stopwatch import OVERHEAD, Stage
 
 _FINISH_REASONS = {finish: getattr(sampling_pb2, finish.value) for finish in Finish}
@@ -26,11 +26,11 @@ class SequenceCommit:
     Attributes:
         start: committed length before.
         draft_depth: depth of the verified tree.
-        num_echo_tokens: nodes that no drafter proposed: an echo of the text.
+        num_ngram_tokens: nodes that no drafter proposed: an n-gram proposal of the text.
         drafter_depth: depth of what a drafter proposed of the tree.
         num_accepted_of_drafter: accepted tokens that a drafter proposed.
-        is_draft_hit: True where the trie already goes on from the new committed text.
-        outcomes: what became of its draft tokens, packed (see services.verifier.calibration).
+        is_cache_hit: True where the trie already goes on from the new committed text.
+        acceptance_samples: what became of its draft tokens, packed (see services.verifier.calibration).
     """
 
     sequence: TargetSequence
@@ -39,12 +39,12 @@ class SequenceCommit:
     num_draft_tokens: int
     draft_depth: int
     num_accepted_tokens: int
-    num_echo_tokens: int
+    num_ngram_tokens: int
     drafter_depth: int
     num_accepted_of_drafter: int
     finish: Finish
-    is_draft_hit: bool
-    outcomes: tuple[int, ...] = ()
+    is_cache_hit: bool
+    acceptance_samples: tuple[int, ...] = ()
 
     @property
     def is_first(self) -> bool:
@@ -58,13 +58,13 @@ class SequenceCommit:
 
 
 @dataclass(slots=True)
-class StepFigures:
+class StepStats:
     """Sizes and times of a step, as in paceline.v1.StepReport; the last four are for the metrics alone.
 
     Attributes:
         laps: seconds by stage since the last step's report was begun.
         num_waiting: sequences that wait for room.
-        room: what happened to slots since the last step.
+        kv_allocator: what happened to slots since the last step.
         choice: the draft nodes that were chosen for it.
         kv_usage: share of the key-value cache's limit in use, 0 to 1; None without a limit.
     """
@@ -77,7 +77,7 @@ class StepFigures:
     policy_version: int = 0
     laps: dict[Stage, float] = field(default_factory=lambda: dict.fromkeys(Stage, 0.0))
     num_waiting: int = 0
-    room: RoomFigures = field(default_factory=RoomFigures)
+    kv_allocator: KVAllocatorStats = field(default_factory=KVAllocatorStats)
     choice: NodeChoice | None = None
     kv_usage: float | None = None
 
@@ -110,7 +110,7 @@ class Drops:
 
 
 @dataclass(frozen=True, slots=True)
-class StepNews:
+class StepEvent:
     """What others are told of a step. Another thread reads it: nothing in it may change afterwards.
 
     Attributes:
@@ -122,37 +122,37 @@ class StepNews:
         num_running: sequences that go on after it.
     """
 
-    figures: StepFigures
+    stats: StepStats
     commits: Sequence[SequenceCommit]
-    sessions: Sequence[Session]
-    log_probs: Sequence[tuple[Session, target_pb2.SequenceLogProbs]]
+    sessions: Sequence[VerifySession]
+    log_probs: Sequence[tuple[VerifySession, target_pb2.SequenceLogProbs]]
     dropped: target_pb2.DroppedDrafts
     num_running: int
 
-    def frames(self) -> Iterator[tuple[Session, target_pb2.VerifyResponse]]:
+    def frames(self) -> Iterator[tuple[VerifySession, target_pb2.VerifyResponse]]:
         """Each session's part of the step."""
         for session in self.sessions:
             own = [commit for commit in self.commits if commit.sequence.owner is session]
-            report = _report(self.figures, own, self.dropped)
+            report = _report(self.stats, own, self.dropped)
             report.log_probs.extend(message for owner, message in self.log_probs if owner is session)
             yield session, target_pb2.VerifyResponse(step=report)
 
 
 def _report(
-    figures: StepFigures, commits: Sequence[SequenceCommit], dropped: target_pb2.DroppedDrafts
+    stats: StepStats, commits: Sequence[SequenceCommit], dropped: target_pb2.DroppedDrafts
 ) -> target_pb2.StepReport:
     return target_pb2.StepReport(
-        step_index=figures.step_index,
-        num_rows=figures.num_rows,
-        num_sequences=figures.num_sequences,
-        num_context_tokens=figures.num_context_tokens,
-        num_prefill_rows=figures.num_prefill_rows,
-        forward_us=figures.us(Stage.FORWARD),
-        step_us=round(figures.step_s * 1e6),
-        held_us=figures.us(Stage.HOLD),
-        colocated_draft_us=figures.us(Stage.DRAFT),
-        overhead_us=figures.us(*OVERHEAD),
-        policy_version=figures.policy_version,
+        step_index=stats.step_index,
+        num_rows=stats.num_rows,
+        num_sequences=stats.num_sequences,
+        num_context_tokens=stats.num_context_tokens,
+        num_prefill_rows=stats.num_prefill_rows,
+        forward_us=stats.us(Stage.FORWARD),
+        step_us=round(stats.step_s * 1e6),
+        draft_wait_us=stats.us(Stage.DRAFT_WAIT),
+        colocated_draft_us=stats.us(Stage.DRAFT),
+        overhead_us=stats.us(*OVERHEAD),
+        policy_version=stats.policy_version,
         commits=peer_pb2.CommitBatch(
             sequence_ids=[c.sequence.sequence_id for c in commits],
             epochs=[c.sequence.spec.epoch for c in commits],
@@ -166,8 +166,8 @@ def _report(
         drafter_depths=[c.drafter_depth for c in commits],
         num_accepted_of_drafter=[c.num_accepted_of_drafter for c in commits],
         finish_reasons=[_FINISH_REASONS[c.finish] for c in commits],
-        draft_hits=[int(c.is_draft_hit) for c in commits],
+        cache_hits=[int(c.is_cache_hit) for c in commits],
         dropped=dropped,
-        num_outcomes=[len(c.outcomes) for c in commits],
-        outcomes=[outcome for c in commits for outcome in c.outcomes],
+        num_acceptance_samples=[len(c.acceptance_samples) for c in commits],
+        acceptance_samples=[outcome for c in commits for outcome in c.acceptance_samples],
     )

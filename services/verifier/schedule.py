@@ -17,7 +17,7 @@ from services.verifier.sequence import TargetSequence
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class StepInput:
     """One sequence's share of a step.
 
     Attributes:
@@ -39,15 +39,15 @@ class Turn:
         return self.num_settled + len(self.tree)
 
 
-def offer_turns(running: Iterable[TargetSequence], policy: StepPolicy) -> list[Turn]:
+def schedule(running: Iterable[TargetSequence], policy: StepPolicy) -> list[StepInput]:
     """A turn of every running sequence, with all drafts that the policy lets it have, and prompts in chunks."""
     prefill_left = policy.max_prefill_tokens
     prompt_logits_left = MAX_PROMPT_ROWS
-    turns: list[Turn] = []
+    inputs: list[StepInput] = []
     for sequence in running:
         if sequence.is_decoding:
             tree = sequence.choose_tree(policy.max_nodes_per_sequence)
-            turns.append(Turn(sequence, 1, tree, reaches_root=True))
+            inputs.append(StepInput(sequence, 1, tree, reaches_root=True))
         elif prefill_left > 0:
             num_rows = min(sequence.num_uncached, prefill_left)
             if sequence.spec.num_prompt_top is not None:
@@ -58,28 +58,28 @@ def offer_turns(running: Iterable[TargetSequence], policy: StepPolicy) -> list[T
             prefill_left -= num_rows
             reaches_root = num_rows == sequence.num_uncached
             num_logits = num_prompt_rows(sequence, num_rows)
-            turns.append(Turn(sequence, num_rows, EMPTY_TREE, reaches_root, num_logits))
-    return turns
+            inputs.append(StepInput(sequence, num_rows, EMPTY_TREE, reaches_root, num_logits))
+    return inputs
 
 
-def rows_of(turn: Turn) -> SequenceRows:
+def rows_of(step_input: StepInput) -> SequenceRows:
     """What the engine is to run of a turn."""
-    sequence, tree = turn.sequence, turn.tree
-    settled = sequence.committed[sequence.num_cached : sequence.num_cached + turn.num_settled]
-    root = turn.num_settled - 1
+    sequence, tree = step_input.sequence, step_input.tree
+    settled = sequence.committed[sequence.num_cached : sequence.num_cached + step_input.num_settled]
+    root = step_input.num_settled - 1
     parents = None
     if len(tree):
         parents = [*range(-1, root), *(root if p < 0 else root + 1 + p for p in tree.parents)]
-    end = turn.num_rows if turn.reaches_root else root
+    end = step_input.num_rows if step_input.reaches_root else root
     return SequenceRows(
         slot=sequence.slot,
         tokens=[*settled, *tree.tokens],
         parents=parents,
-        num_logits=[*range(turn.num_prompt_logits), *range(root, end)],
+        num_logits=[*range(step_input.num_prompt_logits), *range(root, end)],
         wants_features=sequence.may_be_read,
     )
 
 
-def num_rows(turns: Sequence[Turn]) -> int:
+def num_rows(inputs: Sequence[StepInput]) -> int:
     """Rows of a step."""
-    return sum(turn.num_rows for turn in turns)
+    return sum(step_input.num_rows for step_input in inputs)

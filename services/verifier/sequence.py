@@ -10,18 +10,18 @@ from collections.abc import Sequence as TokenSequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from paceline.ngram import Echo, graft
+from paceline.ngram import NgramProposal, graft
 from paceline.sampling import DraftFilter, LogitRule, SamplingParams, VerifyMode
 from paceline.scheduling.calibration import Calibrator
-from paceline.trie import EMPTY_TREE, AddOutcome, DraftEntry, DraftTree, DraftTrie
-from services.verifier.ngram import SURE_ECHO, OwnText
-from services.verifier.session import Session
+from paceline.trie import EMPTY_TREE, AddResult, DraftEntry, DraftTree, DraftTrie
+from services.verifier.ngram import SURE_PROPOSAL, NgramProposer
+from services.verifier.session import VerifySession
 
 NO_SLOT = -1
 """Stands for the slot of a sequence that has none."""
 
 
-class SequenceState(Enum):
+class TargetSequenceState(Enum):
     """Where a sequence stands; TRANSITIONS says how it moves."""
 
     WAITING = "waiting"
@@ -32,10 +32,10 @@ class SequenceState(Enum):
     """It ended, whatever the reason."""
 
 
-TRANSITIONS: dict[SequenceState, frozenset[SequenceState]] = {
-    SequenceState.WAITING: frozenset({SequenceState.RUNNING, SequenceState.FINISHED}),
-    SequenceState.RUNNING: frozenset({SequenceState.WAITING, SequenceState.FINISHED}),
-    SequenceState.FINISHED: frozenset(),
+TRANSITIONS: dict[TargetSequenceState, frozenset[TargetSequenceState]] = {
+    TargetSequenceState.WAITING: frozenset({TargetSequenceState.RUNNING, TargetSequenceState.FINISHED}),
+    TargetSequenceState.RUNNING: frozenset({TargetSequenceState.WAITING, TargetSequenceState.FINISHED}),
+    TargetSequenceState.FINISHED: frozenset(),
 }
 
 
@@ -94,35 +94,35 @@ class TargetSequence:
         owner: session that opened it and gets its reports.
         slot: the engine's handle of its KV cache; NO_SLOT while it waits.
         has_drafter: a draft has come in for it, so that another may be due.
-        num_missed_holds: steps held in vain for this sequence since a draft of use last came in.
+        num_missed_waits: steps held in vain for this sequence since a draft of use last came in.
         rules: what the request forbids, favours or punishes.
         fresh_from: drafts that go on from a shorter text are not used any more; see `commit`.
         calibrator: turns the drafter's probabilities into those of acceptance; None takes them as they are.
-        own_text: proposes what the text has had before; None where nothing is looked up.
+        ngram: proposes what the text has had before; None where nothing is looked up.
     """
 
     sequence_id: int
     spec: SequenceSpec
-    owner: Session
+    owner: VerifySession
     max_positions: int
     vocab_size: int
     slot: int = NO_SLOT
     committed: list[int] = field(default_factory=list)
     num_cached: int = 0
-    state: SequenceState = SequenceState.WAITING
+    state: TargetSequenceState = TargetSequenceState.WAITING
     has_drafter: bool = False
-    num_missed_holds: int = 0
+    num_missed_waits: int = 0
     rules: list[LogitRule] = field(default_factory=list)
     fresh_from: int = 0
     calibrator: Calibrator | None = None
-    own_text: OwnText | None = None
+    ngram: NgramProposer | None = None
     trie: DraftTrie = field(init=False)
 
     def __post_init__(self) -> None:
         self.committed = list(self.spec.prompt)
         self.trie = DraftTrie(self.committed, vocab_size=self.vocab_size)
 
-    def move_to(self, state: SequenceState) -> None:
+    def move_to(self, state: TargetSequenceState) -> None:
         """Change the state.
 
         Raises:
@@ -158,19 +158,19 @@ class TargetSequence:
         return self.may_draft and self.spec.reads_features
 
     @property
-    def echo(self) -> Echo | None:
+    def proposal(self) -> NgramProposal | None:
         """What the text itself proposes, where the request may be drafted for."""
-        return self.own_text.echo if self.own_text is not None and self.may_draft else None
+        return self.ngram.proposal if self.ngram is not None and self.may_draft else None
 
     @property
-    def is_sure_of_itself(self) -> bool:
-        """Whether an echo is likely enough to do without a draft beside it."""
-        return (echo := self.echo) is not None and echo.survivals[0] >= SURE_ECHO
+    def is_sure_of_ngram(self) -> bool:
+        """Whether an n-gram proposal is likely enough to do without a draft beside it."""
+        return (proposal := self.proposal) is not None and proposal.path_acceptances[0] >= SURE_PROPOSAL
 
-    def read_own_text(self) -> None:
+    def propose_ngram(self) -> None:
         """Look up what is committed and cached by now."""
-        if self.own_text is not None:
-            self.own_text.read(self.committed, self.num_cached + self.is_decoding)
+        if self.ngram is not None:
+            self.ngram.read(self.committed, self.num_cached + self.is_decoding)
 
     @property
     def num_tokens_left(self) -> int:
@@ -179,7 +179,8 @@ class TargetSequence:
         return min(self.spec.max_new_tokens - generated, self.max_positions - len(self.committed))
 
     def choose_tree(self, max_nodes: int) -> DraftTree:
-        """Draft nodes worth verifying now: of a drafter's at most `max_nodes`, and an echo of the text itself.
+        """Draft nodes worth verifying now: of a drafter's at most `max_nodes`, and an n-gram proposal of the text
+        itself.
 
         Where verification looks at what was drawn, what came first is taken, since the choice must not depend on the
         values of drawn tokens: a tree for rejection, a path for block verification. Drawn tokens that a rule forbids
@@ -188,8 +189,8 @@ class TargetSequence:
         """
         depth = self.num_tokens_left - 1
         budget = min(max_nodes, self.spec.max_draft_nodes)
-        echo = self.echo
-        if depth <= 0 or (echo is None and (budget <= 0 or self.trie.num_nodes == 0)):
+        proposal = self.proposal
+        if depth <= 0 or (proposal is None and (budget <= 0 or self.trie.num_nodes == 0)):
             return EMPTY_TREE
         mode = self.spec.sampling.resolved_mode
         if mode is VerifyMode.REJECTION:
@@ -197,15 +198,15 @@ class TargetSequence:
         if mode is VerifyMode.BLOCK:
             return self.trie.select_chain(min(budget, depth))
         tree = self.trie.select(budget, depth)
-        if echo is not None:
-            most = min(len(tree) + len(echo.tokens), self.spec.max_draft_nodes)
-            tree = graft(tree, echo, most, depth)
+        if proposal is not None:
+            most = min(len(tree) + len(proposal.tokens), self.spec.max_draft_nodes)
+            tree = graft(tree, proposal, most, depth)
         for rule in self.rules:
             if isinstance(rule, DraftFilter):
                 tree = rule.keep(tree)
         return tree
 
-    def add_draft(self, entry: DraftEntry) -> AddOutcome:
+    def add_draft(self, entry: DraftEntry) -> AddResult:
         """Take in a draft entry.
 
         Tokens that came without what they were drawn from are verified as they stand, whatever the mode: given the text
@@ -218,11 +219,11 @@ class TargetSequence:
             DraftError: the entry is malformed.
         """
         if entry.start < self.fresh_from:
-            return AddOutcome(stale=len(entry.tokens))
+            return AddResult(stale=len(entry.tokens))
         outcome = self.trie.add(self._calibrated(entry))
         self.has_drafter = True
         if self.trie.num_nodes:
-            self.num_missed_holds = 0
+            self.num_missed_waits = 0
         return outcome
 
     def _calibrated(self, entry: DraftEntry) -> DraftEntry:
@@ -274,7 +275,7 @@ class TargetSequence:
         if finish is Finish.NOT_YET and self.num_tokens_left <= 0:
             finish = Finish.LENGTH
         if finish is not Finish.NOT_YET:
-            self.move_to(SequenceState.FINISHED)
+            self.move_to(TargetSequenceState.FINISHED)
             return kept, finish, self.trie.num_nodes
         num_dropped = 0
         if not is_whole_draft and self.spec.sampling.resolved_mode is VerifyMode.BLOCK:

@@ -23,12 +23,12 @@ from services.runtime.feature_taps import describe_tap
 from services.runtime.frames import unpack_drafts
 from services.runtime.lease import check_hello, next_frame
 from services.verifier.features import FeatureHub, Subscriber
-from services.verifier.grammar_compiler import ConstraintDesk
-from services.verifier.inbox import Attach, Close, CloseSession, Drafts, Inbox, Open, SetPolicy
+from services.verifier.grammar_compiler import RequestGrammars
+from services.verifier.inbox import Attach, Close, CloseSession, Drafts, Open, SetPolicy, VerifierInbox
 from services.verifier.policy import StepPolicy
 from services.verifier.profile import TimedStep, profile_message
 from services.verifier.sequence import SequenceSpec
-from services.verifier.session import Session
+from services.verifier.session import VerifySession
 from services.verifier.specs import sequence_spec
 
 log = structlog.get_logger()
@@ -44,9 +44,9 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
     def __init__(
         self,
         info: peer_pb2.PeerInfo,
-        inbox: Inbox,
+        inbox: VerifierInbox,
         features: FeatureHub,
-        constraints: ConstraintDesk,
+        constraints: RequestGrammars,
         draining: asyncio.Event,
         profile: list[TimedStep],
     ) -> None:
@@ -56,7 +56,7 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         self._constraints = constraints
         self._draining = draining
         self._profile = profile  # until the first stream has taken it
-        self._sessions: set[Session] = set()
+        self._sessions: set[VerifySession] = set()
         self._subscribers: set[Subscriber] = set()
 
     def end_streams(self) -> None:
@@ -80,7 +80,7 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         if first is None or not first.HasField("hello"):
             raise StreamProtocolError("the first frame must carry hello")
         lease_s = check_hello(first.hello)
-        session = Session(asyncio.get_running_loop(), first.hello.client_id)
+        session = VerifySession(asyncio.get_running_loop(), first.hello.client_id)
         log.info("stream opened", session=session.number, client_id=session.client_id, lease_s=lease_s)
         greeting = target_pb2.VerifyResponse(hello=self._info)
         if self._profile:
@@ -104,7 +104,7 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
             log.info("stream closed", session=session.number, client_id=session.client_id)
 
     async def _read(
-        self, session: Session, frames: AsyncIterator[target_pb2.VerifyRequest], lease_s: float
+        self, session: VerifySession, frames: AsyncIterator[target_pb2.VerifyRequest], lease_s: float
     ) -> None:
         try:
             while True:
@@ -115,7 +115,7 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         finally:
             session.end()
 
-    def _take(self, session: Session, frame: target_pb2.VerifyRequest) -> None:
+    def _take(self, session: VerifySession, frame: target_pb2.VerifyRequest) -> None:
         """Check one frame and hand its parts to the loop."""
         for opening in frame.opens:
             self._open(session, opening)
@@ -129,7 +129,7 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
             entries, num_malformed = unpack_drafts(frame.drafts, self._info.vocab_size)
             self._inbox.put(Drafts(session, tuple(entries), num_malformed))
 
-    def _open(self, session: Session, opening: target_pb2.OpenSequence) -> None:
+    def _open(self, session: VerifySession, opening: target_pb2.OpenSequence) -> None:
         if self._draining.is_set():
             self._refuse(session, opening.key, UNAVAILABLE, DrainingError("shutting down"))
             return
@@ -146,7 +146,7 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         session.openings.add(task)
         task.add_done_callback(session.openings.discard)
 
-    async def _open_constrained(self, session: Session, spec: SequenceSpec) -> None:
+    async def _open_constrained(self, session: VerifySession, spec: SequenceSpec) -> None:
         try:
             rule = await self._constraints.rule(spec)
         except InvalidRequestError as error:
@@ -160,7 +160,7 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
             self._inbox.put(Open(session, spec, rule))
 
     @staticmethod
-    def _refuse(session: Session, key: int, code: int, error: PacelineError) -> None:
+    def _refuse(session: VerifySession, key: int, code: int, error: PacelineError) -> None:
         failure = peer_pb2.SequenceFailure(key=key, code=code, reason=error.reason, message=str(error))
         session.push(target_pb2.VerifyResponse(failures=[failure]))
 

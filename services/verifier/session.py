@@ -13,7 +13,7 @@ MAX_FRAMES = 4096
 _numbers = itertools.count(1)
 
 
-class Session(Outbox[target_pb2.VerifyResponse]):
+class VerifySession(Outbox[target_pb2.VerifyResponse]):
     """A stream.
 
     Attributes:

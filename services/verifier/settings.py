@@ -9,14 +9,14 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from services.runtime.settings import Port, ServerSettings
-from services.verifier.ngram import MAX_LOOKUP
-from services.verifier.step_clock import StepCurve
+from services.verifier.ngram import MAX_NGRAM_TOKENS
+from services.verifier.step_clock import StretchCurve
 
 PREFIX_MIB_WITHOUT_LIMIT = 256
 POOL_MIB_WITHOUT_LIMIT = 256
 
 
-class Settings(ServerSettings):
+class VerifierSettings(ServerSettings):
     """Paceline verifier: hosts the target and decides every token."""
 
     model_config = SettingsConfigDict(env_prefix="PACELINE_VERIFIER_")
@@ -53,10 +53,10 @@ class Settings(ServerSettings):
         1.0, ge=0, le=60, description="most time to spend on timed steps before serving; 0: none"
     )
     drafter: Path | None = Field(None, description="drafter checkpoint to host in this process (co-located)")
-    lookup: int = Field(
+    ngram_tokens: int = Field(
         8,
         ge=0,
-        le=MAX_LOOKUP,
+        le=MAX_NGRAM_TOKENS,
         description="most tokens to propose from what a text itself repeats, beside any drafter; 0: none",
     )
     tap_from: Path | None = Field(
@@ -68,7 +68,7 @@ class Settings(ServerSettings):
     )
 
     @model_validator(mode="after")
-    def _check_pool(self) -> Settings:
+    def _check_pool(self) -> VerifierSettings:
         if self.kv_pool_mib and self.kv_limit_mib is not None and self.kv_pool_mib > self.kv_limit_mib:
             raise ValueError(f"kv_pool_mib must be at most kv_limit_mib, {self.kv_limit_mib}")
         return self
@@ -77,7 +77,7 @@ class Settings(ServerSettings):
     @classmethod
     def _check_step_curve(cls, text: str | None) -> str | None:
         if text is not None:
-            StepCurve.parse(text)
+            StretchCurve.parse(text)
         return text
 
     @property

@@ -18,7 +18,7 @@ from paceline.contract.errors import InvalidRequestError
 
 
 @dataclass(frozen=True, slots=True)
-class StepCurve:
+class StretchCurve:
     """Step time over the rows of the step, linear between points.
 
     Below the first point its time holds; past the last one the last slope does, and with one point nothing changes it.
@@ -30,7 +30,7 @@ class StepCurve:
     points: tuple[tuple[int, float], ...]
 
     @classmethod
-    def parse(cls, text: str) -> StepCurve:
+    def parse(cls, text: str) -> StretchCurve:
         """Reads ``rows:ms`` pairs such as ``1:30,16:30,64:48``, or one number of milliseconds for any step.
 
         Raises:
@@ -70,7 +70,7 @@ class StepClock:
 
     def __init__(
         self,
-        curve: StepCurve | None = None,
+        curve: StretchCurve | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:

@@ -16,7 +16,7 @@ class Stage(StrEnum):
 
     IDLE = "idle"  # nothing to run
     COMMANDS = "commands"  # openings, closings and drafts taken in
-    HOLD = "hold"  # waiting for drafts that are due
+    DRAFT_WAIT = "hold"  # waiting for drafts that are due
     CHOOSE = "choose"  # which rows to run
     FORWARD = "forward"  # the target's pass
     VERIFY = "verify"  # rules, choices, acceptance

@@ -2,7 +2,7 @@
 
 Sequences run in order of arrival. One that finds no room waits, and the youngest that runs gives way to older ones
 when room runs out, so that those that wait are always younger than those that run, and the oldest always goes on. Slots
-come from `room.py`. Called by the step loop alone.
+come from `kv_allocator.py`. Called by the step loop alone.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from services.verifier.calibration import Calibrators
 from services.verifier.colocated import ColocatedDrafter
 from services.verifier.features import FeatureHub
 from services.verifier.inbox import Attach, Close, CloseSession, Command, Drafts, Open, SetPolicy
-from services.verifier.kv_allocator import Room
-from services.verifier.ngram import Lookup
+from services.verifier.kv_allocator import KVAllocator
+from services.verifier.ngram import NgramProposers
 from services.verifier.policy import StepPolicy
 from services.verifier.report import Drops
 from services.verifier.rules import make_rules
-from services.verifier.sequence import SequenceState, TargetSequence
-from services.verifier.session import Session
+from services.verifier.sequence import TargetSequence, TargetSequenceState
+from services.verifier.session import VerifySession
 
 log = structlog.get_logger()
 
@@ -35,14 +35,14 @@ RESOURCE_EXHAUSTED = 8
 KV_CACHE_EXHAUSTED = "KV_CACHE_EXHAUSTED"
 
 
-class SequenceTable:
+class TargetSequences:
     """Unfinished sequences by id.
 
     Ids start at a random number and only rise, so that no id is used twice by one instance and hardly ever by two, and
     order by id is order of arrival.
 
     Attributes:
-        room: where slots come from.
+        kv_allocator: where slots come from.
         calibrators: what confidences of drafts come from.
     """
 
@@ -54,30 +54,30 @@ class SequenceTable:
         max_sequences: int,
         max_waiting: int = 256,
         prefix_cache_bytes: int = 0,
-        lookup: int = 0,
+        ngram_tokens: int = 0,
     ) -> None:
         self._engine = engine
         self._features = features
         self._drafter = drafter
         self._max_sequences = max_sequences
         self._max_waiting = max_waiting
-        self.room = Room(engine, features, prefix_cache_bytes)
+        self.kv_allocator = KVAllocator(engine, features, prefix_cache_bytes)
         self._by_id: dict[int, TargetSequence] = {}
         self._next_id = secrets.randbits(48) << 8 | 1
         self._may_admit = False  # something changed since the first in the queue found no room
         self.drops = Drops()
-        self._lookup = Lookup(lookup)
+        self._ngram = NgramProposers(ngram_tokens)
         self.calibrators = Calibrators("separate" if drafter is None else drafter.method)
 
     @property
     def running(self) -> list[TargetSequence]:
         """Sequences that have a slot, in order of arrival."""
-        return [s for s in self._by_id.values() if s.state is SequenceState.RUNNING]
+        return [s for s in self._by_id.values() if s.state is TargetSequenceState.RUNNING]
 
     @property
     def waiting(self) -> list[TargetSequence]:
         """Sequences that wait for a slot, in order of arrival; each came after all that run."""
-        return [s for s in self._by_id.values() if s.state is SequenceState.WAITING]
+        return [s for s in self._by_id.values() if s.state is TargetSequenceState.WAITING]
 
     @property
     def num_unfinished(self) -> int:
@@ -118,8 +118,8 @@ class SequenceTable:
         for sequence in self.waiting:
             if len(running) >= self._max_sequences:
                 return
-            if self.room.take(sequence, running):
-                sequence.move_to(SequenceState.RUNNING)
+            if self.kv_allocator.take(sequence, running):
+                sequence.move_to(TargetSequenceState.RUNNING)
                 self._begin(sequence)
                 running.append(sequence)
             elif running:
@@ -135,21 +135,21 @@ class SequenceTable:
         """
         sequence = self.running[-1]
         log.debug("preempted", sequence_id=sequence.sequence_id, num_tokens=sequence.committed_length)
-        self.room.release(sequence, keep=False)
-        self.room.note_preemption()
-        sequence.move_to(SequenceState.WAITING)
+        self.kv_allocator.release(sequence, keep=False)
+        self.kv_allocator.note_preemption()
+        sequence.move_to(TargetSequenceState.WAITING)
         self._may_admit = True
         return sequence
 
     def drop_finished(self) -> None:
         """Free the sequences that ended in this step."""
-        for sequence in [s for s in self._by_id.values() if s.state is SequenceState.FINISHED]:
+        for sequence in [s for s in self._by_id.values() if s.state is TargetSequenceState.FINISHED]:
             self._drop(sequence)
 
     def _open(self, command: Open) -> None:
         session, spec = command.session, command.spec
         self.admit()  # who came before it is not counted as waiting where there is room
-        if not self.room.can_hold(len(spec.prompt)):
+        if not self.kv_allocator.can_hold(len(spec.prompt)):
             self._refuse(session, spec.key, KV_CACHE_EXHAUSTED, "the prompt does not fit into the KV cache")
             return
         if len(self.waiting) >= self._max_waiting:
@@ -164,14 +164,14 @@ class SequenceTable:
             vocab_size=self._engine.shape.vocab_size,
             rules=make_rules(spec, self._engine.shape.vocab_size),
             calibrator=self.calibrators.of(spec.sampling.resolved_mode),
-            own_text=self._lookup.of(spec.sampling.resolved_mode),
+            ngram=self._ngram.of(spec.sampling.resolved_mode),
         )
         if command.constraint is not None:
             sequence.rules.append(command.constraint)  # last: it has the last word on what may be chosen
         self._next_id += 1
         self._by_id[sequence.sequence_id] = sequence
         # A drafter in this process reads no log; one is kept for those that share the prefix later.
-        reads_log = self._drafter is None or self.room.shares_prefixes
+        reads_log = self._drafter is None or self.kv_allocator.shares_prefixes
         taps = self._engine.taps
         if sequence.may_be_read and taps and reads_log:
             self._features.open(sequence.sequence_id, last_only=taps[0].last_only)
@@ -180,7 +180,7 @@ class SequenceTable:
         session.push(target_pb2.VerifyResponse(opened=[opened]))
 
     def _begin(self, sequence: TargetSequence) -> None:
-        """Tell a drafter in this process of a sequence that runs, the features of its shared prefix included."""
+        """Publish a drafter in this process of a sequence that runs, the features of its shared prefix included."""
         if self._drafter is None or not sequence.may_draft:
             return
         if not self._drafter.knows(sequence.sequence_id):
@@ -189,7 +189,7 @@ class SequenceTable:
         if features is not None:
             self._drafter.feed(sequence.sequence_id, 0, features)
 
-    def _refuse(self, session: Session, key: int, reason: str, message: str) -> None:
+    def _refuse(self, session: VerifySession, key: int, reason: str, message: str) -> None:
         failure = peer_pb2.SequenceFailure(key=key, code=RESOURCE_EXHAUSTED, reason=reason, message=message)
         session.push(target_pb2.VerifyResponse(failures=[failure]))
 
@@ -217,9 +217,9 @@ class SequenceTable:
 
     def _drop(self, sequence: TargetSequence, *, keep: bool = True) -> None:
         del self._by_id[sequence.sequence_id]
-        if sequence.state is not SequenceState.FINISHED:
-            sequence.move_to(SequenceState.FINISHED)
-        self.room.release(sequence, keep=keep)
+        if sequence.state is not TargetSequenceState.FINISHED:
+            sequence.move_to(TargetSequenceState.FINISHED)
+        self.kv_allocator.release(sequence, keep=keep)
         self._may_admit = True
         self._features.close(sequence.sequence_id)
         if self._drafter is not None:

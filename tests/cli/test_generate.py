@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from paceline.cli import main
-from paceline.cli.stats import comparison_line, figures_line
+from paceline.cli.stats import comparison_line, stats_line
 from paceline.client import Completion, Stats
 from paceline.v1 import sampling_pb2
 from tests.gateway.scripted_conductor import Script
@@ -199,12 +199,12 @@ def stats(**fields) -> Stats:
 
 
 def test_figures() -> None:
-    assert figures_line(stats(), "stop") == (
+    assert stats_line(stats(), "stop") == (
         "80.0 tokens/s | 2.05 tokens per target pass | acceptance by position 0.75 0.30 | first token 250 ms"
         " | 41 tokens (stop)"
     )
     single = stats(num_generated_tokens=1, num_target_passes=1, decode_s=0.0, drafted_per_position=())
-    assert "acceptance" not in figures_line(single, "length")
+    assert "acceptance" not in stats_line(single, "length")
 
 
 def test_a_difference_is_located() -> None:

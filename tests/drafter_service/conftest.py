@@ -14,8 +14,8 @@ import pytest_asyncio
 from paceline import PROTOCOL_VERSION
 from paceline.methods import Drafter
 from paceline.v1 import drafter_pb2, drafter_pb2_grpc, peer_pb2
-from services.drafter.host import Host
-from services.drafter.settings import Settings
+from services.drafter.host import DrafterHost
+from services.drafter.settings import DrafterSettings
 from services.runtime.channel import open_channel
 from services.runtime.lifecycle import hosted
 from tests.drafter_service.scripted import VOCAB_SIZE, WIDTH
@@ -137,7 +137,7 @@ class Bench:
             "port": 0,
             "metrics_port": None,
         }
-        host = Host(Settings(**(values | settings)), drafter, info or drafter_info(drafter))
+        host = DrafterHost(DrafterSettings(**(values | settings)), drafter, info or drafter_info(drafter))
         process = await self.stack.enter_async_context(hosted("drafter", host.settings, host.attach))
         channel = open_channel(f"127.0.0.1:{process.port}")
         self.stack.push_async_callback(channel.close)

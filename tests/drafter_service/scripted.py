@@ -114,7 +114,7 @@ class ScriptedDrafter:
                 raise ValueError("scripted failure")
             tokens: list[int] = []
             parents: list[int] = []
-            for outcome in range(request.max_outcomes)[request.share :: request.num_shares]:
+            for outcome in range(request.max_outcomes)[request.partition :: request.num_partitions]:
                 path = continuation(text, outcome)
                 path.append((continuation([*text, *path], 1)[0] + 1) % VOCAB_SIZE)
                 path += continuation([*text, *path], request.num_tokens)

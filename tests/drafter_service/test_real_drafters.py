@@ -31,8 +31,8 @@ from paceline.methods.p_eagle.drafter import p_eagle_shapes
 from paceline.models import model_fingerprint
 from paceline.target import SequenceRows, TargetEngine
 from paceline.v1 import drafter_pb2, drafter_pb2_grpc, peer_pb2
-from services.drafter.host import Host
-from services.drafter.settings import Settings
+from services.drafter.host import DrafterHost
+from services.drafter.settings import DrafterSettings
 from services.runtime.channel import open_channel
 from services.runtime.lifecycle import hosted
 from tests.drafter_service.conftest import Bench, Conductor, commits, eventually, opening
@@ -367,7 +367,9 @@ async def test_a_bare_model_with_another_tokenizer_serves_as_a_process(tmp_path:
 def test_drafter_for_another_target_is_refused(tmp_path: Path, independent_dir: Path) -> None:
     other = make_target(tmp_path / "other", seed=6)
     with pytest.raises(IncompatiblePeerError, match="was made for target"):
-        Host.load(Settings(drafter=independent_dir, model=str(other), dtype="float32"), num_threads=1)
+        DrafterHost.load(
+            DrafterSettings(drafter=independent_dir, model=str(other), dtype="float32"), num_threads=1
+        )
 
 
 @pytest.mark.parametrize(
@@ -451,9 +453,9 @@ async def test_features_that_run_ahead_of_the_tokens_are_waited_with_in_silence(
 
 async def serve(
     bench: Bench, drafter_dir: Path, target_dir: Path
-) -> tuple[Host, ScriptedFeatures, Conductor]:
+) -> tuple[DrafterHost, ScriptedFeatures, Conductor]:
     """A drafter, who sends it features, and a stream to it."""
-    settings = Settings(
+    settings = DrafterSettings(
         drafter=drafter_dir,
         model=str(target_dir),
         dtype="float32",
@@ -461,7 +463,7 @@ async def serve(
         metrics_port=None,
         feature_wait_ms=5000,
     )
-    host = Host.load(settings, num_threads=1)
+    host = DrafterHost.load(settings, num_threads=1)
     process = await bench.stack.enter_async_context(hosted("drafter", settings, host.attach))
     verifier = ScriptedFeatures(peer_pb2.PeerInfo())
     verifier.info.CopyFrom(host.info)

@@ -130,7 +130,7 @@ async def test_a_further_share_drafts_its_outcomes_alone(bench: Bench) -> None:
     drafter = ScriptedDrafter()
     conductor = await bench.serve(drafter)
     plan = drafter_pb2.DraftPlan(draft_length=2, draft_ahead=3, outcomes=4)
-    frame_id = await conductor.send(opens=[opening(1, PROMPT, share=1, num_shares=3)], plan=plan)
+    frame_id = await conductor.send(opens=[opening(1, PROMPT, partition=1, num_partitions=3)], plan=plan)
     first, second = await conductor.read(), await conductor.read()
     assert first.frame_id == frame_id
     assert not first.drafts.sequence_ids
@@ -161,10 +161,10 @@ async def test_outcomes_are_taken_up_again_when_another_sequence_broke_them_off(
     assert own[1][0] in own[-1]
 
 
-@pytest.mark.parametrize(("share", "num_shares"), [(1, 0), (1, 1), (3, 3), (0, 65), (2**31, 2**32 - 1)])
-async def test_shares_out_of_range_are_refused(bench: Bench, share: int, num_shares: int) -> None:
+@pytest.mark.parametrize(("share", "num_partitions"), [(1, 0), (1, 1), (3, 3), (0, 65), (2**31, 2**32 - 1)])
+async def test_shares_out_of_range_are_refused(bench: Bench, partition: int, num_partitions: int) -> None:
     conductor = await bench.serve(ScriptedDrafter())
-    await conductor.send(opens=[opening(1, PROMPT, share=share, num_shares=num_shares)])
+    await conductor.send(opens=[opening(1, PROMPT, partition=partition, num_partitions=num_partitions)])
     (failure,) = (await conductor.read()).failures
     assert "share" in failure.message
 

@@ -102,7 +102,7 @@ def consecutive_free_ports() -> int:
 
 def test_start_crash_restart_and_an_end_that_leaves_nothing(tiny_target: Path, perfect_drafter: Path) -> None:
     # This drafter is as slow as its target and never pays, so the policy would rightly not use it.
-    fixed = {"draft_length": 4, "hold_us": 50_000}
+    fixed = {"draft_length": 4, "wait_budget_us": 50_000}
     separate = options(tiny_target, placement=Placement.SEPARATE, drafter=perfect_drafter, **fixed)
     with (
         Deployment(separate) as deployment,

@@ -118,9 +118,9 @@ def test_flags_of_each_role() -> None:
     assert "--port 50051 --metrics-port 9101 --ready-file ready" in verifier
     assert "--threads 3 --cores 0,1,2 --tap-from drafter" in verifier
     assert "--dtype float32" in verifier
-    assert "--lookup" not in verifier  # its own default
-    assert "--lookup 0" in flags("verifier", Placement.COLOCATED, lookup=0)
-    assert "--lookup 0" in flags("verifier", Placement.PLAIN)
+    assert "--ngram-tokens" not in verifier  # its own default
+    assert "--ngram-tokens 0" in flags("verifier", Placement.COLOCATED, ngram_tokens=0)
+    assert "--ngram-tokens 0" in flags("verifier", Placement.PLAIN)
     assert "--drafter drafter" in flags("verifier", Placement.COLOCATED)
     assert "drafter" not in flags("verifier", Placement.PLAIN)
     assert "--threads 1 --cores 3" in flags("drafter", Placement.SEPARATE)
@@ -128,8 +128,10 @@ def test_flags_of_each_role() -> None:
     assert "--concurrent-slowdown" in flags("scheduler", Placement.SEPARATE)
     assert "--concurrent-slowdown" not in flags("scheduler", Placement.COLOCATED)
     assert "--orchestrator 127.0.0.1:50054" in flags("gateway", Placement.SEPARATE)
-    orchestrator = flags("orchestrator", Placement.SEPARATE, draft_length=0, hold_us=10)
-    assert "--placement separate --drafters 127.0.0.1:50052 --draft-length 0 --hold-us 10" in orchestrator
+    orchestrator = flags("orchestrator", Placement.SEPARATE, draft_length=0, wait_budget_us=10)
+    assert (
+        "--placement separate --drafters 127.0.0.1:50052 --draft-length 0 --wait-budget-us 10" in orchestrator
+    )
     plain = flags("orchestrator", Placement.PLAIN, extra_flags={"orchestrator": ["--max-sequences", "2"]})
     assert plain.endswith("--placement none --max-sequences 2")
 

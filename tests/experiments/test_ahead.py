@@ -76,9 +76,9 @@ def test_cycles_hits_and_tokens_are_counted(foretells: bool) -> None:
     replay(Prophet(tokens, 4, foretells), text, Cycle(length=6, max_nodes=6, outcomes=2, ahead=2), tally)
     # From length 4 on every draft errs at its first token; then at every fourth.
     assert tally.num_tokens == 1 + 4 * (tally.num_cycles - 1)
-    assert tally.num_hits == (tally.num_cycles - 1 if foretells else 0)
-    assert tally.num_fresh == 3 * tally.num_hits
-    assert tally.num_ahead == 2 * tally.num_hits  # as far as it drafted ahead
+    assert tally.num_cache_hits == (tally.num_cycles - 1 if foretells else 0)
+    assert tally.num_fresh == 3 * tally.num_cache_hits
+    assert tally.num_ahead == 2 * tally.num_cache_hits  # as far as it drafted ahead
     assert sum(tally.ahead_at) == tally.num_ahead
 
 

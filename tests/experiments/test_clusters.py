@@ -19,7 +19,7 @@ def test_all_clusters_are_the_dense_head(target_dir: Path, tmp_path: Path) -> No
     drafter = save_assistant(tmp_path / "drafter", target_dir, {**FOR_LLAMA, "vocab": vocab})
     run(
         ContinueOptions(
-            target_dir, tmp_path / "text", rows=4, max_tokens=40, greedy_share=1.0, dtype="float32"
+            target_dir, tmp_path / "text", rows=4, max_tokens=40, greedy_fraction=1.0, dtype="float32"
         )
     )
     assistant, tensors = heads.load(drafter, target_dir, torch.float32)
@@ -37,7 +37,7 @@ def test_all_clusters_are_the_dense_head(target_dir: Path, tmp_path: Path) -> No
     assert [(size, found["count"]) for size, found in dense.times.items()] == [(1, 2), (3, 2)]
     assert all(found["min"] > 0 for one in (dense, few, all_) for found in one.times.values())
     drawn = ContinueOptions(
-        target_dir, tmp_path / "drawn", rows=2, max_tokens=9, greedy_share=0.0, dtype="float32"
+        target_dir, tmp_path / "drawn", rows=2, max_tokens=9, greedy_fraction=0.0, dtype="float32"
     )
     run(drawn)
     with pytest.raises(ValueError, match="no greedily answered"):

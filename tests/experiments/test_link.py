@@ -1,4 +1,4 @@
-"""The link: when bytes come out, measured with an echo server, and what it must not do to them."""
+"""The link: when bytes come out, measured with an n-gram proposal server, and what it must not do to them."""
 
 from __future__ import annotations
 

@@ -22,7 +22,15 @@ from experiments.dials.drafter import DialledDrafter
 from experiments.dials.script import Script, ScriptText
 from experiments.pipeline import counts as counting
 from experiments.pipeline.__main__ import pipeline
-from experiments.pipeline.cell import HOLD_US, Cell, Cycle, Shape, parse_counts, parse_list, round_trips_ms
+from experiments.pipeline.cell import (
+    WAIT_BUDGET_US,
+    Cell,
+    Cycle,
+    Shape,
+    parse_counts,
+    parse_list,
+    round_trips_ms,
+)
 from experiments.pipeline.counts import Counts
 from experiments.pipeline.measure import Arm, Lengths, arms_of, figures_of, parse_cycles, shape_of
 from experiments.pipeline.picture import draw
@@ -96,18 +104,18 @@ def test_tokens_of_a_draft_that_is_always_right() -> None:
 def test_enumeration() -> None:
     point = cell(0.8, 0.05, 0.5, bonus_hit_rate=1.0)
     # All places and the end fit, and every correction is foreseen: each pass lasts a step.
-    everything = Shape(5, 5, 7, HOLD_US)
+    everything = Shape(5, 5, 7, WAIT_BUDGET_US)
     assert hit_rate(point, everything) == pytest.approx(1)
     assert predicted(Cycle.ENUMERATE, point, everything) == pytest.approx(expected_tokens(0.8, 5))
     # Never foreseen but at the end, where the drafter's own token may be right.
     unforeseen = cell(0.8, 0.05, 0.5, bonus_hit_rate=0.0)
     assert hit_rate(unforeseen, everything) == pytest.approx(0.8**6)
     # One outcome alone: the likeliest.
-    assert hit_rate(point, Shape(5, 5, 1, HOLD_US)) == pytest.approx(0.8**6)
+    assert hit_rate(point, Shape(5, 5, 1, WAIT_BUDGET_US)) == pytest.approx(0.8**6)
     # No more outcomes than a frame's 64 nodes hold: 5 + 9 times 6.
-    assert hit_rate(cell(0.5, 0.05, 0.5, num_alternatives=4), Shape(5, 5, 64, HOLD_US)) == pytest.approx(
-        hit_rate(cell(0.5, 0.05, 0.5, num_alternatives=4), Shape(5, 5, 9, HOLD_US))
-    )
+    assert hit_rate(
+        cell(0.5, 0.05, 0.5, num_alternatives=4), Shape(5, 5, 64, WAIT_BUDGET_US)
+    ) == pytest.approx(hit_rate(cell(0.5, 0.05, 0.5, num_alternatives=4), Shape(5, 5, 9, WAIT_BUDGET_US)))
     # Paths that come too late hold up every hit.
     late = cell(0.8, 0.05, 1.0, bonus_hit_rate=1.0)
     assert predicted(Cycle.ENUMERATE, late, everything) == pytest.approx(expected_tokens(0.8, 5) / 1.25)
@@ -117,7 +125,7 @@ def test_enumeration() -> None:
     expected = expected_tokens(0.8, 5) / (rate + (1 - rate) * 1.75)
     assert predicted(Cycle.ENUMERATE, four, everything) == pytest.approx(expected)
     # Without hits it is the synchronous cycle.
-    assert enumerated_speedup(unforeseen, Shape(5, 5, 0, HOLD_US)) == pytest.approx(
+    assert enumerated_speedup(unforeseen, Shape(5, 5, 0, WAIT_BUDGET_US)) == pytest.approx(
         synchronous_speedup(unforeseen, 5)
     )
 
@@ -125,7 +133,7 @@ def test_enumeration() -> None:
 def test_the_hit_rate_is_what_the_drafter_does() -> None:
     """The form against the dialled drafter itself, outcome by outcome."""
     point = cell(0.7, 0.05, 0.5, bonus_hit_rate=0.6, num_alternatives=2)
-    shape = Shape(4, 4, 5, HOLD_US)
+    shape = Shape(4, 4, 5, WAIT_BUDGET_US)
     chooser = random.Random(8)
     text = ScriptText((1, 2, 3), tuple(chooser.randrange(300) for _ in range(6000)))
     made = DialledDrafter(Script((text,), 300), fixed(replace(point.dials, draft_ms=0.0)))
@@ -147,7 +155,7 @@ def test_the_hit_rate_is_what_the_drafter_does() -> None:
 
 
 def test_the_forms_that_are_not_known_here_are_none() -> None:
-    assert predicted(Cycle.ENUMERATE, cell(0.8, 0.05, 0.5), Shape(4, 6, 3, HOLD_US)) is None
+    assert predicted(Cycle.ENUMERATE, cell(0.8, 0.05, 0.5), Shape(4, 6, 3, WAIT_BUDGET_US)) is None
     assert predicted(Cycle.ENUMERATE, cell(0.8, 0.05, 0.5), Shape(4, 4, 3, 0)) is None
     assert predicted(Cycle.PLAIN, cell(0.8, 0.05, 0.5), Shape(1)) == 1
 
@@ -161,10 +169,10 @@ def test_a_chain_ahead_is_simulated(round_trip: float, expected: float) -> None:
 
 def test_lengths() -> None:
     point = cell(0.8, 0.05, 0.5)
-    assert shape_of(Cycle.SYNCHRONOUS, point, Lengths()) == Shape(9, hold_us=1_000_000)
+    assert shape_of(Cycle.SYNCHRONOUS, point, Lengths()) == Shape(9, wait_budget_us=1_000_000)
     assert shape_of(Cycle.AHEAD, point, Lengths(ahead=4, past=6)) == Shape(4, 6)
     assert shape_of(Cycle.ENUMERATE, point, Lengths(ahead=4, past=6, outcomes=3)) == Shape(4, 6, 3, 1_000_000)
-    assert shape_of(Cycle.ENUMERATE, point, Lengths(outcomes=3, hold_us=0)).hold_us == 0
+    assert shape_of(Cycle.ENUMERATE, point, Lengths(outcomes=3, wait_budget_us=0)).wait_budget_us == 0
     for outcomes in (1, 3, 8, 31, 64):
         past = shape_of(Cycle.ENUMERATE, point, Lengths(outcomes=outcomes))
         assert past.draft_length >= 1
@@ -286,7 +294,9 @@ def measured() -> list[Arm]:
             arm.samples.append(one)
             arm.rounds.append(one.tokens_per_s)
             arm.wall_s += 1.0
-        arm.counts = Counts(step_s=1.5, held_s=0.4, num_steps=12, num_drafts=10, num_hits=4, link_bytes=420)
+        arm.counts = Counts(
+            step_s=1.5, draft_wait_s=0.4, num_steps=12, num_drafts=10, num_cache_hits=4, link_bytes=420
+        )
     return arms
 
 
@@ -312,7 +322,7 @@ def test_figures_report_table_and_picture(tmp_path: Path) -> None:
 def test_counters_are_summed_over_labels(monkeypatch: pytest.MonkeyPatch) -> None:
     pages = {
         "verifier": '# HELP x\npaceline_step_seconds_sum{model_name="m"} 1.5\npaceline_step_seconds_count 3\n'
-        'paceline_draft_hits_total{model_name="a"} 2.0\npaceline_draft_hits_total{model_name="b"} 1.0\n'
+        'paceline_speculation_cache_hits_total{model_name="a"} 2.0\npaceline_draft_hits_total{model_name="b"} 1.0\n'
         'paceline_step_seconds_bucket{le="0.1",model_name="m"} 9\n',
         "drafter": 'paceline_draft_seconds_sum{method="dialled",model_name="m"} 0.25\n',
     }
@@ -332,7 +342,7 @@ def test_counters_are_summed_over_labels(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(metrics_page.urllib.request, "urlopen", lambda url, timeout: Page(pages[url]))
     found = counting.read_counts("verifier", "drafter", 7)
-    assert (found.step_s, found.num_steps, found.num_hits, found.draft_s, found.link_bytes) == (
+    assert (found.step_s, found.num_steps, found.num_cache_hits, found.draft_s, found.link_bytes) == (
         1.5,
         3,
         3,
@@ -340,4 +350,4 @@ def test_counters_are_summed_over_labels(monkeypatch: pytest.MonkeyPatch) -> Non
         7,
     )
     assert (found - found) == Counts()
-    assert (found + found).num_hits == 6
+    assert (found + found).num_cache_hits == 6

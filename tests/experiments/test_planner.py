@@ -45,10 +45,10 @@ def test_the_comparison_is_what_runs_without_a_name() -> None:
 def test_steps_are_what_they_claim() -> None:
     steps = random_steps(3, 7)
     assert steps == random_steps(3, 7)
-    for survivals in (survivals for step in steps for survivals in step):
-        assert len(survivals) == 7
-        assert list(survivals) == sorted(survivals, reverse=True)
-        assert all(0 <= survival <= 1 for survival in survivals)
+    for path_acceptances in (path_acceptances for step in steps for path_acceptances in step):
+        assert len(path_acceptances) == 7
+        assert list(path_acceptances) == sorted(path_acceptances, reverse=True)
+        assert all(0 <= path_acceptance <= 1 for path_acceptance in path_acceptances)
     timing = time_choices(steps, 10, is_rejection=False)
     assert len(timing.samples_us) == 10
     assert 0 <= timing.num_chosen <= 21

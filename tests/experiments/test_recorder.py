@@ -87,7 +87,8 @@ def test_too_little_is_no_trace() -> None:
 async def test_conductors_can_report_to_a_recorder() -> None:
     """On the wire, as a conductor does it: watch the policy, stream reports."""
     recorder = Recorder(
-        scheduler_pb2.SpeculationPolicy(draft_length=5, max_nodes_per_sequence=5, hold_us=9), turn_s=0.01
+        scheduler_pb2.SpeculationPolicy(draft_length=5, max_nodes_per_sequence=5, wait_budget_us=9),
+        turn_s=0.01,
     )
 
     async def build(process: Process) -> None:
@@ -102,7 +103,11 @@ async def test_conductors_can_report_to_a_recorder() -> None:
         stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
         watching = stub.WatchPolicy(scheduler_pb2.WatchPolicyRequest(), timeout=20)
         policies = [(await watching.read()).policy for _ in range(3)]
-        assert [(p.version, p.draft_length, p.hold_us) for p in policies] == [(1, 5, 9), (2, 2, 9), (3, 5, 9)]
+        assert [(p.version, p.draft_length, p.wait_budget_us) for p in policies] == [
+            (1, 5, 9),
+            (2, 2, 9),
+            (3, 5, 9),
+        ]
         assert [p.max_nodes_per_sequence for p in policies] == [5, 2, 5]  # chains, all of them
         answer = await stub.Report(iter([f.report for f in frames()]), timeout=20)
         watching.cancel()

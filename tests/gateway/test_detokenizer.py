@@ -10,17 +10,17 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
 from paceline.contract.errors import TokenizerError
-from paceline.token_bytes import TokenPieces
+from paceline.token_bytes import TokenBytes
 from services.gateway.detokenizer import Detokenizer
 from tests.gateway.tiny_model import byte_fallback_tokenizer, byte_level_tokenizer
 
 BYTE_LEVEL = byte_level_tokenizer()
-BYTE_LEVEL_PIECES = TokenPieces(BYTE_LEVEL)
+BYTE_LEVEL_PIECES = TokenBytes(BYTE_LEVEL)
 BYTE_FALLBACK = byte_fallback_tokenizer()
-BYTE_FALLBACK_PIECES = TokenPieces(BYTE_FALLBACK)
+BYTE_FALLBACK_PIECES = TokenBytes(BYTE_FALLBACK)
 
 
-def stream(pieces: TokenPieces, token_ids: list[int]) -> list[str]:
+def stream(pieces: TokenBytes, token_ids: list[int]) -> list[str]:
     detokenizer = Detokenizer(pieces)
     return [*(detokenizer.push(token_id) for token_id in token_ids), detokenizer.flush()]
 
@@ -65,15 +65,15 @@ def test_an_incomplete_character_becomes_a_replacement_character_at_the_end_only
 def test_a_decoder_that_could_change_sent_text_is_refused() -> None:
     tokenizer = Tokenizer(models.BPE(vocab={"a": 0}, merges=[]))
     with pytest.raises(TokenizerError, match="no decoder"):
-        TokenPieces(tokenizer)
+        TokenBytes(tokenizer)
     tokenizer.decoder = decoders.WordPiece()
     with pytest.raises(TokenizerError, match="WordPiece"):
-        TokenPieces(tokenizer)
+        TokenBytes(tokenizer)
 
 
 def test_real_tokenizer(real_model_dir: Path) -> None:
     tokenizer = Tokenizer.from_file(str(real_model_dir / "tokenizer.json"))
-    pieces = TokenPieces(tokenizer)
+    pieces = TokenBytes(tokenizer)
     text = "Straße, naïve café — 東京 😀👩‍👩‍👧 e\u0301 \r\n\t end<|im_end|>"
     token_ids = tokenizer.encode(text).ids
     parts = stream(pieces, token_ids)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.contract.errors import UnavailableError
-from paceline.token_bytes import TokenPieces
+from paceline.token_bytes import TokenBytes
 from paceline.v1 import generation_pb2, orchestrator_pb2, sampling_pb2
 from services.gateway.detokenizer import Detokenizer
 from services.gateway.generation import Generation
@@ -18,7 +18,7 @@ from services.gateway.served_model import ServedModel
 from tests.gateway.tiny_model import byte_level_tokenizer
 
 TOKENIZER = byte_level_tokenizer()
-PIECES = TokenPieces(TOKENIZER)
+PIECES = TokenBytes(TOKENIZER)
 MODEL = ServedModel("tiny", "f", 300, 512, (1,), "", "none")
 
 

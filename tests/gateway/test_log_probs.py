@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.contract.errors import UnavailableError
-from paceline.token_bytes import TokenPieces
+from paceline.token_bytes import TokenBytes
 from paceline.v1 import generation_pb2, orchestrator_pb2, sampling_pb2
 from services.gateway.detokenizer import Detokenizer
 from services.gateway.generation import Generation
@@ -20,7 +20,7 @@ from tests.gateway.scripted_conductor import log_probs_of
 from tests.gateway.tiny_model import byte_level_tokenizer
 
 TOKENIZER = byte_level_tokenizer()
-PIECES = TokenPieces(TOKENIZER)
+PIECES = TokenBytes(TOKENIZER)
 VOCAB_SIZE = TOKENIZER.get_vocab_size()
 MODEL = ServedModel("tiny", "f", 300, 512, (1,), "", "none")
 PROMPT = (5, 6, 7, 8)

@@ -92,7 +92,7 @@ def eagle_dir(
     return path
 
 
-def assert_own_text(site: Site, prompts: list[str], learned: list[tuple[list[int], torch.Tensor]]) -> None:
+def assert_ngram(site: Site, prompts: list[str], learned: list[tuple[list[int], torch.Tensor]]) -> None:
     """With drafts and without them, greedy and sampled."""
     own = prompts[:NUM_PROMPTS]
     greedy = site.complete_all(own, **GREEDY)
@@ -112,7 +112,7 @@ def test_separate_and_restarted(
     model_dir: Path, eagle_dir: Path, prompts: list[str], learned: list[tuple[list[int], torch.Tensor]]
 ) -> None:
     for site in run_site(Placement.SEPARATE, model_dir, eagle_dir):
-        assert_own_text(site, prompts, learned)
+        assert_ngram(site, prompts, learned)
         site.deployment.kill("drafter")
         text = list(site.complete(prompts[0], **GREEDY).token_ids)
         assert text == learned[0][0][len(learned[0][0]) - NUM_TOKENS - 6 :][: len(text)]

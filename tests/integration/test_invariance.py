@@ -69,7 +69,7 @@ def pair(model_dir: Path, drafter_dir: Path, tmp_path_factory: pytest.TempPathFa
         max_nodes=16,
         draft_ahead=3,
         outcomes=6,
-        hold_us=1_000_000,
+        wait_budget_us=1_000_000,
         ports=ports,
         extra_flags={
             "verifier": ("--kv-limit-mib", "64"),

@@ -54,7 +54,7 @@ def medusa_dir(model_dir: Path, texts: list[list[int]], tmp_path_factory: pytest
     return memorise(tmp_path_factory.mktemp("medusa1"), model_dir, texts, starts, dtype=dtype)
 
 
-def assert_own_text(site: Site, prompts: list[str], texts: list[list[int]]) -> None:
+def assert_ngram(site: Site, prompts: list[str], texts: list[list[int]]) -> None:
     """With heads and without them, greedy and sampled."""
     own = prompts[:NUM_PROMPTS]
     greedy = site.complete_all(own, **GREEDY)
@@ -75,7 +75,7 @@ def test_separate_and_restarted(
     model_dir: Path, medusa_dir: Path, prompts: list[str], texts: list[list[int]]
 ) -> None:
     for site in run_site(Placement.SEPARATE, model_dir, medusa_dir):
-        assert_own_text(site, prompts, texts)
+        assert_ngram(site, prompts, texts)
         stream = site.client.generate([{"role": "user", "content": prompts[0]}], **GREEDY)
         events = [next(stream), next(stream)]  # started, and the first tokens
         site.deployment.kill("drafter")

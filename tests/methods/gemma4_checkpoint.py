@@ -25,7 +25,7 @@ FOR_LLAMA = {
     "kv_heads": {FULL: 2},
     "kv_layers": {FULL: 3},
     "rope_thetas": {FULL: 10000.0},
-    "rotary_shares": {FULL: 1.0},
+    "rotary_fractions": {FULL: 1.0},
     "sliding_window": 1,
     "embedding_scale": 1.0,
     "max_positions": 64,
@@ -40,7 +40,7 @@ FOR_GEMMA = {
     "kv_heads": {SLIDING: 2, FULL: 2},
     "kv_layers": {SLIDING: 4, FULL: 3},
     "rope_thetas": {SLIDING: 10000.0, FULL: 1e6},
-    "rotary_shares": {SLIDING: 1.0, FULL: 0.25},
+    "rotary_fractions": {SLIDING: 1.0, FULL: 0.25},
     "sliding_window": WINDOW,
     "max_positions": 64,
 }

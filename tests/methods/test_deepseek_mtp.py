@@ -14,7 +14,7 @@ from transformers import LlamaForCausalLM
 
 from paceline.methods import CheckpointError, Drafter, DraftRequest, drafter_tap, load_drafter
 from paceline.methods.deepseek_mtp.objective import DeepseekMtpObjective, MtpShape
-from paceline.methods.eagle3.objective import TargetFacts
+from paceline.methods.eagle3.objective import TargetReference
 from paceline.training.data import Batch
 from paceline.trie import DraftEntry
 from tests.methods.conftest import MTP_SHAPE, VOCAB, Target, mtp_tensors, save_mtp, text
@@ -129,7 +129,12 @@ def test_serving_equals_training(shape: MtpShape, target_dir: Path, target: Targ
     entry = _draft(drafter, 7)
     embedding = embedding_of(target_dir)
     objective = DeepseekMtpObjective(
-        shape, mtp_tensors(shape), embedding, embedding, TargetFacts("", "tiny", (), 64), dtype=torch.float32
+        shape,
+        mtp_tensors(shape),
+        embedding,
+        embedding,
+        TargetReference("", "tiny", (), 64),
+        dtype=torch.float32,
     )
     whole = torch.tensor([[*tokens, *entry.tokens]])
     features = final_norms(target_dir, whole[0].tolist())[None]

@@ -22,7 +22,7 @@ from paceline.methods.checkpoint import save_drafter
 from paceline.methods.dflash.drafter import DFlashDrafter
 from paceline.methods.dflash.layer import BlockRows
 from paceline.methods.dflash.objective import DFlashObjective
-from paceline.methods.eagle3.objective import TargetFacts
+from paceline.methods.eagle3.objective import TargetReference
 from paceline.models import model_fingerprint
 from paceline.training.data import Batch
 from tests.methods.conftest import DFLASH_SHAPE as SHAPE
@@ -116,7 +116,7 @@ def test_serving_equals_the_training_mask_of_the_last_anchor(
         embedding,
         torch.tensor(DRAFT_IDS),
         torch.ones(3 * 64),
-        TargetFacts("", "tiny", tuple(TAP_LAYERS), 64),
+        TargetReference("", "tiny", tuple(TAP_LAYERS), 64),
         dtype=torch.float32,
     )
     with torch.no_grad():

@@ -21,7 +21,7 @@ from paceline.methods.checkpoint import save_drafter
 from paceline.methods.eagle1.drafter import Eagle1Drafter
 from paceline.methods.eagle1.objective import Eagle1Objective
 from paceline.methods.eagle2.drafter import Eagle2Drafter
-from paceline.methods.eagle3.objective import TargetFacts
+from paceline.methods.eagle3.objective import TargetReference
 from paceline.sampling import SamplingParams
 from paceline.training.data import Batch
 from paceline.trie import DraftEntry
@@ -118,7 +118,7 @@ def test_serving_equals_training(
     _start(drafter, target, 1, tokens)
     drafted = _draft(drafter, 4).tokens
     embedding = embedding_of(target_dir)
-    facts = TargetFacts("", "tiny", (), 64)
+    facts = TargetReference("", "tiny", (), 64)
     objective = Eagle1Objective(
         EAGLE1_SHAPE, eagle1_tensors, embedding, embedding, facts, dtype=torch.float32
     )

@@ -12,7 +12,7 @@ from paceline.methods import DraftRequest, load_drafter
 from paceline.methods.checkpoint import DrafterConfig, load_tensors
 from paceline.methods.draft_layer import Rows
 from paceline.methods.eagle1.drafter import Eagle1Drafter
-from paceline.methods.eagle1.layer import Eagle1Layer, LayerWeights, parameter_shapes
+from paceline.methods.eagle1.layer import Eagle1Layer, Eagle1Weights, parameter_shapes
 from paceline.methods.eagle1.native import NativeEagle1Layer
 from paceline.methods.target_vocabulary import SharedVocabulary
 from paceline.target import Device
@@ -71,7 +71,7 @@ def test_layer_is_near_to_the_torch_form(target_dir: Path, tmp_path: Path, varia
     tensors = load_tensors(path, parameter_shapes(config))
     random = torch.Generator().manual_seed(2)
     embedding, head = torch.randn(2, VOCAB, WIDTH, generator=random).bfloat16()
-    weights = LayerWeights.read(config, tensors, SharedVocabulary(embedding, head, None), torch.bfloat16)
+    weights = Eagle1Weights.read(config, tensors, SharedVocabulary(embedding, head, None), torch.bfloat16)
     outputs = []
     with torch.inference_mode():
         for layer in (NativeEagle1Layer(weights), Eagle1Layer(weights, Device("cpu"))):

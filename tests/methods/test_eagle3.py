@@ -13,7 +13,7 @@ from torch import Tensor
 
 from paceline.methods import CheckpointError, Drafter, DraftRequest, load_drafter
 from paceline.methods.checkpoint import DrafterConfig, save_drafter
-from paceline.methods.eagle3.objective import Eagle3Objective, TargetFacts
+from paceline.methods.eagle3.objective import Eagle3Objective, TargetReference
 from paceline.sampling import SamplingParams
 from paceline.training.data import Batch
 from tests.methods.conftest import DRAFT_IDS, SHAPE, TAP_LAYERS, VOCAB, Target, text
@@ -125,7 +125,7 @@ def test_serving_equals_training(
         embedding,
         torch.tensor(DRAFT_IDS),
         torch.ones(3 * SHAPE.target_hidden),
-        TargetFacts("", "tiny", tuple(TAP_LAYERS), 64),
+        TargetReference("", "tiny", tuple(TAP_LAYERS), 64),
         dtype=torch.float32,
     )
     whole = torch.tensor([[*tokens, *drafted]])

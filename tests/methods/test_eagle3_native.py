@@ -12,7 +12,7 @@ from paceline.methods import DraftRequest, load_drafter
 from paceline.methods.checkpoint import DrafterConfig
 from paceline.methods.draft_layer import Rows
 from paceline.methods.eagle3.drafter import Eagle3Drafter
-from paceline.methods.eagle3.layer import Eagle3Layer, LayerWeights
+from paceline.methods.eagle3.layer import Eagle3Layer, Eagle3Weights
 from paceline.methods.eagle3.native import NativeEagle3Layer
 from paceline.target import Device
 from paceline.target.kv_cache import KVCache, KVLayout
@@ -43,7 +43,7 @@ def test_layer_is_near_to_the_torch_form(checkpoint: tuple[Path, Path]) -> None:
     config = DrafterConfig.read(checkpoint[0])
     tensors = load_tensors(checkpoint[0], parameter_shapes(config))
     embedding = torch.randn(VOCAB, WIDTH, generator=torch.Generator().manual_seed(2)).bfloat16()
-    weights = LayerWeights.read(config, tensors, embedding, torch.bfloat16)
+    weights = Eagle3Weights.read(config, tensors, embedding, torch.bfloat16)
     outputs = []
     with torch.inference_mode():
         for layer in (NativeEagle3Layer(weights), Eagle3Layer(weights, Device("cpu"))):

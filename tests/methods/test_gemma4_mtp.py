@@ -293,7 +293,10 @@ def test_what_cannot_be_served_is_named(target_dir: Path, tmp_path: Path) -> Non
         ({"head_dims": {FULL: 15}}, f"head_dims.{FULL} must be even"),
         ({"rope_thetas": {FULL: "x"}}, f"rope_thetas.{FULL}"),
         ({"rope_thetas": {FULL: float("inf")}}, f"rope_thetas.{FULL}"),
-        ({"rotary_shares": {FULL: 1.5}}, f"rotary_shares.{FULL} must be a positive number of at most 1"),
+        (
+            {"rotary_fractions": {FULL: 1.5}},
+            f"rotary_fractions.{FULL} must be a positive number of at most 1",
+        ),
         ({"rms_eps": "x"}, "shape.rms_eps"),
         ({"num_clusters": "x"}, "num_clusters"),
         ({"embedding_scale": 0}, "embedding_scale"),

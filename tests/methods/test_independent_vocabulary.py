@@ -361,7 +361,7 @@ def test_rejection_with_another_tokenizer_has_the_targets_law(
     sent, target = SentModel(drafter, TINY_TARGET.encode(text).ids, 5, depth), ToyModel(6, 5)
     assert sent.fractions(())[3] == 0  # "ab" is no token of the drafter's, and the target may still write it
     assert target.fractions(())[3] > 0
-    assert sum(1 for share in sent.fractions(()) if share) == 4
+    assert sum(1 for partition in sent.fractions(()) if partition) == 4
     law: dict[Prefix, Fraction] = defaultdict(Fraction)
     for entry, prob in drawn_entries(sent, shape, rule):
         trie = DraftTrie(list(range(1, ROOT + 1)))

@@ -55,11 +55,11 @@ def outcomes(
     *,
     count: int = 4,
     behind: int = 3,
-    share: int = 0,
-    num_shares: int = 1,
+    partition: int = 0,
+    num_partitions: int = 1,
     may_go_on: Callable[[], bool] = lambda: True,
 ) -> DraftEntry:
-    request = OutcomeRequest(sequence_id, behind, count, 64, sampling, share, num_shares)
+    request = OutcomeRequest(sequence_id, behind, count, 64, sampling, partition, num_partitions)
     (entry,) = drafter.draft_outcomes([request], may_go_on)
     assert entry is not None
     entry.check(64, VOCAB)
@@ -150,10 +150,15 @@ def test_shares_are_disjoint_and_together_all(
 ) -> None:
     tokens = text(9, seed=4)
     found = []
-    for share, num_shares in ((0, 1), (0, 3), (1, 3), (2, 3)):
+    for partition, num_partitions in ((0, 1), (0, 3), (1, 3), (2, 3)):
         start(drafter, target, 1, tokens)
         sent = draft(drafter, 1, sampling)
-        found.append(ends(sent, outcomes(drafter, 1, sampling, count=3, share=share, num_shares=num_shares)))
+        found.append(
+            ends(
+                sent,
+                outcomes(drafter, 1, sampling, count=3, partition=partition, num_partitions=num_partitions),
+            )
+        )
     assert len(found[0]) == 3
     assert sorted(found[0]) == sorted(found[1] + found[2] + found[3])
 
@@ -227,4 +232,4 @@ def test_outcomes_are_ranked_by_the_whole_path() -> None:
     assert tree.entry(1, sent).tokens == (10, 20)
     assert tree.sent_not_run() == [2]
     assert tree.entry(1, [0, *tree.outcomes(2)]).tokens == (10, 21, 11)
-    assert tree.outcomes(9, share=1, num_shares=2) == tree.outcomes(9)[1::2]
+    assert tree.outcomes(9, partition=1, num_partitions=2) == tree.outcomes(9)[1::2]

@@ -18,7 +18,7 @@ from paceline.methods import (
 )
 from paceline.methods.checkpoint import DrafterConfig, save_drafter
 from paceline.methods.draft_layer import LayerOutput
-from paceline.methods.eagle3.objective import TargetFacts
+from paceline.methods.eagle3.objective import TargetReference
 from paceline.methods.one_pass.marginal_tree import marginal_tree
 from paceline.methods.one_pass.rows import FlatRows, all_rows
 from paceline.methods.p_eagle.drafter import PEagleDrafter
@@ -101,7 +101,7 @@ def test_serving_equals_the_training_mask_of_the_last_anchor(
         torch.zeros(VOCAB, 64),
         torch.tensor(DRAFT_IDS),
         torch.ones(3 * 64),
-        TargetFacts("", "tiny", tuple(TAP_LAYERS), 64),
+        TargetReference("", "tiny", tuple(TAP_LAYERS), 64),
         dtype=torch.float32,
     )
     rows = all_rows(whole.shape[1], SHAPE.num_depths)

@@ -10,7 +10,7 @@ import torch
 from paceline.cpu import kernels
 from paceline.methods import DraftRequest, load_drafter
 from paceline.methods.checkpoint import DrafterConfig
-from paceline.methods.eagle3.layer import Eagle3Layer, LayerWeights, Rows, parameter_shapes
+from paceline.methods.eagle3.layer import Eagle3Layer, Eagle3Weights, Rows, parameter_shapes
 from paceline.methods.eagle3.native import NativeEagle3Layer, runs_natively
 from paceline.methods.p_eagle.drafter import PEagleDrafter
 from paceline.methods.p_eagle.objective import PEagleShape
@@ -49,7 +49,7 @@ def test_layer_is_near_to_the_torch_form(variant: dict[str, object]) -> None:
     for name, size in parameter_shapes(config).items():
         values = torch.randn(size, generator=random)
         tensors[name] = (1.0 + 0.2 * values if len(size) == 1 else values * 1.5 * size[-1] ** -0.5).bfloat16()
-    weights = LayerWeights.read(config, tensors, _random(VOCAB, WIDTH, 2), torch.bfloat16)
+    weights = Eagle3Weights.read(config, tensors, _random(VOCAB, WIDTH, 2), torch.bfloat16)
     assert runs_natively(weights, Device("cpu"))
     outputs = []
     with torch.inference_mode():

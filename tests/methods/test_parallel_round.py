@@ -14,7 +14,7 @@ from torch import Tensor
 from paceline.methods import Drafter, DrafterError, DraftRequest, OutcomeRequest
 from paceline.methods.choice import choose_chain_tokens
 from paceline.methods.dflash.drafter import DFlashDrafter
-from paceline.methods.one_pass.round import Round
+from paceline.methods.one_pass.round import OnePassRound
 from paceline.methods.p_eagle.drafter import PEagleDrafter
 from paceline.methods.pard1.drafter import Pard1Drafter
 from paceline.sampling import SamplingParams, VerifyMode
@@ -50,10 +50,10 @@ def ids(method: str) -> Tensor:
     return torch.arange(VOCAB) if method.startswith("pard") else torch.tensor(DRAFT_IDS)
 
 
-def round_of(drafter: Drafter, sequence_id: int) -> Round:
+def round_of(drafter: Drafter, sequence_id: int) -> OnePassRound:
     assert isinstance(drafter, DFlashDrafter | PEagleDrafter | Pard1Drafter)
     found = drafter._sequences[sequence_id].round
-    assert isinstance(found, Round)
+    assert isinstance(found, OnePassRound)
     return found
 
 

@@ -272,7 +272,7 @@ class ScriptedVerifier(Server, target_pb2_grpc.TargetServiceServicer):
             report.draft_depths.append(len(draft))
             report.num_accepted_tokens.append(accepted)
             report.finish_reasons.append(reason)
-            report.draft_hits.append(int(self.has_hits))
+            report.cache_hits.append(int(self.has_hits))
         return report
 
 

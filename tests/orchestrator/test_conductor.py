@@ -127,10 +127,10 @@ async def test_cancelled_request_closes_at_both_ends(bench: Bench) -> None:
 async def test_hung_drafter_does_not_hold_text_and_holds_are_called_off(bench: Bench) -> None:
     verifier, drafter = ScriptedVerifier(), ScriptedDrafter()
     await bench.start(verifier, drafter, drafter_silence_s=0.6)
-    await bench.until(lambda _: verifier.policies and verifier.policies[-1].hold_us > 0)
+    await bench.until(lambda _: verifier.policies and verifier.policies[-1].wait_budget_us > 0)
     drafter.is_silent = True
     running = asyncio.create_task(bench.run(run_request(PROMPT, 3000)))
-    await eventually(lambda: verifier.policies[-1].hold_us == 0)
+    await eventually(lambda: verifier.policies[-1].wait_budget_us == 0)
     await bench.until(lambda status: not status.drafters)  # the watchdog gave it up
     drafter.is_silent = False
     await eventually(lambda: drafter.open)  # and it was opened again, with the text so far
@@ -171,17 +171,17 @@ async def test_drafters_share_the_outcomes_of_one_sequence(bench: Bench) -> None
     await bench.start(verifier, *drafters, drafters_per_sequence=2)
     running = asyncio.create_task(bench.run(run_request(PROMPT, 3000)))
     await eventually(lambda: sum(len(drafter.open) for drafter in drafters) == 2)
-    first, second = sorted((d for d in drafters if d.open), key=lambda d: d.opens[-1].share)
-    assert [(d.opens[-1].share, d.opens[-1].num_shares) for d in (first, second)] == [(0, 2), (1, 2)]
+    first, second = sorted((d for d in drafters if d.open), key=lambda d: d.opens[-1].partition)
+    assert [(d.opens[-1].partition, d.opens[-1].num_partitions) for d in (first, second)] == [(0, 2), (1, 2)]
     assert first.opens[-1].epoch != second.opens[-1].epoch
     await eventually(lambda: first.num_commits > 5 and second.num_commits > 5)
     spare = next(drafter for drafter in drafters if not drafter.opens)
     await second.stop()  # its share moves, and nothing else does
     await eventually(lambda: spare.open)
-    assert spare.opens[-1].share == 1
+    assert spare.opens[-1].partition == 1
     assert len(first.opens) == 1
     await first.stop()  # drafts come first: the one that is left makes them
-    await eventually(lambda: spare.opens[-1].share == 0)
+    await eventually(lambda: spare.opens[-1].partition == 0)
     assert (await running).tokens == continuation(PROMPT, 3000)
     assert spare.num_gaps == 0
     await eventually(lambda: not spare.open)
@@ -414,7 +414,7 @@ async def test_colocated_placement_uses_no_drafter(bench: Bench) -> None:
     await eventually(lambda: verifier.policies)
     assert bench.status.placement == "colocated"
     assert verifier.policies[-1].colocated_draft_length == 5
-    assert verifier.policies[-1].hold_us > 0
+    assert verifier.policies[-1].wait_budget_us > 0
 
 
 async def test_verifier_that_comes_back_with_another_model_loses_its_drafters(bench: Bench) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import grpc
 import pytest
 
-from orchestrator.placement import DrafterWish, choose_drafter
+from orchestrator.placement import DrafterRequirement, choose_drafter
 from paceline.v1 import peer_pb2, sampling_pb2
 from tests.orchestrator.conftest import Bench, run_request
 from tests.orchestrator.scripted_peers import ScriptedDrafter, ScriptedVerifier, continuation, peer_info
@@ -107,9 +107,9 @@ def test_who_can_do_as_asked() -> None:
     for (name, drafter), tap in zip(drafters.items(), (NEEDED, OPTIONAL, NONE), strict=True):
         drafter.info = peer_info("drafter", drafter_name=name, tap=tap)
     able = {
-        reads: [name for name, d in drafters.items() if DrafterWish(reads_features=reads).is_met_by(d)]
+        reads: [name for name, d in drafters.items() if DrafterRequirement(reads_features=reads).is_met_by(d)]
         for reads in (None, True, False)
     }
     assert able == {None: [*drafters], True: ["needs", "may"], False: ["may", "reads none"]}
-    assert choose_drafter(drafters.values(), DrafterWish(reads_features=False)) is drafters["may"]
-    assert choose_drafter(drafters.values(), DrafterWish("needs", False)) is None
+    assert choose_drafter(drafters.values(), DrafterRequirement(reads_features=False)) is drafters["may"]
+    assert choose_drafter(drafters.values(), DrafterRequirement("needs", False)) is None

@@ -1,4 +1,4 @@
-"""The conductor's parts that need no peer: journal, states, policy, placement, admission, counting, frame merging."""
+"""The conductor's parts without a peer: commit log, states, policy, placement, admission, counting, frame merging."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.admission import Admission
-from orchestrator.commit_log import Journal, JournalEntry, JournalGapError
+from orchestrator.commit_log import CommitGapError, CommitLog, CommitLogEntry
 from orchestrator.counters import Counters, StatusCollector
-from orchestrator.draft_acceptance import OutcomeCounts, outcomes_by_commit
-from orchestrator.output_queue import Ending, Mailbox
-from orchestrator.placement import DrafterWish, check_drafter, choose_drafter, placement_in_force
+from orchestrator.draft_acceptance import AcceptanceCounter, acceptance_by_commit
+from orchestrator.output_queue import Ending, OutputQueue
+from orchestrator.placement import DrafterRequirement, check_drafter, choose_drafter, placement_in_force
 from orchestrator.policy import PolicyInForce, PolicyOverrides
 from orchestrator.ray_environment import prepare_environment
 from orchestrator.reports import MAX_SAMPLES, Reports
 from orchestrator.sequences import (
     TRANSITIONS,
+    ConductorSequences,
+    ConductorSequenceState,
     IllegalTransitionError,
     Sequence,
-    SequenceState,
-    SequenceTable,
-    Tally,
+    SequenceStats,
     passes_per_position,
 )
 from orchestrator.settings import OrchestratorSettings
@@ -46,7 +46,7 @@ from tests.orchestrator.scripted_peers import log_probs_of, peer_info
 
 def sequence(request_id: str = "r") -> Sequence:
     return Sequence(
-        entry=JournalEntry(request_id, [1, 2], 2),
+        entry=CommitLogEntry(request_id, [1, 2], 2),
         sampling=sampling_pb2.SamplingParams(),
         max_new_tokens=4,
         stop_token_ids=(),
@@ -64,12 +64,12 @@ def sequence(request_id: str = "r") -> Sequence:
 def test_journal_holds_a_prefix_of_the_text_whatever_is_repeated(
     text: list[int], cuts: list[tuple[int, int]]
 ) -> None:
-    entry = Journal().open("r", text[:1])
+    entry = CommitLog().open("r", text[:1])
     for start, size in cuts:
         span = text[start : start + size]
         known = len(entry.tokens)
         if start > known:
-            with pytest.raises(JournalGapError):
+            with pytest.raises(CommitGapError):
                 entry.commit(start, span)
         else:
             fresh = entry.commit(start, span)
@@ -79,20 +79,20 @@ def test_journal_holds_a_prefix_of_the_text_whatever_is_repeated(
 
 
 def test_journal_counts_resumed_tokens_as_generated() -> None:
-    entry = Journal().open("r", [1, 2, 3, 4], num_resumed_tokens=2)
+    entry = CommitLog().open("r", [1, 2, 3, 4], num_resumed_tokens=2)
     assert (entry.num_prompt_tokens, entry.num_generated_tokens) == (2, 2)
 
 
 def test_journal_refuses_a_request_twice() -> None:
-    journal = Journal()
-    journal.open("r", [1])
+    commit_log = CommitLog()
+    commit_log.open("r", [1])
     with pytest.raises(ValueError, match="running already"):
-        journal.open("r", [1])
+        commit_log.open("r", [1])
 
 
-@pytest.mark.parametrize("state", list(SequenceState))
-def test_only_transitions_of_the_table_are_allowed(state: SequenceState) -> None:
-    for target in SequenceState:
+@pytest.mark.parametrize("state", list(ConductorSequenceState))
+def test_only_transitions_of_the_table_are_allowed(state: ConductorSequenceState) -> None:
+    for target in ConductorSequenceState:
         subject = sequence()
         subject.state = state
         if target in TRANSITIONS[state]:
@@ -104,7 +104,7 @@ def test_only_transitions_of_the_table_are_allowed(state: SequenceState) -> None
 
 
 def test_table_forgets_old_keys_and_ids() -> None:
-    table, subject = SequenceTable(), sequence()
+    table, subject = ConductorSequences(), sequence()
     table.add(subject)
     first = table.name_key(subject)
     second = table.name_key(subject)
@@ -126,31 +126,33 @@ def test_passes_per_position_counts_those_that_reached_it(depths: list[int]) -> 
 
 
 def test_tally_leaves_plain_passes_out_of_positions() -> None:
-    tally = Tally()
-    tally.add(0, 0, 0)
-    tally.add(5, 3, 1)
-    assert (tally.num_passes, tally.num_draft_tokens, tally.num_accepted_tokens) == (2, 5, 1)
-    assert passes_per_position(tally.depths) == [1, 1, 1]
-    assert passes_per_position(tally.accepted) == [1]
+    counts = SequenceStats()
+    counts.add(0, 0, 0)
+    counts.add(5, 3, 1)
+    assert (counts.num_passes, counts.num_draft_tokens, counts.num_accepted_tokens) == (2, 5, 1)
+    assert passes_per_position(counts.depths) == [1, 1, 1]
+    assert passes_per_position(counts.accepted) == [1]
 
 
 def test_default_policy_drafts_and_holds_only_where_drafts_are_due() -> None:
     policy = PolicyInForce(PolicyOverrides())
     due = policy.verify_policy(is_colocated=False, is_drafter_due=True)
     alone = policy.verify_policy(is_colocated=False, is_drafter_due=False)
-    assert due.hold_us > 0
-    assert alone.hold_us == 0
+    assert due.wait_budget_us > 0
+    assert alone.wait_budget_us == 0
     assert due.colocated_draft_length == 0
     assert policy.draft_plan().draft_length == 4
 
 
 def test_overrides_stand_above_the_policy() -> None:
-    policy = PolicyInForce(PolicyOverrides(draft_length=6, draft_ahead=1, hold_us=7))
+    policy = PolicyInForce(PolicyOverrides(draft_length=6, draft_ahead=1, wait_budget_us=7))
     policy.accept(
-        scheduler_pb2.SpeculationPolicy(version=3, draft_length=2, hold_us=900, max_nodes_per_sequence=2)
+        scheduler_pb2.SpeculationPolicy(
+            version=3, draft_length=2, wait_budget_us=900, max_nodes_per_sequence=2
+        )
     )
     verify = policy.verify_policy(is_colocated=True, is_drafter_due=True)
-    assert (verify.version, verify.hold_us, verify.colocated_draft_length) == (3, 7, 6)
+    assert (verify.version, verify.wait_budget_us, verify.colocated_draft_length) == (3, 7, 6)
     assert verify.max_nodes_per_sequence == 6
     assert verify.max_nodes_per_step == 6
     plan = policy.draft_plan()
@@ -161,11 +163,11 @@ def test_policy_of_length_zero_turns_everything_off() -> None:
     policy = PolicyInForce(PolicyOverrides())
     policy.accept(
         scheduler_pb2.SpeculationPolicy(
-            version=9, draft_length=0, hold_us=900, draft_ahead=4, max_nodes_per_step=64
+            version=9, draft_length=0, wait_budget_us=900, draft_ahead=4, max_nodes_per_step=64
         )
     )
     verify = policy.verify_policy(is_colocated=False, is_drafter_due=True)
-    assert (verify.max_nodes_per_step, verify.max_nodes_per_sequence, verify.hold_us) == (0, 0, 0)
+    assert (verify.max_nodes_per_step, verify.max_nodes_per_sequence, verify.wait_budget_us) == (0, 0, 0)
     assert (policy.draft_plan().draft_length, policy.draft_plan().draft_ahead) == (0, 0)
 
 
@@ -179,7 +181,7 @@ def test_plan_stays_within_the_frames_limits(length: int, ahead: int) -> None:
 
 @given(*(st.integers(0, 2**32 - 1) for _ in range(4)), st.booleans())
 def test_no_policy_is_more_than_a_verifier_takes(
-    length: int, nodes: int, per_step: int, hold_us: int, is_colocated: bool
+    length: int, nodes: int, per_step: int, wait_budget_us: int, is_colocated: bool
 ) -> None:
     """It would refuse the whole frame, and with it the stream."""
     policy = PolicyInForce(PolicyOverrides())
@@ -188,7 +190,7 @@ def test_no_policy_is_more_than_a_verifier_takes(
             draft_length=length,
             max_nodes_per_sequence=nodes,
             max_nodes_per_step=per_step,
-            hold_us=hold_us,
+            wait_budget_us=wait_budget_us,
         )
     )
     told = policy.verify_policy(is_colocated=is_colocated, is_drafter_due=True)
@@ -224,11 +226,11 @@ def test_drafter_with_fewest_sequences_is_chosen_and_stalled_ones_last() -> None
 @pytest.mark.parametrize("name", ["busy", "busy:1"])
 def test_a_drafter_is_found_by_its_name_or_endpoint(name: str) -> None:
     busy, idle = Drafter("busy", True, False, 5), Drafter("idle", True, False, 2)
-    assert choose_drafter([busy, idle], DrafterWish(name)) is busy
-    assert choose_drafter([busy, idle], DrafterWish("eagle3")) is idle
-    assert choose_drafter([busy, idle], DrafterWish("nobody")) is None
+    assert choose_drafter([busy, idle], DrafterRequirement(name)) is busy
+    assert choose_drafter([busy, idle], DrafterRequirement("eagle3")) is idle
+    assert choose_drafter([busy, idle], DrafterRequirement("nobody")) is None
     busy.info = None
-    assert (choose_drafter([busy, idle], DrafterWish(name)) is busy) == (name == "busy:1")
+    assert (choose_drafter([busy, idle], DrafterRequirement(name)) is busy) == (name == "busy:1")
 
 
 @pytest.mark.parametrize(
@@ -313,16 +315,16 @@ def test_statuses_become_metrics() -> None:
 
 
 async def test_mailbox_merges_for_a_slow_reader_and_ends_once() -> None:
-    mailbox = Mailbox()
-    mailbox.put_prompt(log_probs_of([7, 8], 1))
-    mailbox.put([1], log_probs_of([1], 2))
-    mailbox.wake()
-    mailbox.put_prompt(log_probs_of([9], 1))
-    mailbox.put([2, 3], log_probs_of([2, 3], 2))
-    mailbox.end(Ending(sampling_pb2.FINISH_REASON_STOP))
-    mailbox.end(Ending(sampling_pb2.FINISH_REASON_ERROR))
-    mailbox.wake()
-    mail = await mailbox.take()
+    output_queue = OutputQueue()
+    output_queue.put_prompt(log_probs_of([7, 8], 1))
+    output_queue.put([1], log_probs_of([1], 2))
+    output_queue.wake()
+    output_queue.put_prompt(log_probs_of([9], 1))
+    output_queue.put([2, 3], log_probs_of([2, 3], 2))
+    output_queue.end(Ending(sampling_pb2.FINISH_REASON_STOP))
+    output_queue.end(Ending(sampling_pb2.FINISH_REASON_ERROR))
+    output_queue.wake()
+    mail = await output_queue.take()
     tokens, ending = mail.tokens, mail.ending
     assert tokens == [1, 2, 3]
     assert mail.log_probs == log_probs_of([1, 2, 3], 2)
@@ -331,27 +333,27 @@ async def test_mailbox_merges_for_a_slow_reader_and_ends_once() -> None:
     assert ending.finish_reason == sampling_pb2.FINISH_REASON_STOP
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.01):
-            await mailbox.take()
+            await output_queue.take()
 
 
 async def test_a_mailbox_with_an_interval_waits_for_enough() -> None:
-    mailbox = Mailbox(4)
-    mailbox.put([1])
-    mailbox.wake()
-    assert (await mailbox.take()).tokens == [1]  # the first ones never wait
+    output_queue = OutputQueue(4)
+    output_queue.put([1])
+    output_queue.wake()
+    assert (await output_queue.take()).tokens == [1]  # the first ones never wait
     for tokens in ([2], [3, 4]):
-        mailbox.put(tokens)
-        mailbox.wake()
+        output_queue.put(tokens)
+        output_queue.wake()
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.01):
-            await mailbox.take()
-    mailbox.put([5, 6])
-    mailbox.wake()
-    assert (await mailbox.take()).tokens == [2, 3, 4, 5, 6]
-    mailbox.put([7])
-    mailbox.end(Ending(sampling_pb2.FINISH_REASON_STOP))  # nor does the end
-    mailbox.wake()
-    mail = await mailbox.take()
+            await output_queue.take()
+    output_queue.put([5, 6])
+    output_queue.wake()
+    assert (await output_queue.take()).tokens == [2, 3, 4, 5, 6]
+    output_queue.put([7])
+    output_queue.end(Ending(sampling_pb2.FINISH_REASON_STOP))  # nor does the end
+    output_queue.wake()
+    mail = await output_queue.take()
     assert (mail.tokens, mail.ending is not None) == ([7], True)
 
 
@@ -433,7 +435,7 @@ def test_outcomes_are_counted_by_drafter_and_cell() -> None:
 
 
 def test_outcomes_are_bounded() -> None:
-    counts = OutcomeCounts()
+    counts = AcceptanceCounter()
     for i in range(40):
         counts.add(f"drafter {i}", [packed(p, own, 0, 0) for p in range(20) for own in range(256)])
     taken = counts.take()
@@ -445,16 +447,16 @@ def test_outcomes_are_bounded() -> None:
 
 def test_outcomes_of_a_step_are_checked() -> None:
     commits = peer_pb2.CommitBatch(sequence_ids=[1, 2])
-    good = target_pb2.StepReport(commits=commits, num_outcomes=[2, 0], outcomes=[1, 2])
-    assert outcomes_by_commit(good) == [[1, 2], []]
-    assert outcomes_by_commit(target_pb2.StepReport(commits=commits)) == [[], []]
+    good = target_pb2.StepReport(commits=commits, num_acceptance_samples=[2, 0], outcomes=[1, 2])
+    assert acceptance_by_commit(good) == [[1, 2], []]
+    assert acceptance_by_commit(target_pb2.StepReport(commits=commits)) == [[], []]
     for bad in (
-        target_pb2.StepReport(commits=commits, num_outcomes=[2], outcomes=[1, 2]),
-        target_pb2.StepReport(commits=commits, num_outcomes=[1, 0], outcomes=[1, 2]),
-        target_pb2.StepReport(commits=commits, num_outcomes=[1, 0], outcomes=[1 << 23]),
+        target_pb2.StepReport(commits=commits, num_acceptance_samples=[2], outcomes=[1, 2]),
+        target_pb2.StepReport(commits=commits, num_acceptance_samples=[1, 0], outcomes=[1, 2]),
+        target_pb2.StepReport(commits=commits, num_acceptance_samples=[1, 0], outcomes=[1 << 23]),
     ):
         with pytest.raises(StreamProtocolError):
-            outcomes_by_commit(bad)
+            acceptance_by_commit(bad)
 
 
 def test_a_profile_becomes_steps() -> None:
@@ -532,7 +534,7 @@ def test_reports_count_the_drafter_in_the_verifiers_process() -> None:
         {"feature_endpoints": ("h:1", "h:2")},
         {"feature_endpoints": ("nonsense",)},
         {"draft_length": 65},
-        {"hold_us": -1},
+        {"wait_budget_us": -1},
         {"placement": "elsewhere"},
         {"unknown": 1},
     ],

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Mapping
 import torch
 
 
-def survival(
+def path_acceptance(
     counts: Mapping[Hashable, int], expected: Mapping[Hashable, float], smallest: float = 5.0
 ) -> float:
     """Probability of a statistic at least this large; cells with small expectations are pooled.

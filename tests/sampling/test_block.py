@@ -22,7 +22,7 @@ from paceline.sampling import (
     drawn_chain,
     verify_step,
 )
-from tests.sampling.chi_square import survival
+from tests.sampling.chi_square import path_acceptance
 from tests.sampling.enumeration import (
     ROOT,
     Shape,
@@ -158,7 +158,7 @@ def test_keyed_blocks_have_the_targets_law() -> None:
             text = (*text, *verdict.committed_tokens)
         counts[text[:4]] += 1
     expected = {text: float(prob) * num_seeds for text, prob in target_law(target, 4).items()}
-    assert survival(counts, expected) > 1e-4
+    assert path_acceptance(counts, expected) > 1e-4
 
 
 def test_a_later_token_may_make_up_for_an_earlier_one() -> None:

@@ -28,7 +28,7 @@ from paceline.sampling import (
 )
 from paceline.sampling.noise import NoiseRole, seed_tensor
 from paceline.target import SequenceRows, TargetEngine
-from tests.sampling.chi_square import survival
+from tests.sampling.chi_square import path_acceptance
 
 PROMPT = [
     1,
@@ -235,4 +235,4 @@ def test_two_tokens_have_the_targets_law(facts: Facts, mode: VerifyMode, rule: D
     assert sum(len(verdict.accepted_tokens) for verdict in verdicts) > NUM_SEEDS / 4  # drafts took part
     counts = Counter((text[0], text[1]) for text in texts)
     expected = {pair: prob * NUM_SEEDS for pair, prob in facts.joint.items()}
-    assert (survival(counts, expected) > 1e-4) == mode.is_exact
+    assert (path_acceptance(counts, expected) > 1e-4) == mode.is_exact

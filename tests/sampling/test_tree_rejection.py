@@ -25,7 +25,7 @@ from paceline.sampling import (
 )
 from paceline.scheduling import allocate_nodes
 from paceline.trie import DraftEntry
-from tests.sampling.chi_square import survival
+from tests.sampling.chi_square import path_acceptance
 from tests.sampling.enumeration import (
     ROOT,
     Shape,
@@ -42,7 +42,7 @@ from tests.sampling.toy import Prefix, ToyModel
 
 CHAIN: Shape = (((),),)
 FAN: Shape = ((), (), ())
-COMB: Shape = (((), ()), ())
+SIBLING_CHAIN: Shape = (((), ()), ())
 BUSHY: Shape = (((), ()), ((),))
 DRAWN = (DrawRule.WITH_REPLACEMENT, DrawRule.WITHOUT_REPLACEMENT)
 MODELS = [(0, 3, 0.0), (1, 4, 0.0), (2, 3, 0.4), (3, 4, 0.5), (4, 3, 0.6)]
@@ -62,7 +62,9 @@ def law_of(
 
 
 @pytest.mark.parametrize("rule", list(DrawRule))
-@pytest.mark.parametrize(("shape", "budget"), [(CHAIN, 8), (FAN, 8), (COMB, 8), (COMB, 2), (COMB, 3)])
+@pytest.mark.parametrize(
+    ("shape", "budget"), [(CHAIN, 8), (FAN, 8), (SIBLING_CHAIN, 8), (SIBLING_CHAIN, 2), (SIBLING_CHAIN, 3)]
+)
 @pytest.mark.parametrize(("seed", "vocab", "zeros"), MODELS)
 def test_the_committed_tokens_have_the_targets_law(
     seed: int, vocab: int, zeros: float, shape: Shape, budget: int, rule: DrawRule
@@ -110,13 +112,13 @@ def _law_of_cut(
     law: dict[Prefix, Fraction] = defaultdict(Fraction)
     for entry, prob in drawn_entries(drafter, shape, DrawRule.WITHOUT_REPLACEMENT, _said):
         tree = verified_tree(entry, budget)
-        (count,) = allocate_nodes([tree.survivals], times.__getitem__, is_rejection=is_rejection)
+        (count,) = allocate_nodes([tree.path_acceptances], times.__getitem__, is_rejection=is_rejection)
         for outcome in tree_outcomes(tree.head(count), target, drafter, decide_tree):
             law[outcome.verdict.committed_tokens] += prob * outcome.prob
     return law
 
 
-@pytest.mark.parametrize("shape", [CHAIN, COMB, BUSHY])
+@pytest.mark.parametrize("shape", [CHAIN, SIBLING_CHAIN, BUSHY])
 def test_cutting_by_confidences_said_before_the_draws_keeps_the_targets_law(shape: Shape) -> None:
     """Whether a draw is verified depends on the draws above it, by the trie's order, its budget and the early stop."""
     target, drafter = ToyModel(6, 3), ToyModel(106, 3)
@@ -130,8 +132,8 @@ def test_cutting_by_confidences_said_before_the_draws_keeps_the_targets_law(shap
         times = list(itertools.accumulate((source.uniform(0.0, 0.6) for _ in range(8)), initial=1.0))
         assert largest_gap(_law_of_cut(target, drafter, shape, 8, times, True), target, 3) < 1e-12
         for entry, _ in drawn_entries(drafter, shape, DrawRule.WITHOUT_REPLACEMENT, _said):
-            survivals = verified_tree(entry, 8).survivals
-            sizes.add(allocate_nodes([survivals], times.__getitem__, is_rejection=True))
+            path_acceptances = verified_tree(entry, 8).path_acceptances
+            sizes.add(allocate_nodes([path_acceptances], times.__getitem__, is_rejection=True))
     assert len(sizes) > 1  # the draft decides how much of it is verified
 
 
@@ -144,7 +146,7 @@ def test_a_confidence_said_after_the_draw_would_be_biased() -> None:
     law: dict[Prefix, Fraction] = defaultdict(Fraction)
     for entry, prob in drawn_entries(drafter, CHAIN, DrawRule.WITHOUT_REPLACEMENT, after):
         tree = verified_tree(entry, 8)
-        (count,) = allocate_nodes([tree.survivals], lambda rows: 1.0 + 0.4 * rows, is_rejection=True)
+        (count,) = allocate_nodes([tree.path_acceptances], lambda rows: 1.0 + 0.4 * rows, is_rejection=True)
         for outcome in tree_outcomes(tree.head(count), target, drafter, decide_tree):
             law[outcome.verdict.committed_tokens] += prob * outcome.prob
     assert largest_gap(law, target, 1) > 1e-3
@@ -236,7 +238,7 @@ def test_keyed_rounds_have_the_targets_law(rule: DrawRule) -> None:
             text = (*text, *verdict.committed_tokens)
         counts[text[:4]] += 1
     expected = {text: float(prob) * num_seeds for text, prob in target_law(target, 4).items()}
-    assert survival(counts, expected) > 1e-4
+    assert path_acceptance(counts, expected) > 1e-4
 
 
 def test_siblings_have_numbers_of_their_own() -> None:
@@ -248,7 +250,7 @@ def test_siblings_have_numbers_of_their_own() -> None:
     params = [SamplingParams(seed=seed, mode=VerifyMode.REJECTION) for seed in range(num_seeds)]
     step = verify_step(logits, [tree] * num_seeds, [ROOT] * num_seeds, params)
     counts = Counter(verdict.committed_tokens[0] for verdict in step)
-    assert survival(counts, {token: prob * num_seeds for token, prob in enumerate(probs)}) > 1e-4
+    assert path_acceptance(counts, {token: prob * num_seeds for token, prob in enumerate(probs)}) > 1e-4
 
 
 def test_siblings_of_two_draws_are_refused() -> None:

@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 from paceline.contract.errors import InvalidRequestError
 from paceline.scheduling.reliability import Reliability
 from paceline.v1 import scheduler_pb2
-from services.scheduler.draft_acceptance import DrafterOutcomes
+from services.scheduler.draft_acceptance import DrafterAcceptance
 from services.scheduler.measurements import (
     MAX_SAMPLES_PER_BUCKET,
     PARTS,
     AcceptancePart,
     CurvePart,
+    DraftAcceptancePart,
     DraftTimePart,
     Measurements,
     NetworkPart,
-    OutcomesPart,
     Part,
     TenantsPart,
 )
@@ -49,9 +49,9 @@ def network(pairs: list[tuple[list[int], str]]) -> NetworkPart:
     return part
 
 
-def outcomes(cells: list[tuple[int, int, int, float]]) -> OutcomesPart:
+def outcomes(cells: list[tuple[int, int, int, float]]) -> DraftAcceptancePart:
     table = Reliability.of((i, c / 255, n, int(n * share)) for i, c, n, share in cells if n)
-    return OutcomesPart({"eagle3": DrafterOutcomes(table, table)} if table.count else {})
+    return DraftAcceptancePart({"eagle3": DrafterAcceptance(table, table)} if table.count else {})
 
 
 MEASUREMENTS = st.builds(
@@ -228,7 +228,7 @@ def tenant(**fields: Any) -> scheduler_pb2.TenantUse:
 PEER = scheduler_pb2.PeerPair(conductor="c:1", drafter="d:2")
 
 
-def outcome(**fields: Any) -> scheduler_pb2.DraftOutcomes:
+def outcome(**fields: Any) -> scheduler_pb2.AcceptanceCounts:
     good: dict[str, Any] = {
         "drafter": "eagle3",
         "cells": [256 + 128],
@@ -238,7 +238,7 @@ def outcome(**fields: Any) -> scheduler_pb2.DraftOutcomes:
         "calibrated_trials": [2],
         "calibrated_accepted": [1],
     }
-    return scheduler_pb2.DraftOutcomes(**{**good, **fields})
+    return scheduler_pb2.AcceptanceCounts(**{**good, **fields})
 
 
 @pytest.mark.parametrize(
@@ -386,16 +386,16 @@ def test_round_trips_and_waits_are_kept_by_pair() -> None:
 
 
 def test_pairs_and_drafters_are_bounded() -> None:
-    part, table = NetworkPart(), OutcomesPart()
+    part, table = NetworkPart(), DraftAcceptancePart()
     for i in range(200):
         part = part.merged(NetworkPart.of([100], (), ("c", f"d{i}")))
         reliability = Reliability.of([(0, 0.5, 1, 1)])
-        table = table.merged(OutcomesPart({f"d{i}": DrafterOutcomes(reliability, reliability)}))
+        table = table.merged(DraftAcceptancePart({f"d{i}": DrafterAcceptance(reliability, reliability)}))
     assert len(part.pairs) == MAX_PEERS + 1
     assert part.count == 200
     assert NetworkPart.from_dict(json.loads(json.dumps(part.to_dict()))).count == 200
     assert table.count == 200
-    assert OutcomesPart.from_dict(json.loads(json.dumps(table.to_dict()))).count == 200
+    assert DraftAcceptancePart.from_dict(json.loads(json.dumps(table.to_dict()))).count == 200
 
 
 def test_outcomes_of_a_frame_become_tables_and_an_error() -> None:

@@ -16,7 +16,7 @@ from services.scheduler.measurements import (
     NetworkPart,
 )
 from services.scheduler.planning import (
-    AHEAD_SHARES,
+    AHEAD_FRACTIONS,
     ONE_PASS_METHODS,
     Decision,
     Planner,
@@ -30,7 +30,7 @@ LIMITS = PlanningLimits(
     max_draft_length=8,
     max_nodes_per_sequence=32,
     max_nodes_per_step=256,
-    max_hold_s=0.05,
+    max_wait_s=0.05,
     margin=0.05,
     concurrent_slowdown=0.0,
     max_outcomes=0,
@@ -74,7 +74,7 @@ def test_cold_start_speculates_so_that_there_is_something_to_measure(placement: 
     decision = Planner(subject(placement), LIMITS, Clock()).decide(Measurements(), 0)
     assert decision.policy.draft_length == 4
     assert "cold start" in decision.policy.reason
-    assert (decision.policy.hold_us > 0) == (placement == "separate")
+    assert (decision.policy.wait_budget_us > 0) == (placement == "separate")
 
 
 @pytest.mark.parametrize("placement", ["separate", "colocated"])
@@ -122,12 +122,12 @@ def test_a_slow_network_turns_speculation_off_or_stops_the_hold() -> None:
     near = Planner(subject(), LIMITS, Clock()).decide(measured(rtt_us=500), 1)
     far = Planner(subject(), LIMITS, Clock()).decide(measured(rtt_us=400_000), 1)
     assert near.expected_speedup > far.expected_speedup
-    assert far.policy.hold_us <= LIMITS.max_hold_s * 1e6
+    assert far.policy.wait_budget_us <= LIMITS.max_wait_s * 1e6
 
 
 def test_the_hold_covers_draft_and_round_trip() -> None:
     decision = Planner(subject(), LIMITS, Clock()).decide(measured(rtt_us=2_000), 1)
-    assert decision.policy.hold_us >= 1_000 * decision.policy.draft_length
+    assert decision.policy.wait_budget_us >= 1_000 * decision.policy.draft_length
 
 
 def test_outcomes_are_drafted_past_where_the_step_leaves_time_for_it() -> None:
@@ -149,13 +149,13 @@ def test_outcomes_are_drafted_past_where_the_step_leaves_time_for_it() -> None:
 
 def test_lengths_grow_with_the_round_trip_and_shrink_with_load() -> None:
     """The two pull in opposite directions: a long way is worth a longer draft, a full step is not."""
-    far = dataclasses.replace(LIMITS, max_draft_length=24, max_hold_s=0.5)
+    far = dataclasses.replace(LIMITS, max_draft_length=24, max_wait_s=0.5)
     policies = [
         Planner(subject(), far, Clock()).decide(measured(rtt_us=rtt_us), 1).policy
         for rtt_us in (100, 16_000, 18_000)
     ]
     assert all(
-        policy.hold_us for policy in policies
+        policy.wait_budget_us for policy in policies
     )  # drafts that steps do not wait for must outlast whole steps
     assert [policy.draft_length for policy in policies] == [8, 9, 10]
     loaded = dataclasses.replace(
@@ -179,7 +179,7 @@ def test_speculation_comes_back_when_the_load_goes() -> None:
     )
     assert planner.decide(loaded, 1).policy.draft_length > 0
     off = planner.decide(loaded, 64)
-    assert (off.policy.draft_length, off.policy.hold_us, off.policy.draft_ahead) == (0, 0, 0)
+    assert (off.policy.draft_length, off.policy.wait_budget_us, off.policy.draft_ahead) == (0, 0, 0)
     assert (off.max_nodes_per_step, off.expected_speedup) == (0, 1.0)
     decisions = []
     for _ in range(700):
@@ -225,7 +225,7 @@ POLICY = PublishedPolicy(
     draft_length=4,
     node_budget=8,
     max_nodes_per_step=64,
-    hold_us=1000,
+    wait_budget_us=1000,
     draft_ahead=4,
     outcomes=2,
     expected_speedup=1.5,
@@ -239,7 +239,7 @@ def test_published_policy_round_trips_and_is_checked() -> None:
         ("version", -1),
         ("version", True),
         ("draft_length", 65),
-        ("hold_us", 1.5),
+        ("wait_budget_us", 1.5),
         ("expected_speedup", float("nan")),
         ("reason", None),
     ):
@@ -251,11 +251,11 @@ def test_published_policy_round_trips_and_is_checked() -> None:
 
 def test_what_counts_as_a_change() -> None:
     assert not POLICY.differs_from(dataclasses.replace(POLICY, version=9, reason="", expected_speedup=9.0))
-    assert not POLICY.differs_from(dataclasses.replace(POLICY, hold_us=1100))
+    assert not POLICY.differs_from(dataclasses.replace(POLICY, wait_budget_us=1100))
     for change in (
         {"draft_length": 3},
-        {"hold_us": 2000},
-        {"hold_us": 0},
+        {"wait_budget_us": 2000},
+        {"wait_budget_us": 0},
         {"draft_ahead": 0},
         {"outcomes": 0},
     ):
@@ -268,9 +268,9 @@ def test_versions_rise_whatever_the_clock_does() -> None:
     assert next_version(500, 1_001) == 1_002
 
 
-def passes(version: int, num_tokens: int, count: int = 200, num_hits: int = 0) -> list[TimedPass]:
+def passes(version: int, num_tokens: int, count: int = 200, num_cache_hits: int = 0) -> list[TimedPass]:
     """Of a policy, 20 ms a plain step (see `measured`) and 30 a drafted one."""
-    return [TimedPass(version, 5, 1, num_tokens, num_hits, True, 22e-3, 8e-3, 0.0)] * count
+    return [TimedPass(version, 5, 1, num_tokens, num_cache_hits, True, 22e-3, 8e-3, 0.0)] * count
 
 
 def test_what_is_a_loss_is_turned_off_until_a_trial_proves_otherwise() -> None:
@@ -331,11 +331,13 @@ def test_waits_that_were_measured_are_believed() -> None:
     planner = Planner(subject(), LIMITS, Clock())
     slow = measured(rtt_us=5_000)
     modelled = planner.decide(slow, 1)
-    assert modelled.policy.hold_us > 0
+    assert modelled.policy.wait_budget_us > 0
     wait_us = 5_000 + 1_000 * modelled.policy.draft_length
     shorter = planner.decide(slow, 1, held(1, wait_us * 3 // 4), 1)
     assert shorter.expected_speedup > modelled.expected_speedup
-    assert shorter.policy.hold_us >= modelled.policy.hold_us  # what overlaps today may not tomorrow
+    assert (
+        shorter.policy.wait_budget_us >= modelled.policy.wait_budget_us
+    )  # what overlaps today may not tomorrow
     # It is known without passes as well, and for another network.
     assert planner.decide(slow, 1, [], 1).expected_speedup == pytest.approx(shorter.expected_speedup)
     far = dataclasses.replace(slow, network=NetworkPart.of([40_000] * 32))
@@ -346,7 +348,7 @@ def test_waits_that_were_measured_are_believed() -> None:
 def test_a_wait_is_at_least_half_of_what_it_is_made_of() -> None:
     planner = Planner(subject(), LIMITS, Clock())
     slow = measured(rtt_us=5_000)
-    assert planner.decide(slow, 1).policy.hold_us > 0
+    assert planner.decide(slow, 1).policy.wait_budget_us > 0
     half = planner.decide(slow, 1, held(1, 6_500), 1).expected_speedup
     for wait_us in (3_000, 200):
         other = Planner(subject(), LIMITS, Clock())
@@ -363,7 +365,7 @@ def test_what_was_hidden_of_a_long_wait_does_not_hide_a_short_one() -> None:
     light = measured(per_token_us=400, rtt_us=500)
     fresh = Planner(subject(), LIMITS, Clock()).decide(light, 1)
     known = planner.decide(light, 1, [], 2)
-    assert known.policy.hold_us == fresh.policy.hold_us > 0
+    assert known.policy.wait_budget_us == fresh.policy.wait_budget_us > 0
     assert known.policy.draft_length == fresh.policy.draft_length
 
 
@@ -390,8 +392,11 @@ def test_a_wait_at_the_drafter_is_part_of_the_wait_for_a_draft() -> None:
     busy = dataclasses.replace(near, network=NetworkPart.of([500] * 32, [9_000] * 32))
     free = Planner(subject(), LIMITS, Clock()).decide(near, 1)
     queued = Planner(subject(), LIMITS, Clock()).decide(busy, 1)
-    assert free.policy.hold_us > 0
-    assert queued.policy.hold_us == 0 or queued.policy.hold_us >= free.policy.hold_us + 9_000
+    assert free.policy.wait_budget_us > 0
+    assert (
+        queued.policy.wait_budget_us == 0
+        or queued.policy.wait_budget_us >= free.policy.wait_budget_us + 9_000
+    )
     assert queued.expected_speedup < free.expected_speedup - 0.1
 
 
@@ -414,8 +419,8 @@ def test_draft_time_is_that_of_the_present_load() -> None:
     assert expected(both, 32) == pytest.approx(expected(loaded(*CROWDED), 32), rel=0.1)
     assert expected(both, 1) == pytest.approx(expected(loaded(*ALONE), 1), rel=0.05)
     # Of 32 that are spread over 32 drafters each drafts for one; of one whose drafter serves 32 targets, for all.
-    assert expected(both, 32, round_share=1 / 32) > 1.2 * expected(both, 32)
-    assert expected(both, 1, round_share=32.0) < 0.9 * expected(both, 1)
+    assert expected(both, 32, round_fraction=1 / 32) > 1.2 * expected(both, 32)
+    assert expected(both, 1, round_fraction=32.0) < 0.9 * expected(both, 1)
 
 
 def test_a_block_takes_longer_for_more_sequences_whatever_its_length() -> None:
@@ -438,10 +443,10 @@ def test_load_is_a_target_s_and_rounds_are_held_against_it() -> None:
     assert state.sequences_per_target == 8
     for _ in range(400):  # four drafters share out what a target runs
         state.take(Measurements(draft_time=DraftTimePart.of([(4, 900, 2)])), num_sequences=8)
-    assert state.round_share == pytest.approx(0.25, rel=0.05)
+    assert state.round_fraction == pytest.approx(0.25, rel=0.05)
     state.take(Measurements(), num_sequences=1)  # nothing was drafted
     state.take(Measurements(draft_time=DraftTimePart.of([(4, 900, 2)])))  # nothing runs any more
-    assert state.round_share == pytest.approx(0.25, rel=0.05)
+    assert state.round_fraction == pytest.approx(0.25, rel=0.05)
 
 
 def test_a_cold_start_s_waits_are_known_to_the_first_plan() -> None:
@@ -464,4 +469,4 @@ def test_a_cold_start_s_waits_are_known_to_the_first_plan() -> None:
 def test_every_method_is_known_by_what_it_makes_of_outcomes() -> None:
     """A method that is in none of these would pass for one that reads tokens alone."""
     reads_tokens_alone = {"independent"}
-    assert set(METHODS) == reads_tokens_alone | ONE_PASS_METHODS | set(AHEAD_SHARES)
+    assert set(METHODS) == reads_tokens_alone | ONE_PASS_METHODS | set(AHEAD_FRACTIONS)

@@ -50,14 +50,14 @@ def closed_subsets(tree: DraftTree) -> Iterator[tuple[int, ...]]:
 def test_the_full_search_is_the_best_closed_subset(
     step: list[DraftTree], times: list[float], other_rows: int, overhead_s: float, limit: int | None
 ) -> None:
-    survivals = [tree.survivals for tree in step]
+    path_acceptances = [tree.path_acceptances for tree in step]
     counts = allocate_nodes(
-        survivals, times.__getitem__, other_rows=other_rows, overhead_s=overhead_s, max_nodes=limit
+        path_acceptances, times.__getitem__, other_rows=other_rows, overhead_s=overhead_s, max_nodes=limit
     )
 
     def rate(chosen: Sequence[Sequence[int]]) -> float:
         tokens = sum(
-            1 + sum(tree.survivals[i] for i in nodes) for tree, nodes in zip(step, chosen, strict=True)
+            1 + sum(tree.path_acceptances[i] for i in nodes) for tree, nodes in zip(step, chosen, strict=True)
         )
         rows = other_rows + len(step) + sum(map(len, chosen))
         return float(tokens / (overhead_s + times[rows]))
@@ -73,18 +73,20 @@ def test_the_full_search_is_the_best_closed_subset(
         assert tuple(head) in set(closed_subsets(tree))
 
 
-def early_stop(survivals: Sequence[Sequence[float]], step_time: Callable[[int], float]) -> tuple[int, ...]:
+def early_stop(
+    path_acceptances: Sequence[Sequence[float]], step_time: Callable[[int], float]
+) -> tuple[int, ...]:
     """DSpark's Algorithm 1 as it is written, one node after another."""
     ranked = sorted(
         (
             (-value, which, index)
-            for which, values in enumerate(survivals)
+            for which, values in enumerate(path_acceptances)
             for index, value in enumerate(values)
         )
     )
-    rows = tokens = float(len(survivals))
+    rows = tokens = float(len(path_acceptances))
     best = tokens / step_time(int(rows))
-    counts = [0] * len(survivals)
+    counts = [0] * len(path_acceptances)
     for negative_value, which, _ in ranked:
         tokens, rows = tokens - negative_value, rows + 1
         if not tokens / step_time(int(rows)) > best:
@@ -97,10 +99,10 @@ def early_stop(survivals: Sequence[Sequence[float]], step_time: Callable[[int], 
 @given(st.lists(trees(), min_size=1, max_size=3), steps)
 @settings(max_examples=150, deadline=None)
 def test_with_draws_the_scan_is_algorithm_1(step: list[DraftTree], times: list[float]) -> None:
-    survivals = [tree.survivals for tree in step]
-    counts = allocate_nodes(survivals, times.__getitem__, is_rejection=True)
-    assert counts == early_stop(survivals, times.__getitem__)
-    full = allocate_nodes(survivals, times.__getitem__)
+    path_acceptances = [tree.path_acceptances for tree in step]
+    counts = allocate_nodes(path_acceptances, times.__getitem__, is_rejection=True)
+    assert counts == early_stop(path_acceptances, times.__getitem__)
+    full = allocate_nodes(path_acceptances, times.__getitem__)
     assert sum(counts) <= sum(full) or sum(full) == 0
 
 
@@ -110,17 +112,18 @@ def test_with_draws_a_node_depends_on_larger_survivals_alone(
     step: list[DraftTree], times: list[float], data: st.DataObject
 ) -> None:
     """What stands below a node may change as it likes: whether the node itself is verified stays the same."""
-    survivals = [list(tree.survivals) for tree in step]
+    path_acceptances = [list(tree.path_acceptances) for tree in step]
     which = data.draw(st.integers(0, len(step) - 1))
-    node = data.draw(st.integers(0, len(survivals[which])))
-    changed = [*map(list, survivals)]
+    node = data.draw(st.integers(0, len(path_acceptances[which])))
+    changed = [*map(list, path_acceptances)]
     kept = changed[which][:node]
     ceiling = kept[-1] if kept else 1.0
     changed[which] = kept + sorted(
         data.draw(st.lists(st.floats(0, ceiling, exclude_max=ceiling > 0), max_size=3)), reverse=True
     )
     before, after = (
-        allocate_nodes(values, times.__getitem__, is_rejection=True)[which] for values in (survivals, changed)
+        allocate_nodes(values, times.__getitem__, is_rejection=True)[which]
+        for values in (path_acceptances, changed)
     )
     # The first `node` nodes are decided before anything that was changed is looked at.
     assert min(before, node) == min(after, node)
@@ -132,7 +135,8 @@ Rows = dict[tuple[int, ...], tuple[Fraction, Fraction]]
 
 
 def committed_law(target: Rows, draft: Rows, choose: Callable[[list[float]], int], num_tokens: int) -> Law:
-    """Exact law of the next tokens when a chain of draws is cut to `choose(survivals)` and verified by rejection.
+    """Exact law of the next tokens when a chain of draws is cut to `choose(path_acceptances)` and verified by
+    rejection.
 
     The drafter's confidence in a token is the chance that such a draw is accepted, given the draws above it: what a
     perfect confidence head says. After the first rejection, or the draft, the target goes on alone.
@@ -148,14 +152,14 @@ def committed_law(target: Rows, draft: Rows, choose: Callable[[list[float]], int
                 alone((*text, token), prob * chance)
 
     for draws in itertools.product((0, 1), repeat=num_tokens - 1):
-        prob, survival, survivals = Fraction(1), Fraction(1), []
+        prob, path_acceptance, path_acceptances = Fraction(1), Fraction(1), []
         for depth, token in enumerate(draws):
             rows = draft[draws[:depth]], target[draws[:depth]]
-            survival *= sum(map(min, *rows), start=Fraction(0))
-            survivals.append(float(survival))
+            path_acceptance *= sum(map(min, *rows), start=Fraction(0))
+            path_acceptances.append(float(path_acceptance))
             prob *= rows[0][token]
         text: tuple[int, ...] = ()
-        for token in draws[: choose(survivals)]:
+        for token in draws[: choose(path_acceptances)]:
             if not prob:
                 break
             q, p = draft[text], target[text]
@@ -194,8 +198,8 @@ def test_the_papers_counterexample_biases_a_full_search_and_not_the_early_stop()
     draft: Rows = {(): pair(50), (0,): pair(89), (1,): pair(1)}
     speeds = {1: 1.0, 2: 0.5, 3: 0.45}
 
-    def choose(survivals: list[float], is_rejection: bool) -> int:
-        return allocate_nodes([survivals], lambda rows: 1 / speeds[rows], is_rejection=is_rejection)[0]
+    def choose(path_acceptances: list[float], is_rejection: bool) -> int:
+        return allocate_nodes([path_acceptances], lambda rows: 1 / speeds[rows], is_rejection=is_rejection)[0]
 
     def first_token(law: Law) -> tuple[Fraction, Fraction]:
         sums = [
@@ -221,13 +225,15 @@ def test_the_early_stop_is_exact_and_the_full_search_is_not_on_random_pairs() ->
         elsewhere = sorted((random_source.random() for _ in range(2)), reverse=True)  # another sequence
 
         def choose(
-            survivals: list[float],
+            path_acceptances: list[float],
             is_rejection: bool,
             times: list[float] = times,
             elsewhere: list[float] = elsewhere,
         ) -> int:
             nonlocal num_drafted
-            count = allocate_nodes([survivals, elsewhere], times.__getitem__, is_rejection=is_rejection)[0]
+            count = allocate_nodes(
+                [path_acceptances, elsewhere], times.__getitem__, is_rejection=is_rejection
+            )[0]
             num_drafted += count * is_rejection
             return count
 
@@ -263,10 +269,10 @@ def test_a_table_gives_what_the_curve_gives() -> None:
     assert table.max_rows == 1200
     for rows in (1, 2, 3, 8, 31, 33, 60, 61, 100, 399, 400, 401, 777, 1200):
         assert table(rows) == pytest.approx(curve(rows), rel=1e-9), rows
-    survivals = [[0.9, 0.8, 0.4], [0.7, 0.1]]
+    path_acceptances = [[0.9, 0.8, 0.4], [0.7, 0.1]]
     for is_rejection in (False, True):
-        fast = allocate_nodes(survivals, table, is_rejection=is_rejection, other_rows=40)
-        assert fast == allocate_nodes(survivals, curve, is_rejection=is_rejection, other_rows=40)
+        fast = allocate_nodes(path_acceptances, table, is_rejection=is_rejection, other_rows=40)
+        assert fast == allocate_nodes(path_acceptances, curve, is_rejection=is_rejection, other_rows=40)
     with pytest.raises(ValueError):
         table(1201)
     with pytest.raises(ValueError):

@@ -66,13 +66,13 @@ def planted(rng: random.Random, calibrator: Calibrator, num_rounds: int, length:
     """Chains of a drafter that is too sure: the log-odds of acceptance are half its own, less 0.2 a position."""
     for _ in range(num_rounds):
         nodes: list[Node] = []
-        is_alive, survival = True, 1.0
+        is_alive, path_acceptance = True, 1.0
         for position in range(length):
             z = rng.gauss(1.0, 2.0)
             log_prob = -math.log1p(math.exp(-z))
-            survival *= calibrator.confidence(log_prob, position)
+            path_acceptance *= calibrator.confidence(log_prob, position)
             is_alive = is_alive and rng.random() < 1 / (1 + math.exp(-(z / 2 - 0.2 * position)))
-            nodes.append(Node(position - 1, log_prob, position, survival, is_alive))
+            nodes.append(Node(position - 1, log_prob, position, path_acceptance, is_alive))
         calibrator.observe(nodes)
 
 

@@ -43,7 +43,7 @@ def inputs(rate: float, draft_s: float, **changes: object) -> PlanInputs:
         flat,
         lambda tokens: draft_s * tokens,
         max_draft_length=8,
-        max_hold_s=100.0,
+        max_wait_s=100.0,
         max_outcomes=8,
         enumeration_time=lambda outcomes, ahead: draft_s * ahead,
     )
@@ -71,13 +71,13 @@ def test_with_one_length_it_is_the_published_form(
     assert found.speedup == pytest.approx(outcome_speedup(params, hits.rate, build=draft_s * length))
 
 
-def simulated(case: PlanInputs, length: int, is_holding: bool, outcomes: int, ahead: int) -> float:
+def simulated(case: PlanInputs, length: int, waits_for_drafts: bool, outcomes: int, ahead: int) -> float:
     """Tokens per second, cycle after cycle, with drawn acceptances and hits.
 
     A held step is simulated with all its sequences; steps that run on are those of one sequence among others like it.
     """
     source = random.Random(7)
-    if is_holding and case.num_sequences > 1:
+    if waits_for_drafts and case.num_sequences > 1:
         return simulated_batch(case, length, outcomes, ahead, source)
     slow = 1 + case.concurrent_slowdown
     load = case.num_sequences
@@ -94,7 +94,7 @@ def simulated(case: PlanInputs, length: int, is_holding: bool, outcomes: int, ah
         right = 0
         while right < verified and source.random() < case.acceptance[0]:
             right += 1
-        if is_holding or wait_s == 0:
+        if waits_for_drafts or wait_s == 0:
             tokens += right + 1
             seconds += wait_s + case.step_time(load * (1 + verified)) * slow
             continue
@@ -130,7 +130,7 @@ def simulated_batch(case: PlanInputs, length: int, outcomes: int, ahead: int, so
     return tokens / seconds
 
 
-@pytest.mark.parametrize("is_holding", [True, False])
+@pytest.mark.parametrize("waits_for_drafts", [True, False])
 @pytest.mark.parametrize(
     ("length", "outcomes", "ahead", "changes"),
     [
@@ -140,12 +140,12 @@ def simulated_batch(case: PlanInputs, length: int, outcomes: int, ahead: int, so
     ],
 )
 def test_two_lengths_are_two_states(
-    length: int, outcomes: int, ahead: int, is_holding: bool, changes: dict[str, object]
+    length: int, outcomes: int, ahead: int, waits_for_drafts: bool, changes: dict[str, object]
 ) -> None:
     case = inputs(0.75, 0.08, rtt_s=0.3) if "rtt_s" not in changes else inputs(0.75, 0.08)
     case = dataclasses.replace(case, **changes)  # type: ignore[arg-type]
-    found = evaluate_outcomes(case, length, is_holding, outcomes, ahead)
-    measured = simulated(case, length, is_holding, outcomes, ahead)
+    found = evaluate_outcomes(case, length, waits_for_drafts, outcomes, ahead)
+    measured = simulated(case, length, waits_for_drafts, outcomes, ahead)
     assert found.tokens_per_s == pytest.approx(measured, rel=0.01)
 
 
@@ -160,7 +160,7 @@ cases = st.builds(
     num_sequences=st.integers(1, 8),
     max_draft_length=st.integers(0, 4),
     max_nodes=st.integers(0, 6),
-    max_hold_s=st.floats(0, 2),
+    max_wait_s=st.floats(0, 2),
     max_outcomes=st.integers(0, 4),
 )
 
@@ -168,13 +168,13 @@ cases = st.builds(
 def all_choices(case: PlanInputs) -> list[Evaluation]:
     lengths = range(1, case.longest_draft + 1)
     found = [evaluate_length(case, 0, False)]
-    for length, is_holding in itertools.product(lengths, (False, True)):
-        found.append(evaluate_length(case, length, is_holding))
+    for length, waits_for_drafts in itertools.product(lengths, (False, True)):
+        found.append(evaluate_length(case, length, waits_for_drafts))
         found += [
-            evaluate_outcomes(case, length, is_holding, outcomes, ahead)
+            evaluate_outcomes(case, length, waits_for_drafts, outcomes, ahead)
             for outcomes, ahead in itertools.product(range(1, case.max_outcomes + 1), lengths)
         ]
-    return [choice for choice in found if choice.wait_s <= case.max_hold_s]
+    return [choice for choice in found if choice.wait_s <= case.max_wait_s]
 
 
 @given(cases)
@@ -195,18 +195,18 @@ def test_the_best_of_all_choices_is_found_and_carried_out(case: PlanInputs) -> N
         assert (policy.outcomes, policy.draft_length) == (best.outcomes, best.draft_length)
         assert policy.draft_ahead == best.ahead or not case.max_outcomes
         assert max(best.ahead, best.draft_length) <= policy.node_budget <= case.max_nodes
-        assert policy.hold_us <= case.max_hold_s * 1e6 + 1
+        assert policy.wait_budget_us <= case.max_wait_s * 1e6 + 1
         assert evaluate_policy(case, policy).tokens_per_s == pytest.approx(best.tokens_per_s)
         assert Policy.from_dict(policy.to_dict()) == policy
 
 
 @given(cases, st.booleans(), st.integers(1, 6), st.integers(1, 8), st.integers(1, 6))
 def test_outcomes_that_are_never_hit_only_cost(
-    case: PlanInputs, is_holding: bool, length: int, outcomes: int, ahead: int
+    case: PlanInputs, waits_for_drafts: bool, length: int, outcomes: int, ahead: int
 ) -> None:
     hopeless = dataclasses.replace(case, concurrent_slowdown=0.0, acceptance=(0.0,))
-    found = evaluate_outcomes(hopeless, length, is_holding, outcomes, ahead)
-    without = evaluate_length(hopeless, length, is_holding)
+    found = evaluate_outcomes(hopeless, length, waits_for_drafts, outcomes, ahead)
+    without = evaluate_length(hopeless, length, waits_for_drafts)
     assert found.hit_rate == 0
     assert found.tokens_per_s == pytest.approx(without.tokens_per_s)
 
@@ -243,7 +243,7 @@ def test_paths_must_land_before_the_step_ends() -> None:
         {"concurrent_slowdown": 1.0},
         {"enumeration_time": lambda outcomes, ahead: 5.0 * outcomes * ahead},
         {"measured_hits": MeasuredHits(0.0, 4, 8)},
-        {"ahead_share": 0.1},
+        {"ahead_fraction": 0.1},
         {"max_outcomes": 0},
         {"placement": Placement.COLOCATED},
     ],
@@ -261,7 +261,7 @@ def test_what_is_drafted_on_own_outputs_brings_its_share() -> None:
     certain = MeasuredHits(1.0, 4, 8)
 
     def speed(share: float) -> float:
-        case = inputs(0.8, 0.1, rtt_s=0.3, measured_hits=certain, ahead_share=share)
+        case = inputs(0.8, 0.1, rtt_s=0.3, measured_hits=certain, ahead_fraction=share)
         return evaluate_outcomes(case, 4, True, 8, 4).speedup
 
     gain = speed(1.0) - 1.0
@@ -293,7 +293,7 @@ def test_zero_drafts_cost_what_plain_decoding_costs() -> None:
         case = inputs(0.8, 0.05, num_sequences=load, step_time=affine(1.0, 0.1), concurrent_slowdown=0.5)
         off = evaluate_policy(case, Policy.off(1, "off"))
         assert off.tokens_per_s == load / (1.0 + 0.1 * load)
-        assert (off.speedup, off.hold_s, off.outcomes) == (1.0, 0.0, 0)
+        assert (off.speedup, off.wait_budget_s, off.outcomes) == (1.0, 0.0, 0)
 
 
 def shape(policy: Policy) -> tuple[int, int, int]:
@@ -318,7 +318,7 @@ def test_a_policy_stays_with_its_outcomes_while_they_are_nearly_the_best() -> No
 
 @pytest.mark.parametrize(
     "changes",
-    [{"max_outcomes": -1}, {"sibling_acceptance": 1.5}, {"ahead_share": 1.1}, {"ahead_share": -0.1}],
+    [{"max_outcomes": -1}, {"sibling_acceptance": 1.5}, {"ahead_fraction": 1.1}, {"ahead_fraction": -0.1}],
 )
 def test_impossible_inputs_are_refused(changes: dict[str, object]) -> None:
     with pytest.raises(ValueError):

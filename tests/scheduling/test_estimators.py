@@ -21,7 +21,7 @@ def test_acceptance_rates_converge_per_position() -> None:
             accepted += 1
         estimator.observe(3, accepted)
     assert estimator.rates(3) == pytest.approx(truth, abs=0.04)
-    assert estimator.survivals(3) == pytest.approx([0.9, 0.54, 0.162], abs=0.04)
+    assert estimator.path_acceptances(3) == pytest.approx([0.9, 0.54, 0.162], abs=0.04)
     assert estimator.expected_tokens(3) == pytest.approx(1 + 0.9 + 0.54 + 0.162, abs=0.08)
 
 

@@ -37,7 +37,7 @@ def inputs(
     rate: float, draft_s: float, placement: Placement = Placement.COLOCATED, **changes: object
 ) -> PlanInputs:
     """Step time 1 whatever the rows, so that all else is in units of a step."""
-    base = PlanInputs(placement, (rate,), flat, per_token(draft_s), max_draft_length=24, max_hold_s=100.0)
+    base = PlanInputs(placement, (rate,), flat, per_token(draft_s), max_draft_length=24, max_wait_s=100.0)
     return dataclasses.replace(base, **changes)  # type: ignore[arg-type]
 
 
@@ -83,18 +83,18 @@ def test_a_running_verifier_loses_the_tokens_it_overtakes() -> None:
 
 def test_waiting_is_chosen_only_when_it_pays() -> None:
     near = evaluate(inputs(0.8, 0.05, Placement.SEPARATE, rtt_s=0.1))
-    assert near.is_holding
-    assert near.hold_s == pytest.approx(0.05 * near.draft_length + 0.1)
+    assert near.waits_for_drafts
+    assert near.wait_budget_s == pytest.approx(0.05 * near.draft_length + 0.1)
     far = evaluate(inputs(0.9, 0.01, Placement.SEPARATE, rtt_s=8.0))
-    assert not far.is_holding
-    assert far.hold_s == 0
+    assert not far.waits_for_drafts
+    assert far.wait_budget_s == 0
     assert far.speedup > 1
 
 
 def test_a_hold_longer_than_allowed_is_never_planned() -> None:
-    found = evaluate(inputs(0.8, 0.05, Placement.SEPARATE, rtt_s=0.1, max_hold_s=0.12))
-    assert found.hold_s <= 0.12
-    assert not found.is_holding or 0.05 * found.draft_length + 0.1 <= 0.12
+    found = evaluate(inputs(0.8, 0.05, Placement.SEPARATE, rtt_s=0.1, max_wait_s=0.12))
+    assert found.wait_budget_s <= 0.12
+    assert not found.waits_for_drafts or 0.05 * found.draft_length + 0.1 <= 0.12
 
 
 def test_hidden_time_costs_nothing_and_is_at_most_half() -> None:
@@ -103,7 +103,7 @@ def test_hidden_time_costs_nothing_and_is_at_most_half() -> None:
         hidden = evaluate_length(dataclasses.replace(case, overlap_s=overlap_s), 4, True)
         shorter = evaluate_length(inputs(0.8, 0.0, Placement.SEPARATE, rtt_s=wait_s), 4, True)
         assert hidden.speedup == pytest.approx(shorter.speedup)
-        assert hidden.hold_s == pytest.approx(0.4)  # of what may come later
+        assert hidden.wait_budget_s == pytest.approx(0.4)  # of what may come later
 
 
 def brute_force(given_inputs: PlanInputs) -> float:
@@ -111,18 +111,18 @@ def brute_force(given_inputs: PlanInputs) -> float:
     load, step = given_inputs.num_sequences, given_inputs.step_time
     best = load / step(load)
     for length in range(1, min(given_inputs.max_draft_length, given_inputs.max_nodes) + 1):
-        survivals = [math.prod([given_inputs.acceptance[min(i, len(given_inputs.acceptance) - 1)] for i in range(j)])
-                     for j in range(1, length + 1)]  # fmt: skip
+        by_position = [given_inputs.acceptance[min(i, len(given_inputs.acceptance) - 1)] for i in range(length)]
+        path_acceptances = [math.prod(by_position[:j]) for j in range(1, length + 1)]
         draft = given_inputs.draft_time(length)
         if given_inputs.placement is Placement.COLOCATED:
-            best = max(best, load * (1 + sum(survivals)) / (step(load * (1 + length)) + draft))
+            best = max(best, load * (1 + sum(path_acceptances)) / (step(load * (1 + length)) + draft))
             continue
         whole = draft + given_inputs.rtt_s + given_inputs.queue_s
         wait = whole - min(given_inputs.overlap_s, whole / 2)
-        if whole <= given_inputs.max_hold_s:  # what overlaps today may not tomorrow
-            best = max(best, load * (1 + sum(survivals)) / (step(load * (1 + length)) + wait))
+        if whole <= given_inputs.max_wait_s:  # what overlaps today may not tomorrow
+            best = max(best, load * (1 + sum(path_acceptances)) / (step(load * (1 + length)) + wait))
         passed = math.ceil(wait / step(load))
-        tokens = passed + 1 + sum(survivals[passed:])
+        tokens = passed + 1 + sum(path_acceptances[passed:])
         rows = load * (1 + max(0, length - passed))
         best = max(best, load * tokens / (passed * step(load) + step(rows)))
     return best
@@ -140,7 +140,7 @@ plans = st.builds(
     num_sequences=st.integers(1, 16),
     max_draft_length=st.integers(0, 10),
     max_nodes=st.integers(0, 16),
-    max_hold_s=st.floats(0, 2),
+    max_wait_s=st.floats(0, 2),
 )
 
 
@@ -150,7 +150,7 @@ plans = st.builds(
         Placement.SEPARATE, (1.0,), affine(1.0, 0.0), affine(0.0, 2.3e-311), max_draft_length=1, max_nodes=1
     )
 )
-@example(  # a wait that is the longest hold to the last bit
+@example(  # a wait that is the longest draft wait to the last bit
     PlanInputs(
         Placement.SEPARATE,
         (1.0,),
@@ -161,7 +161,7 @@ plans = st.builds(
         overlap_s=2.0,
         max_draft_length=1,
         max_nodes=1,
-        max_hold_s=0.19430036828369285,
+        max_wait_s=0.19430036828369285,
     )
 )
 @settings(max_examples=300)
@@ -174,13 +174,13 @@ def test_the_plan_is_the_best_and_never_below_plain_decoding(given_inputs: PlanI
     assert policy.is_speculating == (best.speedup >= 1 + given_inputs.margin)
     assert policy.draft_length <= policy.node_budget or not policy.is_speculating
     assert policy.node_budget <= given_inputs.max_nodes
-    assert policy.hold_us <= given_inputs.max_hold_s * 1e6 + 1
+    assert policy.wait_budget_us <= given_inputs.max_wait_s * 1e6 + 1
     assert Policy.from_dict(policy.to_dict()) == policy
 
 
-def best_length(given_inputs: PlanInputs, is_holding: bool) -> int:
+def best_length(given_inputs: PlanInputs, waits_for_drafts: bool) -> int:
     candidates = [
-        evaluate_length(given_inputs, length, is_holding)
+        evaluate_length(given_inputs, length, waits_for_drafts)
         for length in range(1, given_inputs.max_draft_length + 1)
     ]
     return max(candidates, key=lambda found: found.tokens_per_s).draft_length
@@ -255,16 +255,16 @@ def test_a_drafter_that_slows_the_target_down_is_waited_for() -> None:
         assert evaluate_length(shared, length, True) == evaluate_length(alone, length, True)
         slower, faster = (evaluate_length(case, length, False).tokens_per_s for case in (shared, alone))
         assert slower == pytest.approx(faster / 1.5)
-    assert plan(shared).hold_us > 0
+    assert plan(shared).wait_budget_us > 0
 
 
 def test_nothing_is_drafted_ahead_that_would_hardly_be_used() -> None:
     likely, unlikely = inputs(0.9, 0.1, Placement.SEPARATE), inputs(0.5, 0.01, Placement.SEPARATE)
     for case, is_worth_it in ((likely, True), (unlikely, False)):
         policy = plan(case)
-        survival = case.survivals(policy.draft_length)[-1]
+        path_acceptance = case.path_acceptances(policy.draft_length)[-1]
         assert policy.draft_length >= 1
-        assert (survival >= 0.2) is is_worth_it
+        assert (path_acceptance >= 0.2) is is_worth_it
         assert (policy.draft_ahead > 0) is is_worth_it
 
 
@@ -272,7 +272,7 @@ def test_the_slowest_round_trips_lengthen_the_hold_and_not_the_cost() -> None:
     mean = inputs(0.8, 0.05, Placement.SEPARATE, rtt_s=0.1)
     spread = dataclasses.replace(mean, rtt_p95_s=0.3)
     assert evaluate_length(spread, 4, True).speedup == evaluate_length(mean, 4, True).speedup
-    assert evaluate_length(spread, 4, True).hold_s == pytest.approx(0.5)
+    assert evaluate_length(spread, 4, True).wait_budget_s == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize(
@@ -293,7 +293,8 @@ def test_impossible_inputs_are_refused(changes: dict[str, object]) -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"draft_length": -1}, {"hold_us": 1.5}, {"version": True}, {"reason": 3}, {"surprise": 1}]
+    "changes",
+    [{"draft_length": -1}, {"wait_budget_us": 1.5}, {"version": True}, {"reason": 3}, {"surprise": 1}],
 )
 def test_policies_from_elsewhere_are_checked(changes: dict[str, object]) -> None:
     with pytest.raises(ValueError):

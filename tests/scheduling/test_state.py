@@ -167,7 +167,7 @@ def test_a_trial_as_slow_as_the_model_says_does_not_discredit_it(clock: Clock) -
     clock.now_s = 20.0
     trial = state.decide(far)
     assert trial.is_speculating
-    assert trial.hold_us == 0  # to hold would cost two thirds of the time
+    assert trial.wait_budget_us == 0  # to hold would cost two thirds of the time
     clock.now_s = 21.0
     assert not state.decide(far, measured_speedup=0.99).is_speculating
     assert state.decide(near).is_speculating

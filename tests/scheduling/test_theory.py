@@ -241,7 +241,7 @@ def test_more_children_lift_the_limit() -> None:
 @given(st.lists(st.floats(0.01, 0.4), min_size=1, max_size=2), st.integers(0, 4))
 def test_the_best_tree_is_the_best_of_all_trees(rates: list[float], num_nodes: int) -> None:
     paths = [path for depth in range(1, 5) for path in itertools.product(range(len(rates)), repeat=depth)]
-    survival = {path: math.prod(rates[child] for child in path) for path in paths}
+    path_acceptance = {path: math.prod(rates[child] for child in path) for path in paths}
 
     def grown(tree: frozenset[tuple[int, ...]]) -> set[frozenset[tuple[int, ...]]]:
         return {tree | {path} for path in paths if path not in tree and (len(path) == 1 or path[:-1] in tree)}
@@ -249,8 +249,8 @@ def test_the_best_tree_is_the_best_of_all_trees(rates: list[float], num_nodes: i
     trees = {frozenset[tuple[int, ...]]()}
     for _ in range(num_nodes):
         trees = set().union(*(grown(tree) for tree in trees))
-    best = max(theory.tree_tokens(survival[path] for path in tree) for tree in trees)
-    assert theory.tree_tokens(theory.best_tree_survivals(rates, num_nodes)) == pytest.approx(best)
+    best = max(theory.tree_tokens(path_acceptance[path] for path in tree) for tree in trees)
+    assert theory.tree_tokens(theory.best_tree_path_acceptances(rates, num_nodes)) == pytest.approx(best)
 
 
 def test_load_ends_speculation() -> None:
@@ -273,7 +273,7 @@ def test_throughput_counts_every_sequence() -> None:
 def test_capacity() -> None:
     assert theory.capacity_gain(CycleParams(0.8, 0.05, draft_length=7)) == pytest.approx(1.35)
     assert theory.capacity_gain(CycleParams(0.8, 0.10, draft_length=7)) == pytest.approx(1.70)
-    gain = theory.gain_per_cost(CycleParams(0.8, 0.1, draft_length=7), price_ratio=0.2, drafter_share=0.5)
+    gain = theory.gain_per_cost(CycleParams(0.8, 0.1, draft_length=7), price_ratio=0.2, drafter_fraction=0.5)
     assert gain == pytest.approx(1.7 / 1.1)
 
 

@@ -93,7 +93,7 @@ class WorldMachine(RuleBasedStateMachine):
             version=1,
             max_nodes_per_step=per_step,
             max_nodes_per_sequence=nodes,
-            hold_us=0,
+            wait_budget_us=0,
             max_prefill_tokens=prefill,
             colocated_draft_length=colocated,
         )
@@ -127,7 +127,7 @@ class WorldMachine(RuleBasedStateMachine):
         at=peer_index,
         num_tokens=st.integers(1, 8),
         max_outcomes=st.integers(1, 16),
-        num_shares=st.integers(1, 3),
+        num_partitions=st.integers(1, 3),
         at_once=st.booleans(),
     )
     def draft_past_outcomes(self, at: int, at_once: bool, **fields: int) -> None:

@@ -11,12 +11,12 @@ from paceline.v1 import target_pb2
 from services.verifier.budget import NodeBudget
 from services.verifier.colocated import ColocatedDrafter
 from services.verifier.features import FeatureHub, Subscriber
-from services.verifier.inbox import Command, Inbox
-from services.verifier.kv_allocator import RoomFigures
+from services.verifier.inbox import Command, VerifierInbox
+from services.verifier.kv_allocator import KVAllocatorStats
 from services.verifier.loop import StepLoop
-from services.verifier.report import StepFigures, StepNews
-from services.verifier.session import Session
-from services.verifier.table import SequenceTable
+from services.verifier.report import StepEvent, StepStats
+from services.verifier.session import VerifySession
+from services.verifier.table import TargetSequences
 
 
 def _closed_loop() -> asyncio.AbstractEventLoop:
@@ -25,7 +25,7 @@ def _closed_loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
-class ListedSession(Session):
+class ListedSession(VerifySession):
     """A stream whose frames are kept in a list."""
 
     def __init__(self, client_id: str = "test") -> None:
@@ -72,16 +72,16 @@ class SteppedVerifier:
         prefix_cache_bytes: int = 1 << 20,
         kv_limit_tokens: int | None = None,
         budget: NodeBudget | None = None,
-        lookup: int = 0,
+        ngram_tokens: int = 0,
     ) -> None:
         self.engine = engine
-        self.inbox = Inbox()
+        self.inbox = VerifierInbox()
         self.features = FeatureHub(engine.project)
-        self.table = SequenceTable(
-            engine, self.features, drafter, max_sequences, max_waiting, prefix_cache_bytes, lookup
+        self.table = TargetSequences(
+            engine, self.features, drafter, max_sequences, max_waiting, prefix_cache_bytes, ngram_tokens
         )
-        self.figures: list[StepFigures] = []
-        self.room = RoomFigures()
+        self.stats: list[StepStats] = []
+        self.kv_allocator = KVAllocatorStats()
         # What is verified follows from the seed alone here, not from how long a step took.
         budget = budget or NodeBudget(learns=False)
         self._loop = StepLoop(engine, self.inbox, self.table, self.features, drafter, budget, self._tell)
@@ -97,9 +97,9 @@ class SteppedVerifier:
         for command in commands:
             self.inbox.put(command)
 
-    def turn(self, count: int = 1, *, tells: bool = True) -> int:
-        """Make steps; returns how many found something to run. Without `tells` as the loop's own thread does."""
-        return sum(self._loop.turn(tells=tells) for _ in range(count))
+    def turn(self, count: int = 1, *, publishes: bool = True) -> int:
+        """Make steps; returns how many found something to run. Without `publishes` as the loop's own thread does."""
+        return sum(self._loop.turn(publishes=publishes) for _ in range(count))
 
     def start(self) -> StepLoop:
         """Let the loop's own thread make the steps; the caller stops it."""
@@ -110,15 +110,17 @@ class SteppedVerifier:
         """Drop what is kept, once every sequence has ended, and see that nothing is left."""
         assert self.table.num_unfinished == 0
         with torch.inference_mode():
-            while self.table.room.evict():
+            while self.table.kv_allocator.evict():
                 pass
         assert self.engine.cache.num_slots == 0
         self.limit_kv(None)
 
-    def _tell(self, news: StepNews) -> None:
-        for session, frame in news.frames():
+    def _tell(self, event: StepEvent) -> None:
+        for session, frame in event.frames():
             session.push(frame)
-        figures = news.figures
-        self.figures.append(figures)
-        for name in RoomFigures.__dataclass_fields__:
-            setattr(self.room, name, getattr(self.room, name) + getattr(figures.room, name))
+        stats = event.stats
+        self.stats.append(stats)
+        for name in KVAllocatorStats.__dataclass_fields__:
+            setattr(
+                self.kv_allocator, name, getattr(self.kv_allocator, name) + getattr(stats.kv_allocator, name)
+            )

@@ -185,14 +185,14 @@ class World:
         ]
         self._num_keys = 0
 
-    def _peer(self, engine: TargetEngine, placement: Placement, prefix_bytes: int, lookup: int) -> Peer:
+    def _peer(self, engine: TargetEngine, placement: Placement, prefix_bytes: int, ngram_tokens: int) -> Peer:
         drafter = self.kit.drafters.get(placement)
         is_colocated = placement.startswith("colocated")
         verifier = SteppedVerifier(
             engine,
             drafter=ColocatedDrafter(drafter) if is_colocated and drafter is not None else None,
             prefix_cache_bytes=prefix_bytes,
-            lookup=lookup,
+            ngram_tokens=ngram_tokens,
         )
         subscriber = ListedSubscriber("drafter")
         verifier.features.subscribe(subscriber)
@@ -313,7 +313,7 @@ class World:
             assert commits.epochs[which] == request.epoch
             request.commit(commits.starts[which], tokens)
             self.events["accepted"] += step.num_accepted_tokens[which]
-            self.events["hit"] += step.draft_hits[which]
+            self.events["hit"] += step.cache_hits[which]
             echoed = step.num_accepted_tokens[which] - step.num_accepted_of_drafter[which]
             self.events["echo accepted"] += echoed
             self.events["refused"] += step.num_draft_tokens[which] - step.num_accepted_tokens[which]
@@ -364,14 +364,16 @@ class World:
                 self.events["drafted by a real drafter"] += 1
                 self.send(at, wish.sequence_id, peer.followed[wish.sequence_id].epoch, entry)
 
-    def draft_past_outcomes(self, at: int, num_tokens: int, max_outcomes: int, num_shares: int) -> None:
+    def draft_past_outcomes(self, at: int, num_tokens: int, max_outcomes: int, num_partitions: int) -> None:
         """Let it draft past likely outcomes of its last drafts, in as many messages as drafters would share them."""
         peer = self.peers[at]
         if peer.remote is None:
             return
-        for share in range(num_shares):
+        for share in range(num_partitions):
             wanted = [
-                OutcomeRequest(sequence_id, num_tokens, max_outcomes, 64, request.sampling, share, num_shares)
+                OutcomeRequest(
+                    sequence_id, num_tokens, max_outcomes, 64, request.sampling, share, num_partitions
+                )
                 for sequence_id, request in peer.followed.items()
                 if request.max_draft_nodes
             ]
@@ -439,10 +441,10 @@ class World:
         for peer in self.peers:
             peer.verifier.turn()
             peer.verifier.close()
-            figures = peer.verifier.room
-            self.events["preempted"] += figures.num_preemptions
-            self.events["prefix adopted"] += figures.num_adopted
-            self.events["prefix copied"] += figures.num_copied
+            stats = peer.verifier.kv_allocator
+            self.events["preempted"] += stats.num_preemptions
+            self.events["prefix adopted"] += stats.num_adopted
+            self.events["prefix copied"] += stats.num_copied
 
     def abandon(self) -> None:
         """Free what an example that failed has left, so that the next one starts clean."""
@@ -450,7 +452,7 @@ class World:
             with torch.inference_mode():
                 for sequence in [*peer.verifier.table.running, *peer.verifier.table.waiting]:
                     peer.verifier.table.apply(Close(sequence.owner, sequence.sequence_id))
-                while peer.verifier.table.room.evict():
+                while peer.verifier.table.kv_allocator.evict():
                     pass
             peer.verifier.limit_kv(None)
             for request in list(peer.followed.values()):

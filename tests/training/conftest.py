@@ -88,7 +88,7 @@ def text_dir(target_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 def heldout_dir(target_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One shard of another seed."""
     path = tmp_path_factory.mktemp("heldout")
-    synthesise(synth_options(target_dir, path, seed=2, num_shards=1, greedy_share=1.0))
+    synthesise(synth_options(target_dir, path, seed=2, num_shards=1, greedy_fraction=1.0))
     return path
 
 
@@ -119,8 +119,8 @@ def continued(model_dir: Path, out_dir: Path, seed: int, num_shards: int = 1) ->
             num_shards=num_shards,
             rows=8,
             max_tokens=60,
-            ask_share=0.0,
-            greedy_share=1.0,
+            ask_fraction=0.0,
+            greedy_fraction=1.0,
             dtype="float32",
             num_threads=1,
         )

@@ -21,7 +21,7 @@ from paceline.training.errors import TrainingDataError
 @pytest.fixture
 def options(target_dir: Path, tmp_path: Path) -> ContinueOptions:
     return ContinueOptions(
-        target_dir, tmp_path / "text", rows=6, max_tokens=90, ask_share=0.3, dtype="float32", num_threads=1
+        target_dir, tmp_path / "text", rows=6, max_tokens=90, ask_fraction=0.3, dtype="float32", num_threads=1
     )
 
 
@@ -69,7 +69,7 @@ def test_a_text_ends_where_serving_would_end_it(
     options: ContinueOptions, target_dir: Path, tmp_path: Path
 ) -> None:
     """By the generation config where there is one, which often names more tokens than the model's."""
-    options = replace(options, greedy_share=1.0)
+    options = replace(options, greedy_fraction=1.0)
     run(options)
     shard = shards.read_shard(shards.shard_path(options.out_dir, 0))
     start, end = shard.offsets[:2].tolist()

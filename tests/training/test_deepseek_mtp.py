@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from paceline.methods import DrafterConfig, DraftRequest, load_drafter
 from paceline.methods.deepseek_mtp import start as deepseek_mtp_start
 from paceline.methods.deepseek_mtp.objective import DeepseekMtpObjective, MtpShape
-from paceline.methods.eagle3.objective import TargetFacts
+from paceline.methods.eagle3.objective import TargetReference
 from paceline.training.data import Batch
 from paceline.training.errors import TrainingDataError
 from paceline.training.token_rows import depth_weights
@@ -72,7 +72,7 @@ def tables() -> tuple[Tensor, Tensor]:
 
 def objective(shape: MtpShape = SHAPE, **changes: object) -> DeepseekMtpObjective:
     settings: dict[str, object] = {"dtype": torch.float32, "steps": 3, "step_decay": 0.6, **changes}
-    facts = TargetFacts("f", "tiny", (), 64)
+    facts = TargetReference("f", "tiny", (), 64)
     return DeepseekMtpObjective(shape, random_parameters(shape), *tables(), facts, **settings)  # type: ignore[arg-type]
 
 
@@ -188,7 +188,7 @@ def test_parameters_that_do_not_fit_are_named() -> None:
     parameters = random_parameters(SHAPE)
     del parameters["layers.1.hnorm.weight"]
     with pytest.raises(TrainingDataError, match=r"layers\.1\.hnorm"):
-        DeepseekMtpObjective(SHAPE, parameters, *tables(), TargetFacts("f", "tiny", (), 64))
+        DeepseekMtpObjective(SHAPE, parameters, *tables(), TargetReference("f", "tiny", (), 64))
     assert all(isinstance(p, nn.Parameter) for p in objective().named_parameters().values())
 
 

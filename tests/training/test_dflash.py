@@ -15,7 +15,7 @@ from paceline.methods import DraftRequest, load_drafter
 from paceline.methods.dflash.blocks import can_anchor, make_blocks, sample_anchors
 from paceline.methods.dflash.objective import DFlashObjective, DFlashShape
 from paceline.methods.dflash.start import random_parameters, tap_scale
-from paceline.methods.eagle3.objective import TargetFacts
+from paceline.methods.eagle3.objective import TargetReference
 from paceline.methods.objectives import build_objective
 from paceline.training.data import Batch, Corpus, DataPosition
 from paceline.training.errors import TrainingDataError
@@ -48,7 +48,7 @@ def random_objective(shape: DFlashShape = SHAPE, dtype: torch.dtype = torch.floa
     random = torch.Generator().manual_seed(1)
     parameters = random_parameters(shape.parameter_shapes(), 3)
     embedding, head = torch.randn(2, VOCAB, 16, generator=random)
-    target = TargetFacts("", "tiny", (0, 1), 64)
+    target = TargetReference("", "tiny", (0, 1), 64)
     return DFlashObjective(
         shape, parameters, embedding, head, torch.tensor(DRAFTABLE), torch.full((32,), 2.0), target,
         num_anchors=6, decay=3.0, dtype=dtype,

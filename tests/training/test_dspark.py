@@ -15,7 +15,7 @@ from paceline.methods.dflash.start import random_parameters
 from paceline.methods.dspark.heads import HeadPlan, MarkovHead
 from paceline.methods.dspark.objective import DSparkObjective, LossShares
 from paceline.methods.dspark.temperatures import fit_temperatures, path_errors
-from paceline.methods.eagle3.objective import TargetFacts
+from paceline.methods.eagle3.objective import TargetReference
 from paceline.methods.objectives import build_objective
 from paceline.training.data import Corpus, DataPosition
 from paceline.training.trainer import TrainOptions
@@ -41,7 +41,7 @@ def random_objective(plan: HeadPlan, dtype: torch.dtype = torch.float64) -> DSpa
     embedding, head = torch.randn(2, VOCAB, 16, generator=random)
     return DSparkObjective(
         BLOCK, plan, parameters, embedding, head, torch.tensor(DRAFTABLE), torch.full((32,), 2.0),
-        TargetFacts("", "tiny", (0, 1), 64), num_anchors=6, decay=3.0, shares=LossShares(0.2, 0.7, 1.5),
+        TargetReference("", "tiny", (0, 1), 64), num_anchors=6, decay=3.0, shares=LossShares(0.2, 0.7, 1.5),
         dtype=dtype,
     )  # fmt: skip
 

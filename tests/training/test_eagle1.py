@@ -16,7 +16,7 @@ from paceline.methods.checkpoint import load_tensor
 from paceline.methods.eagle1 import start as eagle1_start
 from paceline.methods.eagle1.drafter import rank_accuracies
 from paceline.methods.eagle1.objective import Eagle1Objective, Eagle1Shape
-from paceline.methods.eagle3.objective import TargetFacts
+from paceline.methods.eagle3.objective import TargetReference
 from paceline.training.data import Batch, Corpus, DataPosition
 from paceline.training.errors import TrainingDataError
 from paceline.training.losses import head_distillation
@@ -68,7 +68,7 @@ def objective(**changes: object) -> Eagle1Objective:
     random = torch.Generator().manual_seed(9)
     embedding, head = torch.randn(2, SHAPE.target_vocab, SHAPE.hidden, generator=random)
     settings: dict[str, object] = {"noise": 0.0, "dtype": torch.float32, **changes}
-    facts = TargetFacts("f", "tiny", (), 64)
+    facts = TargetReference("f", "tiny", (), 64)
     return Eagle1Objective(SHAPE, random_parameters(), embedding, head, facts, **settings)  # type: ignore[arg-type]
 
 

@@ -14,7 +14,7 @@ from transformers import AutoConfig
 
 from paceline.methods import DrafterConfig, DraftRequest, load_drafter
 from paceline.methods.checkpoint import save_drafter
-from paceline.methods.eagle3.objective import TargetFacts
+from paceline.methods.eagle3.objective import TargetReference
 from paceline.methods.gemma4_mtp import objective as gemma4_mtp
 from paceline.methods.gemma4_mtp import start as gemma4_mtp_start
 from paceline.methods.gemma4_mtp.model import FULL, SLIDING
@@ -53,7 +53,7 @@ def objective(model_dir: Path, **changes: Any) -> Gemma4MtpObjective:
     embedding = read_weights(model_dir)["model.embed_tokens.weight"]
     rows = TargetRows(model_dir, TapSpec(norm_final=True, cached=tuple(cached.values())), torch.float32)
     tables = TargetTables(embedding, 8.0, embedding, rows)
-    facts = TargetFacts("*", "tiny", (), 64)
+    facts = TargetReference("*", "tiny", (), 64)
     settings: dict[str, Any] = {"dtype": torch.float32, "step_decay": 0.5, **changes}
     return Gemma4MtpObjective(shape, cached, parameters, tables, facts, **settings)
 

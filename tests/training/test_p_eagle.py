@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.methods import DraftRequest, load_drafter
-from paceline.methods.eagle3.objective import TargetFacts
+from paceline.methods.eagle3.objective import TargetReference
 from paceline.methods.objectives import build_objective
 from paceline.methods.one_pass.rows import FlatRows, owners, sample_rows, segments
 from paceline.methods.p_eagle.objective import PEagleObjective, PEagleShape
@@ -134,7 +134,7 @@ def _random_objective(dtype: torch.dtype, num_segments: int = 1) -> PEagleObject
     }
     head = torch.randn(VOCAB, 16, generator=random)
     ids = torch.arange(3, 33)
-    target = TargetFacts("", "tiny", (0, 1), 64)
+    target = TargetReference("", "tiny", (0, 1), 64)
     return PEagleObjective(
         SHAPE, parameters, head, ids, torch.full((32,), 2.0), target, num_segments=num_segments, dtype=dtype
     )

@@ -54,7 +54,7 @@ def test_conversations_follow_the_template(target_dir: Path, text_dir: Path) -> 
 def test_asks_are_given_whole(target_dir: Path, tmp_path: Path) -> None:
     run(
         synth_options(
-            target_dir, tmp_path, seed=1, num_shards=1, ask_share=1.0, max_user_tokens=40, max_tokens=96
+            target_dir, tmp_path, seed=1, num_shards=1, ask_fraction=1.0, max_user_tokens=40, max_tokens=96
         )
     )
     shard = shards.read_shard(shards.shard_path(tmp_path, 0))

@@ -10,8 +10,8 @@ import pytest
 
 from paceline.trie import (
     DEFAULT_CONFIDENCE,
-    AddOutcome,
-    CommitOutcome,
+    AddResult,
+    CommitResult,
     DraftEntry,
     DraftError,
     DraftTrie,
@@ -34,19 +34,19 @@ def test_an_empty_trie_selects_nothing() -> None:
 
 def test_a_chain_comes_back_as_it_was_sent() -> None:
     trie = DraftTrie(COMMITTED)
-    assert trie.add(chain(3, [1, 2, 3])) == AddOutcome(added=3)
+    assert trie.add(chain(3, [1, 2, 3])) == AddResult(added=3)
     tree = trie.select(8, 8)
     assert tree.tokens == (1, 2, 3)
     assert tree.parents == (-1, 0, 1)
     assert tree.depths == (1, 2, 3)
-    assert tree.survivals == (0.5, 0.25, 0.125)
+    assert tree.path_acceptances == (0.5, 0.25, 0.125)
     assert trie.max_depth == 3
 
 
 def test_budgets_cut_the_least_likely_nodes() -> None:
     trie = DraftTrie(COMMITTED)
     trie.add(DraftEntry(3, (1, 2, 3, 4), (-1, -1, 0, 1), (), (0.6, 0.3, 0.4, 0.9)))
-    assert trie.select(3, 8).tokens == (1, 2, 4)  # survivals 0.6, 0.3, 0.27 before 0.24
+    assert trie.select(3, 8).tokens == (1, 2, 4)  # path acceptances 0.6, 0.3, 0.27 before 0.24
     assert trie.select(8, 1).tokens == (1, 2)
     assert trie.select(0, 8).tokens == trie.select(8, 0).tokens == ()
     assert trie.select(8, 8).head(2) == trie.select(2, 8)
@@ -55,41 +55,41 @@ def test_budgets_cut_the_least_likely_nodes() -> None:
 def test_a_late_draft_skips_what_was_committed_meanwhile() -> None:
     trie = DraftTrie(COMMITTED)
     trie.commit([1, 2])
-    assert trie.add(chain(3, [1, 2, 3, 4])) == AddOutcome(added=2, matched=2)
+    assert trie.add(chain(3, [1, 2, 3, 4])) == AddResult(added=2, matched=2)
     assert trie.select(8, 8).tokens == (3, 4)
 
 
 def test_a_late_draft_that_contradicts_the_text_is_stale_from_there_on() -> None:
     trie = DraftTrie(COMMITTED)
     trie.commit([1, 2])
-    assert trie.add(chain(3, [1, 5, 3, 4])) == AddOutcome(matched=1, stale=3)
+    assert trie.add(chain(3, [1, 5, 3, 4])) == AddResult(matched=1, stale=3)
     assert trie.num_nodes == 0
 
 
 def test_a_draft_from_before_the_window_is_stale() -> None:
     trie = DraftTrie(list(range(10)), window=4)
-    assert trie.add(chain(5, [5, 6, 7, 8, 9, 1])) == AddOutcome(stale=6)
-    assert trie.add(chain(6, [6, 7, 8, 9, 1])) == AddOutcome(matched=4, added=1)
+    assert trie.add(chain(5, [5, 6, 7, 8, 9, 1])) == AddResult(stale=6)
+    assert trie.add(chain(6, [6, 7, 8, 9, 1])) == AddResult(matched=4, added=1)
     trie.commit([1] * 20)
-    assert trie.add(chain(25, [1])) == AddOutcome(stale=1)
-    assert trie.add(chain(26, [1, 1, 1, 1, 3])) == AddOutcome(matched=4, added=1)
+    assert trie.add(chain(25, [1])) == AddResult(stale=1)
+    assert trie.add(chain(26, [1, 1, 1, 1, 3])) == AddResult(matched=4, added=1)
 
 
 def test_an_entry_from_ahead_waits_for_its_start() -> None:
     trie = DraftTrie(COMMITTED)
-    assert trie.add(chain(5, [3, 4])) == AddOutcome(ahead=2)
+    assert trie.add(chain(5, [3, 4])) == AddResult(ahead=2)
     assert (trie.num_nodes, trie.num_parked) == (0, 2)
-    assert trie.add(chain(5, [3, 4])) == AddOutcome(ahead=2)
+    assert trie.add(chain(5, [3, 4])) == AddResult(ahead=2)
     assert trie.num_parked == 2  # the duplicate took no room
-    assert trie.commit([1]) == CommitOutcome(matched=0, dropped=0, attached=0)
-    assert trie.commit([2, 3]) == CommitOutcome(matched=0, dropped=0, attached=1)
+    assert trie.commit([1]) == CommitResult(matched=0, dropped=0, attached=0)
+    assert trie.commit([2, 3]) == CommitResult(matched=0, dropped=0, attached=1)
     assert trie.select(8, 8).tokens == (4,)
     assert trie.num_parked == 0
 
 
 def test_an_entry_from_too_far_ahead_is_refused_softly() -> None:
     trie = DraftTrie(COMMITTED, window=8)
-    assert trie.add(chain(10**12, [1])) == AddOutcome(stale=1)
+    assert trie.add(chain(10**12, [1])) == AddResult(stale=1)
     assert trie.num_parked == 0
 
 
@@ -97,7 +97,7 @@ def test_parked_entries_are_bounded_and_the_furthest_leave() -> None:
     trie = DraftTrie(COMMITTED, max_nodes=4)
     trie.add(chain(6, [1, 2]))
     trie.add(chain(5, [1, 2]))
-    assert trie.add(chain(4, [1, 2])) == AddOutcome(ahead=2, evicted=2)
+    assert trie.add(chain(4, [1, 2])) == AddResult(ahead=2, evicted=2)
     assert trie.num_parked == 4
     trie.commit([9, 9])
     assert trie.commit([9]).attached == 0  # the entry that started at 6 is gone
@@ -106,41 +106,41 @@ def test_parked_entries_are_bounded_and_the_furthest_leave() -> None:
 def test_a_commit_walks_the_root_down_and_counts_what_falls_away() -> None:
     trie = DraftTrie(COMMITTED)
     trie.add(DraftEntry(3, (1, 2, 3, 4), (-1, -1, 0, 2), (), (0.5,) * 4))
-    assert trie.commit([1]) == CommitOutcome(matched=1, dropped=1, attached=0)
+    assert trie.commit([1]) == CommitResult(matched=1, dropped=1, attached=0)
     assert trie.select(8, 8).tokens == (3, 4)
-    assert trie.commit([3, 6]) == CommitOutcome(matched=1, dropped=1, attached=0)
+    assert trie.commit([3, 6]) == CommitResult(matched=1, dropped=1, attached=0)
     assert trie.num_nodes == 0
-    assert trie.commit([]) == CommitOutcome(matched=0, dropped=0, attached=0)
+    assert trie.commit([]) == CommitResult(matched=0, dropped=0, attached=0)
     assert trie.committed_length == 6
 
 
 def test_paths_of_several_drafters_merge_and_the_larger_confidence_stays() -> None:
     trie = DraftTrie(COMMITTED)
     trie.add(chain(3, [1, 2], 0.5))
-    assert trie.add(DraftEntry(3, (1, 3), (-1, 0), (), (0.8, 0.1))) == AddOutcome(added=1, merged=1)
+    assert trie.add(DraftEntry(3, (1, 3), (-1, 0), (), (0.8, 0.1))) == AddResult(added=1, merged=1)
     trie.add(chain(3, [1], 0.2))
-    assert trie.select(8, 8).survivals == (0.8, 0.8 * 0.5, 0.8 * 0.1)
+    assert trie.select(8, 8).path_acceptances == (0.8, 0.8 * 0.5, 0.8 * 0.1)
 
 
 def test_a_known_confidence_replaces_an_unknown_one_even_when_lower() -> None:
     trie = DraftTrie(COMMITTED)
     trie.add(DraftEntry.chain(3, [1]))
-    assert trie.select(1, 1).survivals == (DEFAULT_CONFIDENCE,)
+    assert trie.select(1, 1).path_acceptances == (DEFAULT_CONFIDENCE,)
     trie.add(chain(3, [1], 0.1))
     trie.add(DraftEntry.chain(3, [1]))
-    assert trie.select(1, 1).survivals == (0.1,)
+    assert trie.select(1, 1).path_acceptances == (0.1,)
 
 
 def test_log_probs_stand_in_for_confidences() -> None:
     trie = DraftTrie(COMMITTED)
     trie.add(DraftEntry.chain(3, [1, 2], log_probs=[math.log(0.25), -math.inf]))
-    assert trie.select(2, 2).survivals == (pytest.approx(0.25), 0.0)
+    assert trie.select(2, 2).path_acceptances == (pytest.approx(0.25), 0.0)
 
 
 def test_the_lowest_survivals_are_evicted() -> None:
     trie = DraftTrie(COMMITTED, max_nodes=4)
     trie.add(DraftEntry(3, (1, 2, 3, 4), (-1, -1, -1, 0), (), (0.9, 0.2, 0.1, 0.9)))
-    assert trie.add(chain(3, [5], 0.5)) == AddOutcome(added=1, evicted=1)
+    assert trie.add(chain(3, [5], 0.5)) == AddResult(added=1, evicted=1)
     assert set(trie.select(8, 8).tokens) == {1, 4, 5, 2}
     assert trie.num_nodes == 4
 
@@ -162,7 +162,7 @@ def drawn(
     return DraftEntry(start, tokens, parents, (), confidences, tuple(groups[parent] for parent in parents))
 
 
-COMB = (-1, -1, -1, 0, 0, 3)  # three children of the root, two of the first, one of that one's first
+SIBLING_CHAIN = (-1, -1, -1, 0, 0, 3)  # three children of the root, two of the first, one of that one's first
 
 
 def test_what_is_verified_of_a_drawn_tree_does_not_depend_on_the_drawn_values() -> None:
@@ -170,15 +170,15 @@ def test_what_is_verified_of_a_drawn_tree_does_not_depend_on_the_drawn_values() 
     shapes = []
     for tokens in ((1, 2, 3, 4, 5, 6), (9, 8, 1, 7, 2, 3)):
         trie = DraftTrie(COMMITTED)
-        trie.add(drawn(3, tokens, COMB))
+        trie.add(drawn(3, tokens, SIBLING_CHAIN))
         trees = [trie.select_first(budget, 8) for budget in range(1, 7)]
         assert len(trees[-1]) == 6
-        shapes.append([(tree.parents, tree.depths, tree.survivals) for tree in trees])
+        shapes.append([(tree.parents, tree.depths, tree.path_acceptances) for tree in trees])
         for tree in trees:
             names = [tokens.index(token) for token in tree.tokens]
-            kept = {parent: [n for n in names if COMB[n] == parent] for parent in set(COMB)}
+            kept = {parent: [n for n in names if SIBLING_CHAIN[n] == parent] for parent in set(SIBLING_CHAIN)}
             for parent, members in kept.items():  # always the first draws, in order
-                assert members == [n for n in range(6) if COMB[n] == parent][: len(members)]
+                assert members == [n for n in range(6) if SIBLING_CHAIN[n] == parent][: len(members)]
     assert shapes[0] == shapes[1]
 
 
@@ -194,16 +194,16 @@ def test_what_was_said_before_a_draw_counts_and_nothing_that_was_said_after() ->
     trie.add(chain(3, [5], 0.99))
     tree = trie.select_first(8, 8)
     assert tree.tokens == (4, 5, 6)
-    assert tree.survivals == pytest.approx((0.9, 0.45, 0.18))
+    assert tree.path_acceptances == pytest.approx((0.9, 0.45, 0.18))
     assert [claim and (round(math.exp(claim.log_prob), 6), claim.position) for claim in tree.claims] == [
         (0.9, 0),
         None,  # only looked at once the first is refused
         (0.2, 1),
     ]
-    assert trie.select_chain(8).survivals == (0.5, 0.25)  # block verification goes by none
+    assert trie.select_chain(8).path_acceptances == (0.5, 0.25)  # block verification goes by none
     calibrated = DraftTrie(COMMITTED)
     calibrated.add(replace(entry, confidences=(0.6, 0.6, 0.3)))
-    assert calibrated.select_first(8, 8).survivals == pytest.approx((0.6, 0.3, 0.18))
+    assert calibrated.select_first(8, 8).path_acceptances == pytest.approx((0.6, 0.3, 0.18))
 
 
 @pytest.mark.parametrize("sure", [-0.1, 1.1, math.nan])
@@ -317,6 +317,10 @@ def test_a_part_of_a_tree_keeps_its_shape() -> None:
     assert tree.tokens == (2, 3, 4, 5)
     part = tree.only([0, 2, 3])
     assert (part.tokens, part.parents, part.depths) == ((2, 4, 5), (-1, 0, 1), (1, 2, 3))
-    assert part.survivals == (tree.survivals[0], tree.survivals[2], tree.survivals[3])
+    assert part.path_acceptances == (
+        tree.path_acceptances[0],
+        tree.path_acceptances[2],
+        tree.path_acceptances[3],
+    )
     assert tree.only([0, 1, 2, 3]) is tree
     assert len(tree.only([])) == 0

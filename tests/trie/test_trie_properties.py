@@ -38,8 +38,8 @@ class Model:
         self.committed = list(committed)
         self.entries: list[DraftEntry] = []
 
-    def survivals(self) -> dict[Path, float]:
-        """Live paths below the root and their survivals."""
+    def path_acceptances(self) -> dict[Path, float]:
+        """Live paths below the root and their path acceptances."""
         known: dict[Path, float] = {}
         unknown: set[Path] = set()
         length = len(self.committed)
@@ -58,11 +58,11 @@ class Model:
                     known[live] = max(known.get(live, 0.0), entry.confidences[index])
                 else:
                     unknown.add(live)
-        survivals: dict[Path, float] = {}
+        path_acceptances: dict[Path, float] = {}
         for path in sorted(set(known) | unknown, key=len):
-            above = survivals[path[:-1]] if len(path) > 1 else 1.0
-            survivals[path] = above * known.get(path, DEFAULT_CONFIDENCE)
-        return survivals
+            above = path_acceptances[path[:-1]] if len(path) > 1 else 1.0
+            path_acceptances[path] = above * known.get(path, DEFAULT_CONFIDENCE)
+        return path_acceptances
 
 
 def paths_of(tree: DraftTree) -> list[Path]:
@@ -76,19 +76,19 @@ def check_tree(
     tree: DraftTree, model: Model, max_nodes: int, max_depth: int, is_bounded: bool = False
 ) -> None:
     paths = paths_of(tree)
-    survivals = model.survivals()
+    path_acceptances = model.path_acceptances()
     assert len(paths) <= max_nodes
     assert len(set(paths)) == len(paths)
     assert all(parent < node for node, parent in enumerate(tree.parents))
     assert tree.depths == tuple(len(path) for path in paths)
     assert all(depth <= max_depth for depth in tree.depths)
-    assert all(first >= second for first, second in pairwise(tree.survivals))
+    assert all(first >= second for first, second in pairwise(tree.path_acceptances))
     if is_bounded:
-        assert set(paths) <= set(survivals)
+        assert set(paths) <= set(path_acceptances)
         return
-    assert list(tree.survivals) == [survivals[path] for path in paths]
-    best = sorted((value for path, value in survivals.items() if len(path) <= max_depth), reverse=True)
-    assert list(tree.survivals) == best[:max_nodes]
+    assert list(tree.path_acceptances) == [path_acceptances[path] for path in paths]
+    best = sorted((value for path, value in path_acceptances.items() if len(path) <= max_depth), reverse=True)
+    assert list(tree.path_acceptances) == best[:max_nodes]
 
 
 @given(operations, st.integers(0, 12), st.integers(0, 6))
@@ -105,20 +105,20 @@ def test_any_history_selects_what_the_model_selects(
             assert total == len(operation.tokens)
             assert outcome.evicted == 0
         else:
-            before = set(model.survivals())
+            before = set(model.path_acceptances())
             num_before, num_matched = trie.num_nodes, 0
             while tuple(operation[: num_matched + 1]) in before and num_matched < len(operation):
                 num_matched += 1
             commit = trie.commit(operation)
             model.committed.extend(operation)
             assert commit.matched == num_matched
-            survived = [path for path in before if list(path[: len(operation)]) == operation]
-            kept = len([path for path in survived if len(path) > len(operation)])
+            accepted_so_far = [path for path in before if list(path[: len(operation)]) == operation]
+            kept = len([path for path in accepted_so_far if len(path) > len(operation)])
             assert commit.dropped == num_before - num_matched - kept
             assert trie.num_nodes == kept + commit.attached
         assert trie.committed_length == len(model.committed)
-        assert trie.num_nodes == len(model.survivals())
-        assert trie.max_depth == max(map(len, model.survivals()), default=0)
+        assert trie.num_nodes == len(model.path_acceptances())
+        assert trie.max_depth == max(map(len, model.path_acceptances()), default=0)
         check_tree(trie.select(max_nodes, max_depth), model, max_nodes, max_depth)
 
 
@@ -127,7 +127,7 @@ def test_any_history_selects_what_the_model_selects(
 def test_order_delay_and_duplicates_of_messages_change_nothing(
     messages: list[DraftEntry], texts: list[list[int]], random: object
 ) -> None:
-    """However messages interleave with the same commits, the same live paths and survivals remain."""
+    """However messages interleave with the same commits, the same live paths and path acceptances remain."""
     assert hasattr(random, "shuffle")
     results = []
     for _ in range(3):
@@ -142,7 +142,7 @@ def test_order_delay_and_duplicates_of_messages_change_nothing(
             if step < len(texts):
                 trie.commit(texts[step])
         tree = trie.select(1000, 1000)
-        results.append(dict(zip(paths_of(tree), tree.survivals, strict=True)))
+        results.append(dict(zip(paths_of(tree), tree.path_acceptances, strict=True)))
     assert results[0] == results[1] == results[2]
 
 

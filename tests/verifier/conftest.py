@@ -15,8 +15,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from paceline.target import SequenceRows, TargetEngine
 from services.runtime.lifecycle import Process, hosted
-from services.verifier.host import Host
-from services.verifier.settings import Settings
+from services.verifier.host import VerifierHost
+from services.verifier.settings import VerifierSettings
 from tests.verifier.conductor import MAX_POSITIONS, VOCAB_SIZE
 
 
@@ -77,12 +77,12 @@ async def verifier(target_dir: Path) -> AsyncIterator[Process]:
 @contextlib.asynccontextmanager
 async def serving(target_dir: Path, **fields: Any) -> AsyncIterator[Process]:
     """A serving verifier in fp32 with further settings."""
-    settings = Settings(
+    settings = VerifierSettings(
         model=str(target_dir), dtype="float32", port=0, metrics_port=None, drain_s=5.0, **fields
     )
 
     async def build(process: Process) -> None:
-        host = await asyncio.to_thread(Host.load, settings, 1)
+        host = await asyncio.to_thread(VerifierHost.load, settings, 1)
         await host.attach(process)
 
     async with hosted("verifier", settings, build) as process:

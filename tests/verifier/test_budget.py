@@ -20,7 +20,7 @@ from services.verifier.budget import Basis, NodeBudget
 from services.verifier.inbox import Drafts, Open, SetPolicy
 from services.verifier.observer import StepObserver
 from services.verifier.policy import StepPolicy
-from services.verifier.report import StepNews
+from services.verifier.report import StepEvent
 from services.verifier.sequence import SequenceSpec
 from tests.simulation.verifier import ListedSession, SteppedVerifier
 
@@ -49,8 +49,8 @@ def test_without_a_curve_the_likeliest_within_the_budget_are_taken(
 ) -> None:
     trees = [tree(*chain) for chain in chains]
     choice = NodeBudget().choose(trees, is_rejection=False, max_nodes=max_nodes)
-    kept = [survival for t in choice.trees for survival in t.survivals]
-    left = [s for whole, t in zip(trees, choice.trees, strict=True) for s in whole.survivals[len(t) :]]
+    kept = [path_acceptance for t in choice.trees for path_acceptance in t.path_acceptances]
+    left = [s for whole, t in zip(trees, choice.trees, strict=True) for s in whole.path_acceptances[len(t) :]]
     assert choice.basis is Basis.BUDGET
     assert len(kept) == choice.num_chosen == min(max_nodes, choice.num_offered)
     assert choice.num_offered == sum(map(len, trees))
@@ -154,13 +154,13 @@ def test_one_sequence_with_draws_decides_for_its_step(
         verifier.put(Drafts(session, ((sequence.sequence_id, 0, entry),), 0))
     observer = StepObserver(f"budget-{mode.value}", verifier.table.calibrators)
     verifier.turn()
-    figures = verifier.figures[-1]
-    assert figures.choice is not None
-    assert (figures.choice.basis, figures.choice.num_offered) == (basis, 6)
-    assert figures.num_rows == 2 + figures.choice.num_chosen
-    observer.observe(StepNews(figures, [], [], [], target_pb2.DroppedDrafts(), 2))
+    stats = verifier.stats[-1]
+    assert stats.choice is not None
+    assert (stats.choice.basis, stats.choice.num_offered) == (basis, 6)
+    assert stats.num_rows == 2 + stats.choice.num_chosen
+    observer.observe(StepEvent(stats, [], [], [], target_pb2.DroppedDrafts(), 2))
     exported = generate_latest(metrics.REGISTRY).decode()
     labels = f'basis="{basis.value}",model_name="budget-{mode.value}"'
     assert f"paceline_draft_nodes_offered_total{{{labels}}} 6.0" in exported
-    assert f"paceline_draft_nodes_chosen_total{{{labels}}} {float(figures.choice.num_chosen)}" in exported
+    assert f"paceline_draft_nodes_chosen_total{{{labels}}} {float(stats.choice.num_chosen)}" in exported
     assert f'paceline_step_policy_version{{model_name="budget-{mode.value}"}} 77.0' in exported

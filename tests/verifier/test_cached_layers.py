@@ -15,8 +15,8 @@ from paceline.target import SequenceRows, StepError, TargetEngine
 from paceline.v1 import target_pb2
 from services.runtime import feature_parts, tensors
 from services.runtime.metrics import PREFIX_CACHE_HITS
-from services.verifier.host import Host
-from services.verifier.settings import Settings
+from services.verifier.host import VerifierHost
+from services.verifier.settings import VerifierSettings
 from tests.methods.gemma4_checkpoint import FOR_LLAMA, save_assistant
 from tests.verifier.conductor import MAX_POSITIONS, VOCAB_SIZE, Conductor
 from tests.verifier.conftest import serving
@@ -78,9 +78,11 @@ def test_a_cache_without_what_is_read_is_refused(
     target_dir: Path, tmp_path: Path, changes: dict[str, object], words: str
 ) -> None:
     drafter = save_assistant(tmp_path, target_dir, SHAPE | changes)
-    settings = Settings(model=str(target_dir), drafter=drafter, dtype="float32", port=0, metrics_port=None)
+    settings = VerifierSettings(
+        model=str(target_dir), drafter=drafter, dtype="float32", port=0, metrics_port=None
+    )
     with pytest.raises(StepError, match=words):
-        Host.load(settings, num_threads=1)
+        VerifierHost.load(settings, num_threads=1)
 
 
 async def test_away_from_it_features_make_the_same_drafts(target_dir: Path, drafter_dir: Path) -> None:

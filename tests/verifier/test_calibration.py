@@ -15,7 +15,7 @@ from paceline.v1 import peer_pb2
 from services.runtime.lifecycle import Process
 from services.verifier.calibration import Calibrators, learn
 from services.verifier.sequence import SequenceSpec, TargetSequence
-from services.verifier.session import Session
+from services.verifier.session import VerifySession
 from tests.verifier.conductor import Conductor
 
 
@@ -23,7 +23,7 @@ def sequence(mode: VerifyMode, calibrators: Calibrators) -> TargetSequence:
     temperature = 0.0 if mode is VerifyMode.GREEDY else 1.0
     sampling = SamplingParams(temperature=temperature, seed=1, mode=mode)
     spec = SequenceSpec(1, 0, (1, 2, 3), sampling, 50, frozenset(), 16)
-    made = TargetSequence(1, spec, Session(asyncio.new_event_loop(), "test"), 200, 61)
+    made = TargetSequence(1, spec, VerifySession(asyncio.new_event_loop(), "test"), 200, 61)
     made.calibrator = calibrators.of(sampling.resolved_mode)
     return made
 
@@ -44,7 +44,7 @@ def test_what_a_drafter_says_becomes_what_it_is_worth(mode: VerifyMode) -> None:
     subject = sequence(mode, calibrators)
     subject.add_draft(DraftEntry(3, (7, 8, 9), (-1, -1, 0), (math.log(0.9), math.log(0.9), math.log(0.9))))
     tree = subject.choose_tree(8)
-    assert tree.survivals[0] == pytest.approx(1 / 3, abs=0.06)
+    assert tree.path_acceptances[0] == pytest.approx(1 / 3, abs=0.06)
     assert [claim and claim.position for claim in tree.claims] == [0, 0, 1]
     assert tree.claims[0] is not None
     assert tree.claims[0].log_prob == math.log(0.9)
@@ -60,9 +60,9 @@ def test_of_drawn_tokens_only_what_was_said_before_is_calibrated() -> None:
         subject = sequence(VerifyMode.REJECTION, calibrators)
         subject.add_draft(DraftEntry(3, (7, 8), (-1, -1), log_probs, draft_dists=(draws, draws)))
         seen.append(subject.choose_tree(8))
-    assert seen[0].survivals == pytest.approx((1 / 3, 1 / 6), abs=0.06)
+    assert seen[0].path_acceptances == pytest.approx((1 / 3, 1 / 6), abs=0.06)
     assert learn(calibrators.of(VerifyMode.REJECTION), seen[0], (1,))[0] & 1
-    assert seen[1].survivals == (0.5, 0.25)
+    assert seen[1].path_acceptances == (0.5, 0.25)
     assert learn(calibrators.of(VerifyMode.REJECTION), seen[1], (1,)) == ()
 
 
@@ -84,9 +84,9 @@ def test_entries_without_probabilities_or_with_confidences_stay_as_they_are() ->
     taught(calibrators, VerifyMode.GREEDY)
     silent, sure = (sequence(VerifyMode.GREEDY, calibrators) for _ in range(2))
     silent.add_draft(DraftEntry.chain(3, (7,)))
-    assert silent.choose_tree(4).survivals == (0.5,)
+    assert silent.choose_tree(4).path_acceptances == (0.5,)
     sure.add_draft(DraftEntry.chain(3, (7,), (-0.1,), (0.25,)))
-    assert sure.choose_tree(4).survivals == (0.25,)
+    assert sure.choose_tree(4).path_acceptances == (0.25,)
 
 
 @pytest.mark.parametrize(
@@ -145,8 +145,8 @@ async def test_a_step_report_tells_outcomes(verifier: Process, plain_text: Any) 
         assert await conductor.finish(sequence_id) == [text]
     seen = 0
     for step in conductor.steps:
-        assert len(step.num_outcomes) == len(step.commits.sequence_ids)
-        assert sum(step.num_outcomes) == len(step.outcomes)
+        assert len(step.num_acceptance_samples) == len(step.commits.sequence_ids)
+        assert sum(step.num_acceptance_samples) == len(step.outcomes)
         accepted = [outcome & 1 for outcome in step.outcomes]
         assert sum(accepted) == sum(step.num_accepted_tokens)
         assert all(outcome >> 9 & 255 in (127, 128) for outcome in step.outcomes)

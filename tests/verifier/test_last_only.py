@@ -16,8 +16,8 @@ from paceline.target import SequenceRows, TargetEngine
 from paceline.v1 import peer_pb2, target_pb2
 from services.runtime import tensors
 from services.runtime.lifecycle import Process, hosted
-from services.verifier.host import Host
-from services.verifier.settings import Settings
+from services.verifier.host import VerifierHost
+from services.verifier.settings import VerifierSettings
 from tests.memorised import memorise
 from tests.verifier.conductor import Conductor
 
@@ -38,12 +38,12 @@ def medusa_dir(target_dir: Path, known_text: list[int], tmp_path_factory: pytest
 
 @contextlib.asynccontextmanager
 async def serving(target_dir: Path, **fields: Any) -> AsyncIterator[Process]:
-    settings = Settings(
+    settings = VerifierSettings(
         model=str(target_dir), port=0, metrics_port=None, drain_s=5.0, **{"dtype": "float32", **fields}
     )
 
     async def build(process: Process) -> None:
-        await (await asyncio.to_thread(Host.load, settings, 1)).attach(process)
+        await (await asyncio.to_thread(VerifierHost.load, settings, 1)).attach(process)
 
     async with hosted("verifier", settings, build) as process:
         yield process

@@ -16,7 +16,7 @@ from services.runtime import tensors
 from services.verifier.features import FeatureHub, Subscriber
 from services.verifier.policy import StepPolicy
 from services.verifier.sequence import Finish, SequenceSpec, TargetSequence
-from services.verifier.session import Session
+from services.verifier.session import VerifySession
 
 
 def sequence(
@@ -36,7 +36,7 @@ def sequence(
         frozenset({9}),
         max_draft_nodes,
     )
-    return TargetSequence(1, spec, Session(loop, "test"), max_positions, 50)
+    return TargetSequence(1, spec, VerifySession(loop, "test"), max_positions, 50)
 
 
 def test_commit_is_cut_at_the_stop_token() -> None:
@@ -57,7 +57,7 @@ def test_no_draft_reaches_past_what_may_be_committed() -> None:
     assert len(sequence(max_draft_nodes=0).choose_tree(8)) == 0
 
 
-COMB = DraftEntry(3, (4, 5, 6, 7), (-1, -1, 0, 0), (-0.1, -3.0, -9.0, -0.1))
+SIBLING_CHAIN = DraftEntry(3, (4, 5, 6, 7), (-1, -1, 0, 0), (-0.1, -3.0, -9.0, -0.1))
 
 
 def drawn(entry: DraftEntry) -> DraftEntry:
@@ -78,7 +78,9 @@ def test_each_mode_verifies_what_it_may_choose() -> None:
     chosen = {}
     for mode in VerifyMode:
         running = sequence(mode=mode)
-        running.add_draft(drawn(COMB) if mode in (VerifyMode.REJECTION, VerifyMode.BLOCK) else COMB)
+        running.add_draft(
+            drawn(SIBLING_CHAIN) if mode in (VerifyMode.REJECTION, VerifyMode.BLOCK) else SIBLING_CHAIN
+        )
         chosen[mode] = running.choose_tree(2).tokens
     assert chosen == {
         VerifyMode.GREEDY: (4, 7),
@@ -88,7 +90,7 @@ def test_each_mode_verifies_what_it_may_choose() -> None:
         VerifyMode.BLOCK: (4, 6),
     }
     running = sequence(mode=VerifyMode.REJECTION)
-    running.add_draft(COMB)  # not drawn: as likely as they look
+    running.add_draft(SIBLING_CHAIN)  # not drawn: as likely as they look
     assert running.choose_tree(2).tokens == (4, 7)
 
 
@@ -110,8 +112,8 @@ def test_a_block_that_was_not_kept_whole_uses_up_its_draws(mode: VerifyMode) -> 
 
 
 def test_policy_from_the_wire_is_checked() -> None:
-    with pytest.raises(InvalidRequestError, match=r"policy\.hold_us"):
-        StepPolicy.from_proto(target_pb2.VerifyPolicy(hold_us=10**8))
+    with pytest.raises(InvalidRequestError, match=r"policy\.wait_budget_us"):
+        StepPolicy.from_proto(target_pb2.VerifyPolicy(wait_budget_us=10**8))
     assert StepPolicy.from_proto(target_pb2.VerifyPolicy(version=3)).max_prefill_tokens > 0
 
 

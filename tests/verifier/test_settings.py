@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from services.verifier.host import Host
-from services.verifier.settings import POOL_MIB_WITHOUT_LIMIT, Settings
+from services.verifier.host import VerifierHost
+from services.verifier.settings import POOL_MIB_WITHOUT_LIMIT, VerifierSettings
 from tests.verifier.conductor import MAX_POSITIONS
 
 
@@ -22,17 +22,17 @@ from tests.verifier.conductor import MAX_POSITIONS
     ],
 )
 def test_the_pool_is_the_limit_unless_told_otherwise(fields: dict[str, int], expected_mib: int) -> None:
-    assert Settings(model="m", **fields).kv_pool_bytes == expected_mib << 20  # type: ignore[arg-type]
+    assert VerifierSettings(model="m", **fields).kv_pool_bytes == expected_mib << 20  # type: ignore[arg-type]
 
 
 def test_a_pool_above_the_limit_is_refused() -> None:
     with pytest.raises(ValidationError, match="at most kv_limit_mib"):
-        Settings(model="m", kv_limit_mib=3, kv_pool_mib=4)
+        VerifierSettings(model="m", kv_limit_mib=3, kv_pool_mib=4)
 
 
 def test_no_more_is_committed_than_sequences_can_fill(target_dir: Path) -> None:
-    settings = Settings(model=str(target_dir), dtype="float32", max_sequences=2, profile_s=0)
-    cache = Host.load(settings, 1).engine.cache
+    settings = VerifierSettings(model=str(target_dir), dtype="float32", max_sequences=2, profile_s=0)
+    cache = VerifierHost.load(settings, 1).engine.cache
     assert cache.pool.num_faulted_bytes == 2 * MAX_POSITIONS * cache.layout.bytes_per_token
-    none = Settings(model=str(target_dir), dtype="float32", kv_pool_mib=0, profile_s=0)
-    assert Host.load(none, 1).engine.cache.pool.num_bytes == 0
+    none = VerifierSettings(model=str(target_dir), dtype="float32", kv_pool_mib=0, profile_s=0)
+    assert VerifierHost.load(none, 1).engine.cache.pool.num_bytes == 0

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from paceline.contract.errors import InvalidRequestError
-from services.verifier.step_clock import StepClock, StepCurve
+from services.verifier.step_clock import StepClock, StretchCurve
 
 
 class FakeTime:
@@ -40,7 +40,7 @@ class FakeTime:
     ],
 )
 def test_the_curve(text: str, rows: int, ms: float) -> None:
-    assert StepCurve.parse(text).step_s(rows) == pytest.approx(ms * 1e-3)
+    assert StretchCurve.parse(text).step_s(rows) == pytest.approx(ms * 1e-3)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_the_curve(text: str, rows: int, ms: float) -> None:
 )
 def test_bad_curves_name_the_setting(text: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:
-        StepCurve.parse(text)
+        StretchCurve.parse(text)
     assert caught.value.field == "step_curve"
 
 
@@ -60,7 +60,7 @@ def test_without_a_curve_nothing_waits() -> None:
 
 def test_a_short_sleep_is_made_up_for() -> None:
     fake = FakeTime()
-    clock = StepClock(StepCurve.parse("1:20,5:24"), fake.clock, fake.sleep)
+    clock = StepClock(StretchCurve.parse("1:20,5:24"), fake.clock, fake.sleep)
     clock.stretch(started_s=fake.now_s - 0.004, num_rows=5)
     assert fake.slept == pytest.approx([0.020, 0.002])
     assert fake.now_s == pytest.approx(100.0 - 0.004 + 0.024)
@@ -68,11 +68,11 @@ def test_a_short_sleep_is_made_up_for() -> None:
 
 def test_a_step_that_took_longer_than_the_curve_is_left_alone() -> None:
     fake = FakeTime()
-    StepClock(StepCurve.parse("5"), fake.clock, fake.sleep).stretch(fake.now_s - 0.006, 1)
+    StepClock(StretchCurve.parse("5"), fake.clock, fake.sleep).stretch(fake.now_s - 0.006, 1)
     assert fake.slept == []
 
 
 def test_the_real_clock_reaches_its_time() -> None:
     begun_s = time.monotonic()
-    StepClock(StepCurve.parse("8")).stretch(begun_s, 1)
+    StepClock(StretchCurve.parse("8")).stretch(begun_s, 1)
     assert time.monotonic() - begun_s >= 0.008

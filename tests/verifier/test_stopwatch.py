@@ -13,7 +13,12 @@ def test_time_goes_to_the_stage_that_ends() -> None:
     watch.lap(Stage.VERIFY)
     assert watch.lap(Stage.COMMANDS) == 17.0
     laps = watch.take()
-    assert (laps[Stage.COMMANDS], laps[Stage.FORWARD], laps[Stage.VERIFY], laps[Stage.HOLD]) == (2, 2, 3, 0)
+    assert (laps[Stage.COMMANDS], laps[Stage.FORWARD], laps[Stage.VERIFY], laps[Stage.DRAFT_WAIT]) == (
+        2,
+        2,
+        3,
+        0,
+    )
     assert overhead_s(laps) == 5
     assert sum(laps.values()) == 7
     watch.lap(Stage.IDLE)  # nothing is lost between two takes
@@ -21,4 +26,4 @@ def test_time_goes_to_the_stage_that_ends() -> None:
 
 
 def test_waits_passes_and_drafts_are_not_overhead() -> None:
-    assert set(Stage) - set(OVERHEAD) == {Stage.IDLE, Stage.HOLD, Stage.FORWARD, Stage.DRAFT}
+    assert set(Stage) - set(OVERHEAD) == {Stage.IDLE, Stage.DRAFT_WAIT, Stage.FORWARD, Stage.DRAFT}

@@ -21,7 +21,7 @@ SLOW_POLICY = target_pb2.VerifyPolicy(
     version=1,
     max_nodes_per_step=64,
     max_nodes_per_sequence=8,
-    hold_us=200_000,
+    wait_budget_us=200_000,
     max_prefill_tokens_per_step=512,
 )
 

@@ -10,7 +10,7 @@ import torch
 from paceline.sampling import LogitBias, SamplingParams, Verdict, maxima_of
 from paceline.trie import EMPTY_TREE, DraftTree
 from services.verifier.sequence import SequenceSpec, TargetSequence
-from services.verifier.session import Session
+from services.verifier.session import VerifySession
 from services.verifier.verdicts import judge
 
 
@@ -38,6 +38,6 @@ def sequence(sampling: SamplingParams, bias: dict[int, float]) -> TargetSequence
     loop = asyncio.new_event_loop()
     loop.close()
     spec = SequenceSpec(1, 0, (1, 2, 3), sampling, 10, frozenset(), 8)
-    made = TargetSequence(1, spec, Session(loop, "test"), 100, 80)
+    made = TargetSequence(1, spec, VerifySession(loop, "test"), 100, 80)
     made.rules = [LogitBias(list(bias.items()))] if bias else []
     return made

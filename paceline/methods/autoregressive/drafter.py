@@ -19,7 +19,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from paceline.methods.autoregressive.sequence import Chain, SequenceState, StableRows, Tree
+from paceline.methods.autoregressive.sequence import AutoregressiveSequence, Chain, StableRows, Tree
 from paceline.methods.autoregressive.tree_rule import TreeRule
 from paceline.methods.base import (
     DraftRequest,
@@ -46,7 +46,7 @@ from paceline.target.kv_cache import Slot
 from paceline.trie import DraftEntry, DrawRule
 
 
-class AutoregressiveDrafter(FeatureFollower[SequenceState]):
+class AutoregressiveDrafter(FeatureFollower[AutoregressiveSequence]):
     """Drafts with a layer that goes on from its own output; see `paceline.methods.base.Drafter`.
 
     Args:
@@ -102,8 +102,8 @@ class AutoregressiveDrafter(FeatureFollower[SequenceState]):
             CheckpointError: the checkpoint cannot be used.
         """
 
-    def _begin(self, tokens: list[int], slot: Slot, slot_id: int) -> SequenceState:
-        return SequenceState(tokens, slot, slot_id)
+    def _begin(self, tokens: list[int], slot: Slot, slot_id: int) -> AutoregressiveSequence:
+        return AutoregressiveSequence(tokens, slot, slot_id)
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[DraftEntry | None]:
         """Draft chains, and trees for requests with more nodes than tokens, all sequences together."""
@@ -134,7 +134,7 @@ class AutoregressiveDrafter(FeatureFollower[SequenceState]):
             ]
             if may_go_on():
                 self._run_nodes([(r, s, t, t.nodes.sent_not_run()) for r, s, t in growing])
-            ends = [t.nodes.outcomes(r.max_outcomes, r.share, r.num_shares) for r, _, t in growing]
+            ends = [t.nodes.outcomes(r.max_outcomes, r.partition, r.num_partitions) for r, _, t in growing]
             tips = list(ends)
             for step in range(max((request.num_tokens for request, _, _ in growing), default=0)):
                 if not may_go_on():
@@ -157,21 +157,21 @@ class AutoregressiveDrafter(FeatureFollower[SequenceState]):
             and len(state.tokens) + request.num_tokens <= self.max_positions
         )
 
-    def _reserve(self, states: Sequence[SequenceState], num_rows: Sequence[int]) -> None:
+    def _reserve(self, states: Sequence[AutoregressiveSequence], num_rows: Sequence[int]) -> None:
         self._cache.reserve([(state.slot_id, count) for state, count in zip(states, num_rows, strict=True)])
 
-    def _drop_drafted(self, state: SequenceState) -> None:
+    def _drop_drafted(self, state: AutoregressiveSequence) -> None:
         """Drafted rows fall away."""
         state.slot.num_pending = 0
 
-    def _run_stable_rows(self, states: Sequence[SequenceState]) -> None:
+    def _run_stable_rows(self, states: Sequence[AutoregressiveSequence]) -> None:
         """Run what true features have come in since, dropping drafted rows; one pass over all sequences."""
         stable = self._take_stable_rows(states)
         if stable.states:
             self._reserve(stable.states, [part.num_rows for part in stable.rows])
             self._settle(stable, self._layer.forward(stable.rows, stable.last))
 
-    def _take_stable_rows(self, states: Sequence[SequenceState]) -> StableRows:
+    def _take_stable_rows(self, states: Sequence[AutoregressiveSequence]) -> StableRows:
         """What is to be run of true features that have come in since; drafted rows of those sequences are dropped."""
         behind = [state for state in states if state.pending and state.slot.length < len(state.tokens) - 1]
         rows, left = [], []
@@ -288,7 +288,7 @@ class AutoregressiveDrafter(FeatureFollower[SequenceState]):
             chain.tokens.append(siblings.tokens[0])
             chain.draws.append(siblings)
 
-    def _run_drafted(self, begun: Sequence[tuple[SequenceState, Chain]]) -> None:
+    def _run_drafted(self, begun: Sequence[tuple[AutoregressiveSequence, Chain]]) -> None:
         """Run the last drafted token of each chain."""
         if not begun:
             return
@@ -304,7 +304,7 @@ class AutoregressiveDrafter(FeatureFollower[SequenceState]):
 
     def _grow_trees(self, requests: Sequence[DraftRequest]) -> dict[int, DraftEntry]:
         """Grow trees by the method's rule, one depth of all sequences at a time, and send what the rule keeps."""
-        growing: list[tuple[DraftRequest, SequenceState, Tree]] = []
+        growing: list[tuple[DraftRequest, AutoregressiveSequence, Tree]] = []
         proposed: list[list[int]] = []
         for request in requests:
             state = self._sequences[request.sequence_id]
@@ -334,7 +334,7 @@ class AutoregressiveDrafter(FeatureFollower[SequenceState]):
             for request, _, tree in growing
         }
 
-    def _tree_of(self, request: OutcomeRequest, state: SequenceState) -> Tree | None:
+    def _tree_of(self, request: OutcomeRequest, state: AutoregressiveSequence) -> Tree | None:
         """The tree to grow: the last draft as it is, if it still goes on from the committed tokens."""
         tree = state.tree
         if tree is None or tree.start != len(state.tokens):
@@ -345,7 +345,8 @@ class AutoregressiveDrafter(FeatureFollower[SequenceState]):
         return tree if last <= self.max_positions else None
 
     def _run_nodes(
-        self, wanted: Sequence[tuple[DraftRequest | OutcomeRequest, SequenceState, Tree, Sequence[int]]]
+        self,
+        wanted: Sequence[tuple[DraftRequest | OutcomeRequest, AutoregressiveSequence, Tree, Sequence[int]]],
     ) -> list[list[int]]:
         """Run nodes of several trees in one pass, and propose what follows each; the proposals by tree."""
         proposed: list[list[int]] = [[] for _ in wanted]

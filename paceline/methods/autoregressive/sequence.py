@@ -11,7 +11,7 @@ from torch import Tensor
 
 from paceline.methods.draft_layer import Rows, StableRow
 from paceline.methods.feature_follower import FollowedSequence
-from paceline.methods.sibling_chain import comb_entry
+from paceline.methods.sibling_chain import sibling_chain_entry
 from paceline.methods.tree import GrowingTree
 from paceline.trie import DraftEntry, SiblingDraws
 
@@ -39,7 +39,7 @@ class Chain:
     def entry(self) -> DraftEntry:
         """As a draft entry; where tokens were drawn, with their siblings."""
         if self.draws:
-            return comb_entry(self.start, self.draws)
+            return sibling_chain_entry(self.start, self.draws)
         return DraftEntry.chain(self.start, tuple(self.tokens), tuple(self.log_probs))
 
 
@@ -61,7 +61,7 @@ class Tree:
 
 
 @dataclass(slots=True)
-class SequenceState(FollowedSequence):
+class AutoregressiveSequence(FollowedSequence):
     """What the drafter knows of a sequence: what it follows, its last stable row, and what it drafted last."""
 
     stable: StableRow | None = None  # absent before the first
@@ -80,7 +80,7 @@ class StableRows:
         last: of each, its last row, counted over all.
     """
 
-    states: list[SequenceState]
+    states: list[AutoregressiveSequence]
     rows: list[Rows]
     left: list[list[Tensor]]
     last: list[int]

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from paceline.methods.checkpoint import DrafterConfig, save_drafter
 from paceline.methods.deepseek_mtp.layer import module_prefix, parameter_shapes
-from paceline.methods.eagle3.objective import TargetFacts
+from paceline.methods.eagle3.objective import TargetReference
 from paceline.training.acceptance import AcceptanceCounts
 from paceline.training.data import Batch
 from paceline.training.losses import head_distillation, linear_cross_entropy
@@ -129,7 +129,7 @@ class DeepseekMtpObjective:
         parameters: dict[str, Tensor],
         embedding: Tensor,
         head: Tensor,
-        target: TargetFacts,
+        target: TargetReference,
         steps: int = 3,
         step_decay: float = 0.6,
         loss: str = "ce",

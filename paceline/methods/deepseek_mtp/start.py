@@ -43,7 +43,7 @@ def default_shape(target: ModelSizes, num_modules: int) -> MtpShape:
 
 
 @dataclass(frozen=True, slots=True)
-class LinearStart:
+class MtpStart:
     """A linear look-ahead to the next state, but for its length, and the norm that gives it that.
 
     Attributes:
@@ -57,7 +57,7 @@ class LinearStart:
 
 def fit_projection(
     corpus: Corpus, embedding: Tensor, final_norm: Tensor, eps: float, max_tokens: int
-) -> LinearStart:
+) -> MtpStart:
     """Ridge regression to the next state as it enters the final norm.
 
     Where single entries of that are far larger than the rest, as Gemma's are, random layers at the start and an
@@ -84,7 +84,7 @@ def fit_projection(
         level = after.square().mean().sqrt()
         norm, wanted = level.expand(width).clone(), after / level
     solution: Tensor = torch.linalg.solve(gram, (inputs.T @ wanted).double())
-    return LinearStart(solution.T.float(), norm)
+    return MtpStart(solution.T.float(), norm)
 
 
 def _unevenness(states: Tensor) -> float:
@@ -101,7 +101,7 @@ def _samples(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
     return batch.tokens[:, 1:][keep], hidden[:, :-1][keep].float(), hidden[:, 1:][keep].float()
 
 
-def starting_parameters(shape: MtpShape, start: LinearStart, seed: int) -> dict[str, Tensor]:
+def starting_parameters(shape: MtpShape, start: MtpStart, seed: int) -> dict[str, Tensor]:
     """Parameters that begin as the fitted map and the norm behind it, in every module.
 
     Args:

@@ -22,7 +22,7 @@ from torch import Tensor
 from paceline.methods.checkpoint import DrafterConfig, save_drafter
 from paceline.methods.dflash.blocks import Blocks, can_anchor, make_blocks, sample_anchors
 from paceline.methods.dflash.layer import dflash_shapes
-from paceline.methods.eagle3.objective import Eagle3Shape, TargetFacts
+from paceline.methods.eagle3.objective import Eagle3Shape, TargetReference
 from paceline.training.acceptance import AcceptanceCounts
 from paceline.training.data import Batch
 from paceline.training.losses import head_argmax, linear_cross_entropy
@@ -89,7 +89,7 @@ class DFlashObjective(TapObjective):
         head: Tensor,
         draft_ids: Tensor,
         tap_scale: Tensor,
-        target: TargetFacts,
+        target: TargetReference,
         num_anchors: int = 64,
         decay: float = 4.0,
         dtype: torch.dtype = torch.bfloat16,

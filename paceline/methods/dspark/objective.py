@@ -21,7 +21,7 @@ from paceline.methods.dflash.blocks import Blocks
 from paceline.methods.dflash.objective import DFlashObjective, DFlashShape
 from paceline.methods.dspark.heads import MARKOV_IN, MARKOV_OUT, HeadPlan
 from paceline.methods.dspark.temperatures import fit_temperatures, path_errors
-from paceline.methods.eagle3.objective import TargetFacts
+from paceline.methods.eagle3.objective import TargetReference
 from paceline.training.data import Batch
 
 
@@ -66,7 +66,7 @@ class DSparkObjective(DFlashObjective):
         head: Tensor,
         draft_ids: Tensor,
         tap_scale: Tensor,
-        target: TargetFacts,
+        target: TargetReference,
         num_anchors: int = 64,
         decay: float = 4.0,
         shares: LossShares = LossShares(),

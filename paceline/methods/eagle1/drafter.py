@@ -16,7 +16,7 @@ from paceline.methods.autoregressive.static_rule import StaticRule
 from paceline.methods.autoregressive.tree_rule import TreeRule
 from paceline.methods.checkpoint import CheckpointError, DrafterConfig, load_tensors
 from paceline.methods.draft_layer import MAX_BEST, DraftLayer
-from paceline.methods.eagle1.layer import Eagle1Layer, LayerWeights, parameter_shapes
+from paceline.methods.eagle1.layer import Eagle1Layer, Eagle1Weights, parameter_shapes
 from paceline.methods.eagle1.native import NativeEagle1Layer, runs_natively
 from paceline.methods.target_vocabulary import SharedVocabulary
 from paceline.target import Device, TapSpec
@@ -48,7 +48,7 @@ class Eagle1Drafter(AutoregressiveDrafter):
         with torch.inference_mode():
             tensors = load_tensors(directory, parameter_shapes(config))
             vocabulary = SharedVocabulary.read(config, tensors, target_dir, device.torch_device, dtype)
-            weights = LayerWeights.read(config, tensors, vocabulary, dtype)
+            weights = Eagle1Weights.read(config, tensors, vocabulary, dtype)
             native = runs_natively(weights, device)
             layer: DraftLayer = NativeEagle1Layer(weights) if native else Eagle1Layer(weights, device)
             return cls(

@@ -34,7 +34,7 @@ def parameter_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
 
 
 @dataclass(frozen=True, slots=True)
-class LayerWeights:
+class Eagle1Weights:
     """Tensors and sizes of the layer, not yet packed.
 
     Attributes:
@@ -58,7 +58,7 @@ class LayerWeights:
         tensors: Mapping[str, Tensor],
         vocabulary: SharedVocabulary,
         dtype: torch.dtype,
-    ) -> LayerWeights:
+    ) -> Eagle1Weights:
         """Take sizes from the checkpoint's config."""
         return cls(
             block=BlockWeights.read(config, tensors, BLOCK, dtype, vocabulary.embedding.device),
@@ -72,7 +72,7 @@ class LayerWeights:
 class Eagle1Layer:
     """The layer in torch operators, with products packed for the device."""
 
-    def __init__(self, weights: LayerWeights, device: Device) -> None:
+    def __init__(self, weights: Eagle1Weights, device: Device) -> None:
         block = weights.block
         self.hidden, self.dtype = block.hidden, block.dtype
         self.num_kv_heads, self.head_dim = block.num_kv_heads, block.head_dim

@@ -9,11 +9,11 @@ from __future__ import annotations
 from paceline.cpu.draft_layer import NativeLayer, block_runs_natively
 from paceline.cpu.packed_weight import PackedWeight
 from paceline.cpu.program import Epilogue, Program
-from paceline.methods.eagle1.layer import LayerWeights
+from paceline.methods.eagle1.layer import Eagle1Weights
 from paceline.target import Device
 
 
-def runs_natively(weights: LayerWeights, device: Device) -> bool:
+def runs_natively(weights: Eagle1Weights, device: Device) -> bool:
     """Whether the kernels are here and take this layer."""
     return block_runs_natively(weights.block, device, ())
 
@@ -21,7 +21,7 @@ def runs_natively(weights: LayerWeights, device: Device) -> bool:
 class NativeEagle1Layer(NativeLayer):
     """The layer as a program; see :class:`paceline.methods.draft_layer.DraftLayer`."""
 
-    def __init__(self, weights: LayerWeights) -> None:
+    def __init__(self, weights: Eagle1Weights) -> None:
         block, width = weights.block, weights.block.hidden
 
         def enter(program: Program, states: int) -> tuple[int, int]:

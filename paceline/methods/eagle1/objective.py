@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.methods.checkpoint import DrafterConfig, save_drafter
-from paceline.methods.eagle3.objective import TargetFacts
+from paceline.methods.eagle3.objective import TargetReference
 from paceline.training.acceptance import AcceptanceCounts
 from paceline.training.data import Batch
 from paceline.training.losses import head_distillation
@@ -92,7 +92,7 @@ class Eagle1Objective:
         parameters: dict[str, Tensor],
         embedding: Tensor,
         head: Tensor,
-        target: TargetFacts,
+        target: TargetReference,
         method: str = "eagle1",
         feature_weight: float = 1.0,
         token_weight: float = 0.1,

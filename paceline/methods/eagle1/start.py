@@ -33,7 +33,7 @@ def default_shape(target: ModelSizes) -> Eagle1Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class LinearStart:
+class Eagle1Start:
     """A linear look-ahead from a token's embedding and the feature before it to the token's own feature.
 
     Attributes:
@@ -47,7 +47,7 @@ class LinearStart:
     level: float
 
 
-def fit_next_feature(corpus: Corpus, embedding: Tensor, max_tokens: int) -> LinearStart:
+def fit_next_feature(corpus: Corpus, embedding: Tensor, max_tokens: int) -> Eagle1Start:
     """Ridge regression over answers, so that training begins at a drafter that already predicts.
 
     Args:
@@ -66,7 +66,7 @@ def fit_next_feature(corpus: Corpus, embedding: Tensor, max_tokens: int) -> Line
     gram = (inputs.T @ inputs).double()
     gram += torch.eye(gram.shape[0], dtype=torch.float64) * (_RIDGE * seen)
     solution = torch.linalg.solve(gram, (inputs.T @ (after - wanted)).double()).T.float() / scale
-    return LinearStart(solution, wanted - solution @ centre, level)
+    return Eagle1Start(solution, wanted - solution @ centre, level)
 
 
 def _samples(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
@@ -77,7 +77,7 @@ def _samples(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
     return batch.tokens[:, 1:][keep], hidden[:, :-1][keep].float(), hidden[:, 1:][keep].float()
 
 
-def starting_parameters(shape: Eagle1Shape, start: LinearStart, seed: int) -> dict[str, Tensor]:
+def starting_parameters(shape: Eagle1Shape, start: Eagle1Start, seed: int) -> dict[str, Tensor]:
     """Parameters that begin as the fitted linear drafter.
 
     ``fc`` is the fitted map, and what attention and the gated product add to it is small at first. What attention reads

@@ -15,7 +15,7 @@ from paceline.methods.autoregressive.drafter import AutoregressiveDrafter
 from paceline.methods.autoregressive.tree_rule import DynamicRule
 from paceline.methods.checkpoint import CheckpointError, DrafterConfig, load_tensor, load_tensors
 from paceline.methods.draft_layer import DraftLayer
-from paceline.methods.eagle3.layer import Eagle3Layer, LayerWeights, parameter_shapes, tap_layers
+from paceline.methods.eagle3.layer import Eagle3Layer, Eagle3Weights, parameter_shapes, tap_layers
 from paceline.methods.eagle3.native import NativeEagle3Layer, runs_natively
 from paceline.model.weights import SafetensorsDir
 from paceline.target import Device, TapSpec
@@ -55,7 +55,7 @@ class Eagle3Drafter(AutoregressiveDrafter):
                 or len(draft_ids.unique()) < len(draft_ids)
             ):
                 raise CheckpointError("d2t does not map draft ids to distinct target ids")
-            layer_weights = LayerWeights.read(config, tensors, embedding, dtype)
+            layer_weights = Eagle3Weights.read(config, tensors, embedding, dtype)
             native = runs_natively(layer_weights, device)
             layer: DraftLayer = (
                 NativeEagle3Layer(layer_weights) if native else Eagle3Layer(layer_weights, device)

@@ -71,7 +71,7 @@ def read_draft_ids(config: DrafterConfig, offsets: Tensor, device: torch.device)
 
 
 @dataclass(frozen=True, slots=True)
-class LayerWeights:
+class Eagle3Weights:
     """Tensors and sizes of the layer, not yet packed.
 
     Attributes:
@@ -99,7 +99,7 @@ class LayerWeights:
     @classmethod
     def read(
         cls, config: DrafterConfig, tensors: Mapping[str, Tensor], embedding: Tensor, dtype: torch.dtype
-    ) -> LayerWeights:
+    ) -> Eagle3Weights:
         """Take sizes from the checkpoint's config; `embedding` gives way to one of the drafter's own."""
         where = embedding.device
         if "embed_tokens.weight" in tensors:
@@ -123,7 +123,7 @@ class LayerWeights:
 class Eagle3Layer:
     """The layer in torch operators, with products packed for the device."""
 
-    def __init__(self, weights: LayerWeights, device: Device) -> None:
+    def __init__(self, weights: Eagle3Weights, device: Device) -> None:
         block = weights.block
         self.hidden, self.dtype = block.hidden, block.dtype
         self.num_kv_heads, self.head_dim = block.num_kv_heads, block.head_dim

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from paceline.cpu.draft_layer import NativeLayer, block_runs_natively
 from paceline.cpu.program import Program
-from paceline.methods.eagle3.layer import LayerWeights
+from paceline.methods.eagle3.layer import Eagle3Weights
 from paceline.target import Device
 
 
-def runs_natively(weights: LayerWeights, device: Device) -> bool:
+def runs_natively(weights: Eagle3Weights, device: Device) -> bool:
     """Whether the kernels are here and take this layer."""
     return block_runs_natively(weights.block, device, [weights.embedding.shape[1]])
 
@@ -16,7 +16,7 @@ def runs_natively(weights: LayerWeights, device: Device) -> bool:
 class NativeEagle3Layer(NativeLayer):
     """The layer as a program; see :class:`paceline.methods.draft_layer.DraftLayer`."""
 
-    def __init__(self, weights: LayerWeights) -> None:
+    def __init__(self, weights: Eagle3Weights) -> None:
         block, width = weights.block, weights.embedding.shape[1]
 
         def enter(program: Program, states: int) -> tuple[int, int]:

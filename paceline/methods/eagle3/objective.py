@@ -69,7 +69,7 @@ class Eagle3Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class TargetFacts:
+class TargetReference:
     """The target a drafter is made for: fingerprint, name, layers whose entering streams are tapped, positions."""
 
     fingerprint: str
@@ -113,7 +113,7 @@ class Eagle3Objective(TapObjective):
         target_head: Tensor,
         draft_ids: Tensor,
         tap_scale: Tensor,
-        target: TargetFacts,
+        target: TargetReference,
         test_steps: int = 4,
         step_decay: float = 0.8,
         dtype: torch.dtype = torch.bfloat16,

@@ -40,7 +40,7 @@ def default_shape(
 
 
 @dataclass(frozen=True, slots=True)
-class LinearStart:
+class Eagle3Start:
     """A linear look-ahead from a position's taps and the token behind it to the final hidden state of that token.
 
     Attributes:
@@ -59,7 +59,7 @@ class LinearStart:
     constant_direction: Tensor
 
 
-def fit_linear(corpus: Corpus, embedding: Tensor, max_tokens: int) -> LinearStart:
+def fit_linear(corpus: Corpus, embedding: Tensor, max_tokens: int) -> Eagle3Start:
     """Ridge regression over answers, so that training begins at a drafter that already predicts.
 
     Args:
@@ -83,7 +83,7 @@ def fit_linear(corpus: Corpus, embedding: Tensor, max_tokens: int) -> LinearStar
     moments = (read.T @ read / seen).double() + torch.eye(read.shape[1], dtype=torch.float64) * _RIDGE
     direction = torch.linalg.solve(moments, read.mean(0).double()).float()
     direction /= (read @ direction).mean()
-    return LinearStart(from_taps, solution[:, width:].contiguous(), tap_scale, level, direction)
+    return Eagle3Start(from_taps, solution[:, width:].contiguous(), tap_scale, level, direction)
 
 
 def _samples(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
@@ -99,7 +99,7 @@ def _unit(x: Tensor) -> Tensor:
 
 
 def starting_parameters(
-    shape: Eagle3Shape, start: LinearStart, target_head: Tensor, seed: int
+    shape: Eagle3Shape, start: Eagle3Start, target_head: Tensor, seed: int
 ) -> dict[str, Tensor]:
     """Parameters that begin as the fitted linear drafter.
 
@@ -133,7 +133,7 @@ def starting_parameters(
     return parameters
 
 
-def _look_at_own_position(shape: Eagle3Shape, parameters: dict[str, Tensor], start: LinearStart) -> None:
+def _look_at_own_position(shape: Eagle3Shape, parameters: dict[str, Tensor], start: Eagle3Start) -> None:
     groups, head_dim, half = shape.num_heads // shape.num_kv_heads, shape.head_dim, shape.head_dim // 2
     own = max(1, groups - 1)  # heads of a group that look at their own position
     # A constant query and key, turned by their positions, agree best at distance zero.

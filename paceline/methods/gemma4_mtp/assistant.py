@@ -60,7 +60,7 @@ def read_gemma4_assistant(directory: Path, target: TargetFacts) -> tuple[Drafter
         "kv_heads": {kind: kv_heads for kind, (kv_heads, _) in heads.items()},
         "kv_layers": layers,
         "rope_thetas": dict(shape.rope_thetas),
-        "rotary_shares": dict(shape.rotary_shares),
+        "rotary_fractions": dict(shape.rotary_fractions),
         "embedding_scale": shape.backbone**0.5,
         "num_clusters": shape.num_clusters,
         "num_selected": shape.num_selected,
@@ -108,7 +108,7 @@ def write_gemma4_assistant(directory: Path, config: DrafterConfig, tensors: Mapp
             "rope_theta": shape.rope_thetas[kind],
             **({} if share == 1.0 else {"partial_rotary_factor": share}),
         }
-        for kind, share in shape.rotary_shares.items()
+        for kind, share in shape.rotary_fractions.items()
     }
     text = {
         "model_type": "gemma4_text",
@@ -215,7 +215,7 @@ def _shape(source: Mapping[str, Any]) -> Gemma4MtpShape:
         head_dims={SLIDING: _size(text, "head_dim"), FULL: _full_head_dim(text, types)},
         sliding_window=_size(text, "sliding_window"),
         rope_thetas={kind: _of_rope(ropes, kind, "rope_theta", 1e4) for kind in set(types)},
-        rotary_shares={
+        rotary_fractions={
             kind: _of_rope(ropes, kind, "partial_rotary_factor", 1.0, most=1)
             if ropes[kind]["rope_type"] == "proportional"
             else 1.0

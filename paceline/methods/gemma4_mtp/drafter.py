@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from paceline.methods.autoregressive.drafter import AutoregressiveDrafter
-from paceline.methods.autoregressive.sequence import SequenceState
+from paceline.methods.autoregressive.sequence import AutoregressiveSequence
 from paceline.methods.autoregressive.tree_rule import DynamicRule
 from paceline.methods.base import DrafterError, DraftRequest
 from paceline.methods.checkpoint import DrafterConfig, load_tensors
@@ -66,7 +66,7 @@ class FinalNorms:
 
 
 @dataclass(slots=True)
-class ReadingState(SequenceState):
+class ReadingState(AutoregressiveSequence):
     """What the drafter knows of a sequence.
 
     Attributes:
@@ -136,7 +136,7 @@ class Gemma4MtpDrafter(AutoregressiveDrafter):
         self.tap = TapSpec(norm_final=True, last_only=True)
         self._model.cached = {kind: one.layer for kind, one in self._cached.items()}
 
-    def _begin(self, tokens: list[int], slot: Slot, slot_id: int) -> SequenceState:
+    def _begin(self, tokens: list[int], slot: Slot, slot_id: int) -> AutoregressiveSequence:
         return ReadingState(tokens, slot, slot_id)
 
     def feed(self, sequence_id: int, start: int, features: Tensor) -> None:
@@ -191,13 +191,13 @@ class Gemma4MtpDrafter(AutoregressiveDrafter):
             and length + request.num_tokens <= self.max_positions
         )
 
-    def _reserve(self, states: Sequence[SequenceState], num_rows: Sequence[int]) -> None:
+    def _reserve(self, states: Sequence[AutoregressiveSequence], num_rows: Sequence[int]) -> None:
         """Rows of drafts are in no cache."""
 
-    def _drop_drafted(self, state: SequenceState) -> None:
+    def _drop_drafted(self, state: AutoregressiveSequence) -> None:
         """Rows of drafts are in no cache, and those that are pending in a slot in place are the target's."""
 
-    def _run_stable_rows(self, states: Sequence[SequenceState]) -> None:
+    def _run_stable_rows(self, states: Sequence[AutoregressiveSequence]) -> None:
         """Run the first step of every draft that is not from the committed length of the last one."""
         behind: list[ReadingState] = []
         rows = []

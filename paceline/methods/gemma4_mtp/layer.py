@@ -48,7 +48,9 @@ def read_shape(config: DrafterConfig) -> Gemma4MtpShape:
         layer_types=tuple(types),
         head_dims={kind: _whole(config, "head_dims", kind) for kind in kinds},
         rope_thetas={kind: positive(*_by_kind(config, "rope_thetas", kind)) for kind in kinds},
-        rotary_shares={kind: positive(*_by_kind(config, "rotary_shares", kind), most=1) for kind in kinds},
+        rotary_fractions={
+            kind: positive(*_by_kind(config, "rotary_fractions", kind), most=1) for kind in kinds
+        },
         rms_eps=positive(config.shape.get("rms_eps", 1e-6), "shape.rms_eps"),
         num_clusters=config.size("num_clusters") if is_clustered else 0,
         num_selected=config.size("num_selected") if is_clustered else 0,

@@ -34,7 +34,7 @@ class Gemma4MtpShape:
         head_dims: width of a head, by type of layer; the target's.
         sliding_window: how far back sliding layers see: this many rows before the newest, and it.
         rope_thetas: base of the rotary frequencies, by type of layer.
-        rotary_shares: share of a head's pairs that are turned, by type of layer.
+        rotary_fractions: share of a head's pairs that are turned, by type of layer.
         num_clusters: of the clustered head; 0 where the head is dense.
         num_selected: clusters whose tokens are scored.
     """
@@ -48,7 +48,7 @@ class Gemma4MtpShape:
     head_dims: Mapping[str, int]
     sliding_window: int
     rope_thetas: Mapping[str, float]
-    rotary_shares: Mapping[str, float]
+    rotary_fractions: Mapping[str, float]
     rms_eps: float
     num_clusters: int = 0
     num_selected: int = 0
@@ -172,7 +172,7 @@ class Gemma4MtpModel:
             self._dense = make(table)
         self._frequencies = {
             kind: rotary_frequencies(
-                shape.head_dims[kind], shape.rope_thetas[kind], shape.rotary_shares[kind]
+                shape.head_dims[kind], shape.rope_thetas[kind], shape.rotary_fractions[kind]
             ).to(table.device)
             for kind in set(shape.layer_types)
         }

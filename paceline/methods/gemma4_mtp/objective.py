@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from paceline.methods.checkpoint import DrafterConfig, save_drafter
 from paceline.methods.deepseek_mtp.objective import chain_starts
-from paceline.methods.eagle3.objective import TargetFacts
+from paceline.methods.eagle3.objective import TargetReference
 from paceline.methods.gemma4_mtp.model import SLIDING, Gemma4MtpModel, Gemma4MtpShape
 from paceline.methods.gemma4_mtp.token_clusters import cluster_tokens, fit_centroids
 from paceline.target import CachedLayer
@@ -90,7 +90,7 @@ class Gemma4MtpObjective:
         cached: Mapping[str, CachedLayer],
         parameters: Mapping[str, Tensor],
         tables: TargetTables,
-        target: TargetFacts,
+        target: TargetReference,
         input_scale: Tensor | None = None,
         steps: int = 3,
         step_decay: float = 0.8,
@@ -240,7 +240,7 @@ class Gemma4MtpObjective:
             **{name: getattr(shape, name) for name in ("backbone", "hidden", "intermediate", "vocab")},
             **{name: getattr(shape, name) for name in ("num_heads", "sliding_window", "rms_eps")},
             **{name: getattr(shape, name) for name in ("num_clusters", "num_selected")},
-            **{name: dict(getattr(shape, name)) for name in ("head_dims", "rope_thetas", "rotary_shares")},
+            **{name: dict(getattr(shape, name)) for name in ("head_dims", "rope_thetas", "rotary_fractions")},
             "layer_types": list(shape.layer_types),
             "kv_heads": {kind: one.num_kv_heads for kind, one in self.cached.items()},
             "kv_layers": {kind: one.layer for kind, one in self.cached.items()},

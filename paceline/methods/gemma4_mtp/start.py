@@ -58,7 +58,7 @@ def default_shape(
         # A window counts the row itself; the assistant's rows have none of their own.
         sliding_window=max(window - 1, 1),
         rope_thetas={kind: theta for kind, (theta, _) in ropes.items()},
-        rotary_shares={kind: share for kind, (_, share) in ropes.items()},
+        rotary_fractions={kind: share for kind, (_, share) in ropes.items()},
         rms_eps=float(getattr(config, "rms_norm_eps", 1e-6)),
     )
     cached = {

@@ -18,10 +18,10 @@ import torch
 from paceline.methods.base import DraftRequest, OutcomeRequest
 from paceline.methods.checkpoint import CheckpointError, DrafterConfig
 from paceline.methods.choice import choose_chain_tokens, draw_chain_tokens, rank_children
-from paceline.methods.sibling_chain import comb_entry, num_draws
+from paceline.methods.sibling_chain import num_draws, sibling_chain_entry
 from paceline.methods.tree import ROOT, GrowingTree
 from paceline.methods.whole_model.draft_model import DraftModel, load_engine, model_directory
-from paceline.methods.whole_model.draft_text import OwnText
+from paceline.methods.whole_model.draft_text import DraftText
 from paceline.methods.whole_model.text_follower import FollowedText, TextFollower
 from paceline.methods.whole_model.vocabulary import DraftVocabulary
 from paceline.sampling import SamplingParams
@@ -33,7 +33,7 @@ BRANCH = 4
 
 
 @dataclass(slots=True)
-class SequenceState(FollowedText):
+class IndependentSequence(FollowedText):
     """A sequence's committed tokens, and the chain drafted behind them.
 
     Attributes:
@@ -44,7 +44,7 @@ class SequenceState(FollowedText):
         draws: of each token of the chain, where tokens are drawn; log_probs then stays empty.
     """
 
-    own: OwnText
+    own: DraftText
     num_cached: int = 0
     chain: list[int] = field(default_factory=list)
     own_chain: list[int] = field(default_factory=list)
@@ -54,7 +54,7 @@ class SequenceState(FollowedText):
     def entry(self) -> DraftEntry:
         """The chain as a draft entry; where tokens were drawn, with their siblings."""
         if self.draws:
-            return comb_entry(len(self.tokens), self.draws)
+            return sibling_chain_entry(len(self.tokens), self.draws)
         return DraftEntry.chain(len(self.tokens), tuple(self.chain), tuple(self.log_probs))
 
     @property
@@ -149,7 +149,7 @@ class OutcomeTree:
                 self._rows.append(parent)
 
 
-class IndependentDrafter(TextFollower[SequenceState]):
+class IndependentDrafter(TextFollower[IndependentSequence]):
     """Drafts with a model of its own; see `paceline.methods.base.Drafter`."""
 
     method: ClassVar[str] = "independent"
@@ -185,8 +185,8 @@ class IndependentDrafter(TextFollower[SequenceState]):
             raise CheckpointError(f"shape.prune_head must be true or false, not {prune!r}")
         return cls(DraftModel.load(model_dir, engine, vocabulary.own_ids, prune), vocabulary)
 
-    def _begin(self, slot: int) -> SequenceState:
-        return SequenceState(slot, [], self._open_text())
+    def _begin(self, slot: int) -> IndependentSequence:
+        return IndependentSequence(slot, [], self._open_text())
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[DraftEntry | None]:
         """Draft chains, one token of all sequences at a time; none where the text ends within a character."""
@@ -202,7 +202,7 @@ class IndependentDrafter(TextFollower[SequenceState]):
         self, requests: Sequence[OutcomeRequest], may_go_on: Callable[[], bool] = lambda: True
     ) -> list[DraftEntry | None]:
         """Draft past likely outcomes: every pass runs the whole tree, which for a small model is few rows."""
-        growing: list[tuple[OutcomeRequest, SequenceState, OutcomeTree]] = []
+        growing: list[tuple[OutcomeRequest, IndependentSequence, OutcomeTree]] = []
         for request in requests:
             state = self._get(request.sequence_id)
             fits = len(state.text) + request.num_tokens < self.max_positions
@@ -212,7 +212,7 @@ class IndependentDrafter(TextFollower[SequenceState]):
             return [None for _ in requests]
         self._run_trees(growing)
         ends = [
-            tree.nodes.outcomes(request.max_outcomes, request.share, request.num_shares)
+            tree.nodes.outcomes(request.max_outcomes, request.partition, request.num_partitions)
             for request, _, tree in growing
         ]
         tips = list(ends)
@@ -233,7 +233,7 @@ class IndependentDrafter(TextFollower[SequenceState]):
         }
         return [entries.get(request.sequence_id) for request in requests]
 
-    def _run_trees(self, growing: Sequence[tuple[OutcomeRequest, SequenceState, OutcomeTree]]) -> None:
+    def _run_trees(self, growing: Sequence[tuple[OutcomeRequest, IndependentSequence, OutcomeTree]]) -> None:
         """One step over all trees, root included; proposes what follows the rows that are new."""
         rows = []
         for _, state, tree in growing:
@@ -282,7 +282,9 @@ class IndependentDrafter(TextFollower[SequenceState]):
         if drawn:
             self._draw(logits[drawn], [(growing[i], states[i]) for i in drawn])
 
-    def _draw(self, logits: torch.Tensor, growing: Sequence[tuple[DraftRequest, SequenceState]]) -> None:
+    def _draw(
+        self, logits: torch.Tensor, growing: Sequence[tuple[DraftRequest, IndependentSequence]]
+    ) -> None:
         """Draw the next position of chains in modes that verify draws: `logits` `[chains, vocab]`."""
         draws = draw_chain_tokens(
             logits,

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from paceline.atomic_write import write_json
 from paceline.methods.checkpoint import DrafterConfig, save_drafter
-from paceline.methods.eagle3.objective import TargetFacts
+from paceline.methods.eagle3.objective import TargetReference
 from paceline.methods.whole_model.draft_model import MODEL_DIR
 from paceline.safetensors_io import write_weights
 from paceline.training.acceptance import AcceptanceCounts
@@ -90,7 +90,7 @@ class IndependentObjective:
         self,
         config: dict[str, Any],
         weights: dict[str, Tensor],
-        target: TargetFacts,
+        target: TargetReference,
         dtype: torch.dtype,
         draft_ids: Tensor | None = None,
     ) -> None:
@@ -111,7 +111,7 @@ class IndependentObjective:
         cls,
         model_dir: Path,
         num_layers: int,
-        target: TargetFacts,
+        target: TargetReference,
         dtype: torch.dtype,
         draft_ids: Tensor | None = None,
     ) -> IndependentObjective:

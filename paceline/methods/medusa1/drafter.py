@@ -31,7 +31,7 @@ from paceline.methods.medusa_heads.heads import (
     MedusaShape,
     OutputHead,
 )
-from paceline.methods.sibling_chain import comb_entry, num_draws
+from paceline.methods.sibling_chain import num_draws, sibling_chain_entry
 from paceline.methods.static_tree import StaticTree, prior_accuracies, search_tree
 from paceline.model.weights import SafetensorsDir
 from paceline.sampling import SamplingParams
@@ -43,7 +43,7 @@ TAP = TapSpec(norm_final=True, last_only=True)
 
 
 @dataclass(slots=True)
-class SequenceState:
+class MedusaSequence:
     """What the drafter knows of a sequence.
 
     Attributes:
@@ -93,7 +93,7 @@ class Medusa1Drafter:
         )
         self._accuracies = accuracies
         self._trees: dict[tuple[int, int], StaticTree] = {}
-        self._sequences: dict[int, SequenceState] = {}
+        self._sequences: dict[int, MedusaSequence] = {}
         self.tap: TapSpec | None = TAP
         self.max_positions = max_positions
         self.longest_draft: int | None = heads.shape.num_heads
@@ -126,7 +126,7 @@ class Medusa1Drafter:
 
     def open(self, sequence_id: int, tokens: Sequence[int]) -> None:
         """Start following a sequence."""
-        self._sequences[sequence_id] = SequenceState(list(tokens))
+        self._sequences[sequence_id] = MedusaSequence(list(tokens))
 
     def close(self, sequence_id: int) -> None:
         """Forget a sequence."""
@@ -178,7 +178,7 @@ class Medusa1Drafter:
             self._get(request.sequence_id)
         return [None for _ in requests]
 
-    def _get(self, sequence_id: int) -> SequenceState:
+    def _get(self, sequence_id: int) -> MedusaSequence:
         try:
             return self._sequences[sequence_id]
         except KeyError:
@@ -192,7 +192,7 @@ class Medusa1Drafter:
         state, num_tokens = self._get(request.sequence_id), self._num_tokens(request)
         return num_tokens > 0 and state.is_ready and len(state.tokens) + num_tokens <= self.max_positions
 
-    def _run_heads(self, wanted: Sequence[tuple[SequenceState, int]]) -> None:
+    def _run_heads(self, wanted: Sequence[tuple[MedusaSequence, int]]) -> None:
         """Run the heads that each sequence's draft is deep and that have not been run, all sequences in one pass."""
         for state, _ in wanted:
             if state.logits_length != len(state.tokens):
@@ -230,7 +230,7 @@ class Medusa1Drafter:
             entries[request.sequence_id] = DraftEntry.chain(start, own.tolist(), own_log_probs.tolist())
         return entries
 
-    def _combine(self, state: SequenceState, request: DraftRequest) -> DraftEntry:
+    def _combine(self, state: MedusaSequence, request: DraftRequest) -> DraftEntry:
         """The likeliest tokens of the heads in the shape of the static tree."""
         assert state.logits is not None
         start, depth = len(state.tokens), self._num_tokens(request)
@@ -261,7 +261,7 @@ class Medusa1Drafter:
             self._trees[key] = search_tree(self._accuracies, max_nodes, depth)
         return self._trees[key]
 
-    def _draw(self, state: SequenceState, request: DraftRequest) -> DraftEntry:
+    def _draw(self, state: MedusaSequence, request: DraftRequest) -> DraftEntry:
         """Draw from each head's own distribution: given the features it is that of its position on every path."""
         assert state.logits is not None
         start, count = len(state.tokens), self._num_tokens(request)
@@ -277,7 +277,7 @@ class Medusa1Drafter:
                 support_sizes=[request.support_size] * len(places),
                 counts=[num_draws(place, count, request.max_nodes) for place in places],
             )
-        return comb_entry(start, state.draws)
+        return sibling_chain_entry(start, state.draws)
 
 
 def read_target_head(target_dir: Path, shape: MedusaShape, dtype: torch.dtype) -> Tensor:

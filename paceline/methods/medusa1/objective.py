@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.methods.checkpoint import DrafterConfig, save_drafter
-from paceline.methods.eagle3.objective import TargetFacts
+from paceline.methods.eagle3.objective import TargetReference
 from paceline.methods.medusa_heads.training import HeadStack, RankCounts, chain_starts, right_ranks
 from paceline.training.acceptance import AcceptanceCounts
 from paceline.training.data import Batch
@@ -32,7 +32,7 @@ class Medusa1Objective:
 
     method = "medusa1"
 
-    def __init__(self, heads: HeadStack, target: TargetFacts, decay: float = 0.8) -> None:
+    def __init__(self, heads: HeadStack, target: TargetReference, decay: float = 0.8) -> None:
         self.heads = heads
         self.target = target
         self.decay = decay

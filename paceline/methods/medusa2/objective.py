@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.methods.checkpoint import DrafterConfig, save_drafter
-from paceline.methods.eagle3.objective import TargetFacts
+from paceline.methods.eagle3.objective import TargetReference
 from paceline.methods.medusa2.tuned_backbone import TunedBackbone
 from paceline.methods.medusa_heads.training import HeadStack, RankCounts, chain_starts, right_ranks
 from paceline.models import model_fingerprint
@@ -99,7 +99,7 @@ class Medusa2Objective:
     method = "medusa2"
 
     def __init__(
-        self, heads: HeadStack, backbone: TunedBackbone, target: TargetFacts, settings: JointSettings
+        self, heads: HeadStack, backbone: TunedBackbone, target: TargetReference, settings: JointSettings
     ) -> None:
         self.heads = heads
         self.backbone = backbone

@@ -30,7 +30,7 @@ from paceline.methods.dflash.native import NativeDFlashLayer, runs_natively
 from paceline.methods.draft_layer import join_rows
 from paceline.methods.eagle3.layer import tap_layers
 from paceline.methods.feature_follower import FeatureFollower, FollowedSequence
-from paceline.methods.one_pass.round import Round, RoundRequest
+from paceline.methods.one_pass.round import OnePassRound, RoundRequest
 from paceline.methods.target_vocabulary import read_vocabulary
 from paceline.target import Device, TapSpec
 from paceline.target.kv_cache import Slot
@@ -38,7 +38,7 @@ from paceline.trie import DraftEntry
 
 
 @dataclass(slots=True)
-class BlockRound(Round):
+class BlockRound(OnePassRound):
     """What a block gave, and the chain that is made of it.
 
     Attributes:
@@ -101,7 +101,7 @@ class BlockDrafter(FeatureFollower[BlockSequence]):
         with torch.inference_mode():
             able = [request for request in requests if self._can_draft(request)]
             self._run([self._get(request.sequence_id) for request in able])
-            entries = self._choose([self._wish(request) for request in able])
+            entries = self._choose([self._round_request(request) for request in able])
         return [entries.get(request.sequence_id) for request in requests]
 
     def draft_outcomes(
@@ -119,7 +119,7 @@ class BlockDrafter(FeatureFollower[BlockSequence]):
     def _begin(self, tokens: list[int], slot: Slot, slot_id: int) -> BlockSequence:
         return BlockSequence(tokens, slot, slot_id)
 
-    def _wish(self, request: DraftRequest) -> RoundRequest:
+    def _round_request(self, request: DraftRequest) -> RoundRequest:
         state = self._get(request.sequence_id)
         depth = min(request.num_tokens, self._blocks.plan.num_drafts)
         return RoundRequest(request, state.round, len(state.tokens), depth)

@@ -21,7 +21,7 @@ from paceline.methods.base import DraftRequest
 from paceline.methods.choice import choose_chain_tokens, draw_chain_tokens, rank_children
 from paceline.methods.draft_layer import MAX_BEST, LayerOutput, join_rows
 from paceline.methods.one_pass.marginal_tree import marginal_tree
-from paceline.methods.sibling_chain import comb_entry, num_draws
+from paceline.methods.sibling_chain import num_draws, sibling_chain_entry
 from paceline.sampling import VerifyMode
 from paceline.trie import DraftEntry, DrawRule, SiblingDraws
 
@@ -30,7 +30,7 @@ Ranked = tuple[list[list[float]], list[list[int]]]
 
 
 @dataclass(slots=True)
-class Round:
+class OnePassRound:
     """What is known of a sequence's next tokens, from the rows behind its committed ones.
 
     Attributes:
@@ -52,7 +52,7 @@ class Round:
     def entry(self, start: int, num_tokens: int) -> DraftEntry:
         """The chain, or as much of it as is wanted, as a draft entry; where tokens were drawn, with their siblings."""
         if self.draws:
-            return comb_entry(start, self.draws[:num_tokens])
+            return sibling_chain_entry(start, self.draws[:num_tokens])
         return DraftEntry.chain(start, tuple(self.tokens[:num_tokens]), tuple(self.log_probs[:num_tokens]))
 
 
@@ -68,7 +68,7 @@ class RoundRequest:
     """
 
     request: DraftRequest
-    round: Round
+    round: OnePassRound
     start: int
     depth: int
 

@@ -29,14 +29,14 @@ from paceline.methods.checkpoint import CheckpointError, DrafterConfig, load_ten
 from paceline.methods.draft_layer import DraftLayer, Rows, join_rows
 from paceline.methods.eagle3.layer import (
     Eagle3Layer,
-    LayerWeights,
+    Eagle3Weights,
     parameter_shapes,
     read_draft_ids,
     tap_layers,
 )
 from paceline.methods.eagle3.native import NativeEagle3Layer, runs_natively
 from paceline.methods.feature_follower import FeatureFollower, FollowedSequence
-from paceline.methods.one_pass.round import Round, RoundRequest, round_entries
+from paceline.methods.one_pass.round import OnePassRound, RoundRequest, round_entries
 from paceline.target import Device, TapSpec
 from paceline.target.kv_cache import Slot
 from paceline.trie import DraftEntry
@@ -64,10 +64,10 @@ def mask_token(config: DrafterConfig) -> int:
 
 
 @dataclass(slots=True)
-class SequenceState(FollowedSequence):
+class PEagleSequence(FollowedSequence):
     """What the drafter knows of a sequence: what it follows, and what it has run behind its committed tokens."""
 
-    round: Round = field(default_factory=Round)
+    round: OnePassRound = field(default_factory=OnePassRound)
 
     @property
     def num_waiting(self) -> int:
@@ -75,7 +75,7 @@ class SequenceState(FollowedSequence):
         return min(self.num_features, len(self.tokens) - 1) - self.slot.length
 
 
-class PEagleDrafter(FeatureFollower[SequenceState]):
+class PEagleDrafter(FeatureFollower[PEagleSequence]):
     """Drafts with parallel mask rows; see `paceline.methods.base.Drafter`.
 
     Args:
@@ -131,7 +131,7 @@ class PEagleDrafter(FeatureFollower[SequenceState]):
         with torch.inference_mode():
             tensors = load_tensors(directory, p_eagle_shapes(config))
             embedding = tensors["embed_tokens.weight"].to(device.torch_device, dtype)
-            weights = LayerWeights.read(config, tensors, embedding, dtype)
+            weights = Eagle3Weights.read(config, tensors, embedding, dtype)
             native = runs_natively(weights, device)
             layer: DraftLayer = NativeEagle3Layer(weights) if native else Eagle3Layer(weights, device)
             projection = tensors["fc.weight"]
@@ -149,8 +149,8 @@ class PEagleDrafter(FeatureFollower[SequenceState]):
                 device,
             )
 
-    def _begin(self, tokens: list[int], slot: Slot, slot_id: int) -> SequenceState:
-        return SequenceState(tokens, slot, slot_id)
+    def _begin(self, tokens: list[int], slot: Slot, slot_id: int) -> PEagleSequence:
+        return PEagleSequence(tokens, slot, slot_id)
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[DraftEntry | None]:
         """Draft chains, and trees for requests with more nodes than tokens in a row, all sequences in one pass.
@@ -182,7 +182,7 @@ class PEagleDrafter(FeatureFollower[SequenceState]):
         depth = self._depth(request)
         return depth > 0 and state.is_ready and len(state.tokens) + depth <= self.max_positions
 
-    def _run(self, wanted: Sequence[tuple[SequenceState, int]]) -> None:
+    def _run(self, wanted: Sequence[tuple[PEagleSequence, int]]) -> None:
         """Run true rows that have come in since, and the mask rows still missing: one pass over all sequences."""
         states, rows, left, selected = [], [], [], []
         total = 0
@@ -190,7 +190,7 @@ class PEagleDrafter(FeatureFollower[SequenceState]):
             num_true, first = state.num_waiting, state.slot.length
             if num_true > 0:
                 state.slot.num_pending = 0  # mask rows fall away
-                state.round = Round()
+                state.round = OnePassRound()
                 num_masks = depth - 1
                 features = join_rows(state.pending)
                 left.append([features[num_true:]] if num_true < features.shape[0] else [])

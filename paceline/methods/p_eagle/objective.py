@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.methods.checkpoint import DrafterConfig, save_drafter
-from paceline.methods.eagle3.objective import Eagle3Shape, TargetFacts
+from paceline.methods.eagle3.objective import Eagle3Shape, TargetReference
 from paceline.methods.one_pass.rows import FlatRows, all_rows, sample_rows, segments
 from paceline.training.acceptance import AcceptanceCounts
 from paceline.training.accumulation import accumulate
@@ -99,7 +99,7 @@ class PEagleObjective(TapObjective):
         target_head: Tensor,
         draft_ids: Tensor,
         tap_scale: Tensor,
-        target: TargetFacts,
+        target: TargetReference,
         keep_ratio: float = 0.7,
         keep_floor: float = 0.0,
         num_segments: int = 1,

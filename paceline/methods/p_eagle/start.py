@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from paceline.methods.eagle3.start import LinearStart, starting_parameters
+from paceline.methods.eagle3.start import Eagle3Start, starting_parameters
 from paceline.methods.p_eagle.objective import PEagleShape
 from paceline.training import shards
 from paceline.training.data import Corpus
@@ -41,7 +41,7 @@ def mean_taps(corpus: Corpus) -> Tensor:
 
 
 def p_eagle_start(
-    shape: PEagleShape, start: LinearStart, taps: Tensor, target_head: Tensor, embedding: Tensor, seed: int
+    shape: PEagleShape, start: Eagle3Start, taps: Tensor, target_head: Tensor, embedding: Tensor, seed: int
 ) -> dict[str, Tensor]:
     """Parameters that begin as the fitted linear drafter at depth 0, with an average position at the others.
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from paceline.methods.base import DraftRequest, OutcomeRequest
 from paceline.methods.checkpoint import DrafterConfig
 from paceline.methods.draft_layer import TorchOutput
-from paceline.methods.one_pass.round import Round, RoundRequest, round_entries
+from paceline.methods.one_pass.round import OnePassRound, RoundRequest, round_entries
 from paceline.methods.pard1.checkpoint import mask_token, read_model_config, read_vocabulary
 from paceline.methods.whole_model.draft_model import DraftModel, load_engine, model_directory
 from paceline.methods.whole_model.text_follower import FollowedText, TextFollower
@@ -34,7 +34,7 @@ log = structlog.get_logger()
 
 
 @dataclass(slots=True)
-class SequenceState(FollowedText):
+class PardSequence(FollowedText):
     """A sequence's committed tokens, and what was run behind them.
 
     Attributes:
@@ -44,15 +44,15 @@ class SequenceState(FollowedText):
     """
 
     num_cached: int = 0
-    round: Round = field(default_factory=Round)
+    round: OnePassRound = field(default_factory=OnePassRound)
     with_features: bool = False
 
     def forget(self) -> None:
         """Run everything anew next time."""
-        self.num_cached, self.round = 0, Round()
+        self.num_cached, self.round = 0, OnePassRound()
 
 
-class Pard1Drafter(TextFollower[SequenceState]):
+class Pard1Drafter(TextFollower[PardSequence]):
     """Drafts with mask tokens; see `paceline.methods.base.Drafter`.
 
     Args:
@@ -92,8 +92,8 @@ class Pard1Drafter(TextFollower[SequenceState]):
             )
         return cls(*load_model(directory, config, target_dir, device, dtype))
 
-    def _begin(self, slot: int) -> SequenceState:
-        return SequenceState(slot, [])
+    def _begin(self, slot: int) -> PardSequence:
+        return PardSequence(slot, [])
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[DraftEntry | None]:
         """Draft chains, and trees for requests with more nodes than tokens in a row, all sequences in one pass."""
@@ -122,15 +122,15 @@ class Pard1Drafter(TextFollower[SequenceState]):
         """None for all: what a mask row proposes does not depend on the tokens before it."""
         return [None for _ in requests]
 
-    def _run(self, wanted: Sequence[tuple[SequenceState, int]]) -> None:
+    def _run(self, wanted: Sequence[tuple[PardSequence, int]]) -> None:
         """Run committed tokens that have come in since, and the mask rows still missing: one pass over all."""
-        states: list[SequenceState] = []
+        states: list[PardSequence] = []
         rows: list[SequenceRows] = []
         vocab = self._engine.shape.vocab_size
         for state, depth in wanted:
             fresh = state.tokens[state.num_cached :]
             if fresh:
-                state.round = Round()
+                state.round = OnePassRound()
                 num_masks, num_kept = depth - 1, state.num_cached
             else:
                 num_masks = depth - len(state.round.depths)
@@ -165,7 +165,7 @@ class Pard1Drafter(TextFollower[SequenceState]):
         """Whether a draft is made with the target's features."""
         return False
 
-    def _added(self, state: SequenceState, num_true: int, num_masks: int) -> Tensor | None:
+    def _added(self, state: PardSequence, num_true: int, num_masks: int) -> Tensor | None:
         """What is added to the embeddings of the last `num_true` committed tokens and of masks behind them."""
         return None
 

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.methods.checkpoint import ANY_TARGET, DrafterConfig
-from paceline.methods.eagle3.objective import TargetFacts
+from paceline.methods.eagle3.objective import TargetReference
 from paceline.methods.one_pass.rows import FlatRows, all_rows, sample_rows
 from paceline.methods.pard1.checkpoint import MODEL_CONFIG, save_pard
 from paceline.training.acceptance import AcceptanceCounts
@@ -62,7 +62,7 @@ class Pard1Objective:
         self,
         config: Mapping[str, Any],
         weights: Mapping[str, Tensor],
-        target: TargetFacts,
+        target: TargetReference,
         mask_token: int,
         draft_ids: Tensor | None,
         num_depths: int,

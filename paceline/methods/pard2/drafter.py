@@ -23,7 +23,7 @@ from torch import Tensor
 from paceline.methods.base import DrafterError, DraftRequest
 from paceline.methods.checkpoint import CheckpointError, DrafterConfig, load_tensor
 from paceline.methods.pard1.checkpoint import PROJECTION, PROJECTION_BIAS
-from paceline.methods.pard1.drafter import Pard1Drafter, SequenceState, load_model
+from paceline.methods.pard1.drafter import Pard1Drafter, PardSequence, load_model
 from paceline.methods.whole_model.draft_model import DraftModel
 from paceline.target import Device, TapSpec
 
@@ -183,7 +183,7 @@ class Pard2Drafter(Pard1Drafter):
         state = self._get(request.sequence_id)
         return not request.reads_features or self._features[state.slot].count >= len(state.tokens) - 1
 
-    def _added(self, state: SequenceState, num_true: int, num_masks: int) -> Tensor | None:
+    def _added(self, state: PardSequence, num_true: int, num_masks: int) -> Tensor | None:
         if not state.with_features:
             return None
         rows, end = self._features[state.slot], len(state.tokens)

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.methods.eagle3.objective import TargetFacts
+from paceline.methods.eagle3.objective import TargetReference
 from paceline.methods.one_pass.rows import FlatRows
 from paceline.methods.pard1.checkpoint import PROJECTION
 from paceline.methods.pard1.objective import Pard1Objective
@@ -63,7 +63,7 @@ class Pard2Objective(Pard1Objective):
         self,
         config: Mapping[str, Any],
         weights: Mapping[str, Tensor],
-        target: TargetFacts,
+        target: TargetReference,
         target_head: Tensor,
         feature_scale: Tensor,
         settings: FeatureSettings,

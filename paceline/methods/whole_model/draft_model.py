@@ -23,7 +23,7 @@ from paceline.target import Device, SequenceRows, TapSpec, TargetEngine, Unsuppo
 
 MODEL_DIR = "model"
 
-MAX_CUT_SHARE = 0.75
+MAX_CUT_FRACTION = 0.75
 """A head of which more than this is drafted is not cut unless the checkpoint says so: little work is saved."""
 
 
@@ -83,7 +83,7 @@ class DraftModel:
             return cls(engine, own_ids)
         shape = engine.shape
         if prune is None and (
-            shape.model_type not in LEAN_MODEL_TYPES or len(own_ids) > MAX_CUT_SHARE * shape.vocab_size
+            shape.model_type not in LEAN_MODEL_TYPES or len(own_ids) > MAX_CUT_FRACTION * shape.vocab_size
         ):
             return cls(engine, own_ids)
         return cls(engine, own_ids, CutHead.read(model_dir, own_ids, engine.device, engine.weight_dtype))

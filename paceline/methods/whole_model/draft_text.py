@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 
 from paceline.methods.whole_model.intersection import Intersection
 from paceline.target import common_prefix
-from paceline.token_bytes import TokenPieces
+from paceline.token_bytes import TokenBytes
 
 CHUNK_CHARACTERS = 256
 """Text behind which the next beginning of a word is a seam: what lies before a seam is never encoded again."""
@@ -26,7 +26,7 @@ MAX_CHUNK_CHARACTERS = 1024
 """Text without such a beginning is cut here."""
 
 
-class OwnText(Protocol):
+class DraftText(Protocol):
     """One sequence's committed text in the drafter's ids."""
 
     @property
@@ -75,7 +75,7 @@ class Translation:
     """
 
     def __init__(self, target: Tokenizer, own: Tokenizer, shared: Intersection, own_vocab: int) -> None:
-        self.pieces = TokenPieces(target)
+        self.token_bytes = TokenBytes(target)
         self._own = own
         self.special: Mapping[int, int] = shared.special
         self._vocab = own_vocab
@@ -119,7 +119,7 @@ class TranslatedText:
         before = self.ids[first:]
         settled: list[int] = []
         for token in tokens:
-            if token in self._translation.pieces.special_ids:
+            if token in self._translation.token_bytes.special_ids:
                 self._chunk += self._decoder.decode(b"", final=True)
                 self._decoder.reset()
                 settled += self._settle()
@@ -128,7 +128,7 @@ class TranslatedText:
                 if token in self._translation.special:
                     settled.append(self._translation.special[token])
                 continue
-            self._chunk += self._decoder.decode(self._translation.pieces[token])
+            self._chunk += self._decoder.decode(self._translation.token_bytes[token])
         settled += self._settle()
         fresh = [*settled, *self._translation.encode(self._chunk)]
         self._num_settled = first + len(settled)

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from paceline.contract.errors import TokenizerError
 from paceline.methods.checkpoint import CheckpointError
 from paceline.models import tokenizer_fingerprint
-from paceline.token_bytes import TokenPieces
+from paceline.token_bytes import TokenBytes
 
 FILE_NAME = "tokenizer.json"
 
@@ -82,7 +82,7 @@ def intersect(
         CheckpointError: the two share nothing, or one decodes by a rule that is not known.
     """
     try:
-        target_pieces, own_pieces = TokenPieces(target_tokenizer), TokenPieces(own_tokenizer)
+        target_pieces, own_pieces = TokenBytes(target_tokenizer), TokenBytes(own_tokenizer)
     except TokenizerError as error:
         raise CheckpointError(f"tokens of another tokenizer cannot be compared: {error}") from None
     of_target = _by_bytes(target_tokenizer, target_pieces, target_vocab)
@@ -104,11 +104,11 @@ def intersect(
     return Intersection(own_ids, tuple(pairs[own_id] for own_id in own_ids), special)
 
 
-def _by_bytes(tokenizer: Tokenizer, pieces: TokenPieces, vocab: int) -> dict[bytes, int]:
+def _by_bytes(tokenizer: Tokenizer, token_bytes: TokenBytes, vocab: int) -> dict[bytes, int]:
     """One id for each run of bytes: of several the one whose token is written out, then the smallest."""
     found: dict[bytes, tuple[bool, int]] = {}
     for token_id, token in _tokens(tokenizer, vocab):
-        piece = pieces[token_id]
+        piece = token_bytes[token_id]
         if piece:
             is_byte_token = token.startswith("<0x") and len(piece) == 1
             found[piece] = min(found.get(piece, (True, vocab)), (is_byte_token, token_id))

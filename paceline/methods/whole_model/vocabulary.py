@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from paceline.methods.checkpoint import CheckpointError, DrafterConfig, load_tensor
-from paceline.methods.whole_model.draft_text import OwnText, SameText, TranslatedText, Translation
+from paceline.methods.whole_model.draft_text import DraftText, SameText, TranslatedText, Translation
 from paceline.methods.whole_model.intersection import Intersection, TokenizerFile, intersect
 
 log = structlog.get_logger()
@@ -38,7 +38,7 @@ class DraftVocabulary:
 
     own_ids: Tensor | None
     target_ids: Tensor | None
-    open_text: Callable[[], OwnText]
+    open_text: Callable[[], DraftText]
 
     def own_of(self) -> dict[int, int] | None:
         """The drafter's id of each target id that it may propose; None where they are the same."""

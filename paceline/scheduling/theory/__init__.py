@@ -15,7 +15,7 @@ from paceline.scheduling.theory.load import (
 )
 from paceline.scheduling.theory.outcomes import (
     CachePlace,
-    Outcome,
+    VerificationOutcome,
     best_outcome_length,
     likeliest_outcomes,
     outcome_bound,
@@ -37,7 +37,7 @@ from paceline.scheduling.theory.synchronous import (
     synchronous_speedup,
 )
 from paceline.scheduling.theory.tree import (
-    best_tree_survivals,
+    best_tree_path_acceptances,
     children_acceptance,
     tree_limit,
     tree_tokens,
@@ -46,13 +46,13 @@ from paceline.scheduling.theory.tree import (
 __all__ = [
     "CachePlace",
     "CycleParams",
-    "Outcome",
+    "VerificationOutcome",
     "batch_speedup",
     "best_outcome_length",
     "best_pipelined",
     "best_synchronous",
     "best_synchronous_length",
-    "best_tree_survivals",
+    "best_tree_path_acceptances",
     "break_even_acceptance",
     "break_even_batch",
     "break_even_remote_round_trip",

@@ -19,17 +19,17 @@ from paceline.scheduling.theory.synchronous import chain_tokens
 
 
 def throughput(
-    survivals: Sequence[Sequence[float]], lengths: Sequence[int], step_time: Callable[[int], float]
+    path_acceptances: Sequence[Sequence[float]], lengths: Sequence[int], step_time: Callable[[int], float]
 ) -> float:
     """Theta = (n + sum over i, j <= l_i of s_ij) / T(n + sum of l_i), tokens per second.
 
     Args:
-        survivals: per sequence, the chance that its j-th node and all above it are accepted.
+        path_acceptances: per sequence, the chance that its j-th node and all above it are accepted.
         lengths: nodes verified of each sequence.
         step_time: seconds of a step over that many rows.
     """
-    chosen = [values[:length] for values, length in zip(survivals, lengths, strict=True)]
-    num_tokens = len(chosen) + math.fsum(survival for values in chosen for survival in values)
+    chosen = [values[:length] for values, length in zip(path_acceptances, lengths, strict=True)]
+    num_tokens = len(chosen) + math.fsum(path_acceptance for values in chosen for path_acceptance in values)
     return num_tokens / step_time(len(chosen) + sum(map(len, chosen)))
 
 
@@ -53,14 +53,14 @@ def capacity_gain(params: CycleParams) -> float:
     return 1 + params.drafting
 
 
-def gain_per_cost(params: CycleParams, price_ratio: float, drafter_share: float) -> float:
+def gain_per_cost(params: CycleParams, price_ratio: float, drafter_fraction: float) -> float:
     """`capacity_gain` over what it costs: (1 + g c) / (1 + price ratio x drafter share).
 
     Args:
         params: the cycle.
         price_ratio: price of a drafter's device over that of the target's.
-        drafter_share: drafter devices per target device.
+        drafter_fraction: drafter devices per target device.
     """
-    if price_ratio < 0 or drafter_share < 0:
-        raise ValueError("price_ratio and drafter_share must not be negative")
-    return capacity_gain(params) / (1 + price_ratio * drafter_share)
+    if price_ratio < 0 or drafter_fraction < 0:
+        raise ValueError("price_ratio and drafter_fraction must not be negative")
+    return capacity_gain(params) / (1 + price_ratio * drafter_fraction)

@@ -83,7 +83,7 @@ def outcome_bound(params: CycleParams) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class VerificationOutcome:
     """What a step may commit.
 
     Attributes:
@@ -99,11 +99,12 @@ class Outcome:
 
 def likeliest_outcomes(
     acceptance: Sequence[float], sibling_acceptance: float, draft_length: int, max_outcomes: int
-) -> tuple[Outcome, ...]:
+) -> tuple[VerificationOutcome, ...]:
     """The likeliest outcomes of a step, likeliest first.
 
     An outcome is how many of g drafted tokens are accepted and the token of the target's that follows. m < g accepted,
-    with probability survival(m) (1 - a_{m+1}), are followed by the drafter's second choice there, its third, and so on:
+    with probability path acceptance(m) (1 - a_{m+1}), are followed by the drafter's second choice there, its third,
+    and so on:
     the first was rejected. All g accepted are followed by its first choice with probability a_{g+1}, or a later one. So
     most outcomes go where a rejection is likely, geometrically fewer elsewhere (the fan-out of 2603.03251).
 
@@ -117,15 +118,15 @@ def likeliest_outcomes(
         return ()
     # (minus the next choice's chance, accepted, that choice, what is left after it)
     branches: list[tuple[float, int, int, float]] = []
-    survival = 1.0
+    path_acceptance = 1.0
     for position in range(draft_length + 1):
         rate = acceptance[min(position, len(acceptance) - 1)]
-        rejected = survival * (1 - rate)
+        rejected = path_acceptance * (1 - rate)
         branches.append((-rejected * sibling_acceptance, position, 1, rejected * (1 - sibling_acceptance)))
-        survival *= rate
-    branches.append((-survival, draft_length, 0, 0.0))
+        path_acceptance *= rate
+    branches.append((-path_acceptance, draft_length, 0, 0.0))
     heapq.heapify(branches)
-    found: list[Outcome] = []
+    found: list[VerificationOutcome] = []
     while len(found) < max_outcomes:
         negative_chance, num_accepted, choice, left = branches[0]
         if choice == 0:
@@ -133,7 +134,7 @@ def likeliest_outcomes(
         else:
             further = (-left * sibling_acceptance, num_accepted, choice + 1, left * (1 - sibling_acceptance))
             heapq.heapreplace(branches, further)
-        found.append(Outcome(num_accepted, choice, -negative_chance))
+        found.append(VerificationOutcome(num_accepted, choice, -negative_chance))
     return tuple(found)
 
 

@@ -15,9 +15,9 @@ from collections.abc import Iterable, Sequence
 from paceline.scheduling.theory.synchronous import chain_limit
 
 
-def tree_tokens(survivals: Iterable[float]) -> float:
+def tree_tokens(path_acceptances: Iterable[float]) -> float:
     """Expected tokens of a step: 1 + the sum over nodes of the chance that their whole path is accepted."""
-    return 1.0 + sum(survivals)
+    return 1.0 + sum(path_acceptances)
 
 
 def children_acceptance(acceptance: float, num_children: int) -> float:
@@ -30,10 +30,11 @@ def tree_limit(acceptance: float, num_children: int) -> float:
     return chain_limit(children_acceptance(acceptance, num_children))
 
 
-def best_tree_survivals(child_rates: Sequence[float], num_nodes: int) -> tuple[float, ...]:
-    """Survivals of the best tree of a size when every node has the same children.
+def best_tree_path_acceptances(child_rates: Sequence[float], num_nodes: int) -> tuple[float, ...]:
+    """Path acceptances of the best tree of a size when every node has the same children.
 
-    Survival falls along a path, so the highest survivals are a tree, and by `tree_tokens` the best one of that size.
+    Path acceptance falls along a path, so the highest path acceptances are a tree, and by `tree_tokens` the best one
+    of that size.
 
     Args:
         child_rates: chance of a node's first child, second child and so on to be the target's token, given the
@@ -41,16 +42,16 @@ def best_tree_survivals(child_rates: Sequence[float], num_nodes: int) -> tuple[f
         num_nodes: size of the tree, the root not counted.
 
     Returns:
-        The nodes' survivals, falling.
+        The nodes' path acceptances, falling.
     """
     if any(rate < 0 for rate in child_rates) or sum(child_rates) > 1 + 1e-9:
         raise ValueError(f"child rates must be probabilities that add up to at most 1: {child_rates}")
     heap = [-rate for rate in child_rates]
     heapq.heapify(heap)
-    survivals: list[float] = []
-    while heap and len(survivals) < num_nodes:
-        negative_survival = heapq.heappop(heap)
-        survivals.append(-negative_survival)
+    path_acceptances: list[float] = []
+    while heap and len(path_acceptances) < num_nodes:
+        negative_path_acceptance = heapq.heappop(heap)
+        path_acceptances.append(-negative_path_acceptance)
         for rate in child_rates:
-            heapq.heappush(heap, negative_survival * rate)
-    return tuple(survivals)
+            heapq.heappush(heap, negative_path_acceptance * rate)
+    return tuple(path_acceptances)

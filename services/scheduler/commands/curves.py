@@ -29,12 +29,12 @@ def curves(
     """Show what has been measured: step and draft times, round trips, acceptance and calibration."""
     from rich.console import Console
 
-    from services.scheduler.commands.stats import curve_figures
+    from services.scheduler.commands.stats import curve_stats
     from services.scheduler.commands.tables import curve_tables, title
 
     known = known_subjects(redis, scheduler, model, tls_ca, tls_cert, tls_key)
     if json_path is not None:
-        write_json([{**one.to_dict(), "figures": curve_figures(one)} for one in known], json_path)
+        write_json([{**one.to_dict(), "figures": curve_stats(one)} for one in known], json_path)
     if plot is not None:
         from services.scheduler.commands.picture import draw_curves
 
@@ -43,5 +43,5 @@ def curves(
         console = Console()
         for one in known:
             console.rule(title(one.subject), align="left")
-            for table in curve_tables(curve_figures(one)):
+            for table in curve_tables(curve_stats(one)):
                 console.print(table)

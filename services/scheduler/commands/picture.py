@@ -8,7 +8,7 @@ from typing import Any
 
 from paceline.scheduling.network import sketch_bounds
 from services.scheduler.commands.sources import Known
-from services.scheduler.commands.stats import CONTEXTS, curve_figures
+from services.scheduler.commands.stats import CONTEXTS, curve_stats
 from services.scheduler.commands.tables import title
 
 _COLOURS = ("#3366aa", "#d9822b", "#2e8b57", "#9aa0a6")
@@ -25,7 +25,7 @@ def draw_curves(all_known: Sequence[Known], path: Path) -> None:
         len(all_known), 5, figsize=(22, 4 * len(all_known)), squeeze=False, layout="constrained"
     )
     for known, (step, draft, waits, positions, reliability) in zip(all_known, rows, strict=True):
-        figures = curve_figures(known)
+        figures = curve_stats(known)
         step.set_title(title(known.subject), loc="left", fontsize=8)
         _draw_steps(step, figures)
         _draw_drafts(draft, figures)

@@ -11,7 +11,7 @@ _SEQUENCES = (1, 4)
 CONTEXTS = (256, 2048)
 
 
-def curve_figures(known: Known) -> dict[str, Any]:
+def curve_stats(known: Known) -> dict[str, Any]:
     """The fitted curves of a subject; what was not measured is absent.
 
     Times are in seconds, shares from 0 to 1.

@@ -18,7 +18,7 @@ def title(subject: Subject) -> str:
 
 
 def curve_tables(figures: Mapping[str, Any]) -> Iterator[Table]:
-    """Tables of `curve_figures`; none for what was not measured."""
+    """Tables of `curve_stats`; none for what was not measured."""
     if "step" in figures:
         yield _step(figures["step"])
     if "draft" in figures:
@@ -43,7 +43,7 @@ def policy_table(history: tuple[Mapping[str, Any], ...]) -> Table:
             str(policy.get("version", "")),
             str(policy.get("draft_length", "")),
             str(policy.get("node_budget", "")),
-            _ms(float(policy.get("hold_us", 0)) / 1e6),
+            _ms(float(policy.get("wait_budget_us", 0)) / 1e6),
             str(policy.get("draft_ahead", "")),
             str(policy.get("outcomes", "")),
             f"{float(policy.get('expected_speedup', 0)):.2f}",

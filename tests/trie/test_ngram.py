@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.drafts import EMPTY_TREE, DraftClaim, DraftTree
-from paceline.ngram import MAX_MATCH, MIN_MATCH, Echo, MatchOdds, TextIndex, graft
+from paceline.ngram import MAX_MATCH, MIN_MATCH, MatchAcceptance, NgramProposal, TextIndex, graft
 from paceline.trie import DraftEntry, DraftTrie
 
 texts = st.lists(st.integers(0, 2), max_size=40)
@@ -45,19 +45,19 @@ def test_finds_the_longest_match_however_the_text_came(text: list[int], cuts: li
 def test_an_echo_goes_on_as_the_text_did(text: list[int], count: int) -> None:
     index = TextIndex()
     index.extend(text)
-    echo = index.echo(count, MatchOdds())
+    proposal = index.proposal(count, MatchAcceptance())
     found = longest_earlier_match(text)
     if found is None:
-        assert echo is None
+        assert proposal is None
         return
-    assert echo is not None
+    assert proposal is not None
     match, place = found
     longer = list(text)
     while len(longer) < place + count:  # one that repeats without end
         longer.append(longer[len(longer) - (len(text) - place)])
-    assert echo.match == match
-    assert list(echo.tokens) == longer[place : place + count]
-    assert list(echo.survivals) == sorted(echo.survivals, reverse=True)
+    assert proposal.match == match
+    assert list(proposal.tokens) == longer[place : place + count]
+    assert list(proposal.path_acceptances) == sorted(proposal.path_acceptances, reverse=True)
 
 
 def test_of_a_long_text_the_newest_part_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,9 +69,9 @@ def test_of_a_long_text_the_newest_part_is_kept(monkeypatch: pytest.MonkeyPatch)
         pieces.extend([token])
     for index in (whole, pieces):
         assert len(index._text) <= 16
-        echo = index.echo(2, MatchOdds())
-        assert echo is not None
-        assert echo.tokens == (97, 98)
+        proposal = index.proposal(2, MatchAcceptance())
+        assert proposal is not None
+        assert proposal.tokens == (97, 98)
     pieces.extend(range(200, 220))  # all of it is gone by now
     pieces.extend([97, 98, 99])
     assert pieces.find() is None
@@ -81,20 +81,22 @@ def test_no_text_repeats_in_its_first_tokens() -> None:
     index = TextIndex()
     for token in (1, 1, 1):
         index.extend([token])
-        assert index.echo(4, MatchOdds()) is None
+        assert index.proposal(4, MatchAcceptance()) is None
     index.extend([1])
-    echo = index.echo(4, MatchOdds())
-    assert echo is not None
-    assert echo.tokens == (1, 1, 1, 1)
-    assert index.echo(0, MatchOdds()) is None
+    proposal = index.proposal(4, MatchAcceptance())
+    assert proposal is not None
+    assert proposal.tokens == (1, 1, 1, 1)
+    assert index.proposal(0, MatchAcceptance()) is None
 
 
 def test_odds_learn_what_comes_true() -> None:
-    odds = MatchOdds()
+    odds = MatchAcceptance()
     before = odds.next(3), odds.next(6)
     assert before[0] < before[1]
     for _ in range(400):
-        odds.observe(Echo(3, (7, 8, 9), (0.5, 0.4, 0.3)), [7, 1])  # the first comes, the second does not
+        odds.observe(
+            NgramProposal(3, (7, 8, 9), (0.5, 0.4, 0.3)), [7, 1]
+        )  # the first comes, the second does not
     assert odds.next(3) > 0.9
     assert odds.next(4) < 0.1
     assert odds.next(6) == before[1]  # nothing past the first miss is told
@@ -122,10 +124,10 @@ def drafted_trees(draw: st.DrawFn) -> DraftTree:
 def test_a_grafted_tree_holds_both(
     tree: DraftTree, tokens: list[int], odds: list[float], max_nodes: int, max_depth: int
 ) -> None:
-    survivals = []
+    path_acceptances = []
     for share in odds[: len(tokens)]:
-        survivals.append(share * (survivals[-1] if survivals else 1.0))
-    both = graft(tree, Echo(3, tuple(tokens), tuple(survivals)), max_nodes, max_depth)
+        path_acceptances.append(share * (path_acceptances[-1] if path_acceptances else 1.0))
+    both = graft(tree, NgramProposal(3, tuple(tokens), tuple(path_acceptances)), max_nodes, max_depth)
 
     paths: dict[tuple[int, ...], int] = {}
     for node, (token, parent) in enumerate(zip(both.tokens, both.parents, strict=True)):
@@ -134,30 +136,32 @@ def test_a_grafted_tree_holds_both(
         assert both.depths[node] == len(above) + 1
         paths[(*above, token)] = node
     assert len(paths) == len(both)
-    assert list(both.survivals) == sorted(both.survivals, reverse=True)
+    assert list(both.path_acceptances) == sorted(both.path_acceptances, reverse=True)
 
     own: dict[tuple[int, ...], float] = {}
     drafted: dict[tuple[int, ...], int] = {}
     for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
         above = next((path for path, at in drafted.items() if at == parent), ())
         drafted[(*above, token)] = node
-        own[(*above, token)] = tree.survivals[node]
+        own[(*above, token)] = tree.path_acceptances[node]
     echoed = {
-        tuple(tokens[: depth + 1]): survival for depth, survival in enumerate(survivals) if depth < max_depth
+        tuple(tokens[: depth + 1]): path_acceptance
+        for depth, path_acceptance in enumerate(path_acceptances)
+        if depth < max_depth
     }
     whole = {path: max(own.get(path, 0.0), echoed.get(path, 0.0)) for path in {*own, *echoed}}
     assert len(both) == min(max_nodes, len(whole))
     for path, node in paths.items():
-        assert both.survivals[node] == whole[path]
-        assert both.drafter_survivals[node] == own.get(path, 0.0)
+        assert both.path_acceptances[node] == whole[path]
+        assert both.drafter_path_acceptances[node] == own.get(path, 0.0)
         assert both.is_drafted(node) == (path in own)
         assert both.claims[node] == (tree.claims[drafted[path]] if path in own else None)
-    assert both.num_echoed == sum(path not in own for path in paths)
-    left_out = [survival for path, survival in whole.items() if path not in paths]
-    assert not left_out or max(left_out) <= min(both.survivals)
+    assert both.num_ngram_nodes == sum(path not in own for path in paths)
+    left_out = [path_acceptance for path, path_acceptance in whole.items() if path not in paths]
+    assert not left_out or max(left_out) <= min(both.path_acceptances)
     for count in range(len(both) + 1):
         head = both.head(count)
-        assert head.drafter_survivals == both.drafter_survivals[:count]
+        assert head.drafter_path_acceptances == both.drafter_path_acceptances[:count]
         assert head.drafted_depth == max(
             (len(path) for path, node in paths.items() if path in own and node < count), default=0
         )
@@ -166,11 +170,11 @@ def test_a_grafted_tree_holds_both(
 def test_a_tree_without_echoes_is_all_the_drafters() -> None:
     tree = DraftTree((5,), (-1,), (1,), (0.5,), (None,), (DraftClaim(-0.7, 0),))
     assert tree.is_drafted(0)
-    assert (tree.drafted_depth, tree.num_echoed) == (1, 0)
+    assert (tree.drafted_depth, tree.num_ngram_nodes) == (1, 0)
     assert EMPTY_TREE.drafted_depth == 0
-    both = graft(EMPTY_TREE, Echo(3, (5, 6), (0.5, 0.4)), 8, 8)
+    both = graft(EMPTY_TREE, NgramProposal(3, (5, 6), (0.5, 0.4)), 8, 8)
     assert both.drafted_depth == 0
-    assert both.only([0]).drafter_survivals == (0.0,)
+    assert both.only([0]).drafter_path_acceptances == (0.0,)
 
 
 @pytest.mark.parametrize("text", [[1, 2, 3], [1, 2, 3, 1, 2], []])

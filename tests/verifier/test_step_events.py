@@ -34,7 +34,7 @@ class Told:
 
     def turn(self) -> int:
         """Makes a step as the thread does; returns how many have been told of since the last call."""
-        self.verifier.turn(tells=False)
+        self.verifier.turn(publishes=False)
         return sum(frame.HasField("step") for frame in self.session.take())
 
 
@@ -81,7 +81,7 @@ def test_the_first_token_of_a_known_prompt_is_told_of_at_once(told: Told) -> Non
     assert [told.turn() for _ in range(2)] == [1, 1]
     told.open(prompt, key=2)
     assert told.turn() == 1
-    assert told.verifier.figures[-1].num_prefill_rows == 0  # all of it was there
+    assert told.verifier.stats[-1].num_prefill_rows == 0  # all of it was there
 
 
 def test_steps_are_told_of_at_once_where_a_drafter_elsewhere_waits(told: Told) -> None:
@@ -95,7 +95,7 @@ def test_nothing_is_said_before_the_step_that_it_follows(told: Told) -> None:
     told.turn()
     told.turn()
     told.open([6, 7], key=2)
-    told.verifier.turn(tells=False)
+    told.verifier.turn(publishes=False)
     frames = told.session.take()
     assert frames[0].HasField("step")
     assert any(frame.opened for frame in frames[1:])
@@ -114,13 +114,13 @@ def test_the_last_step_is_told_of_before_a_verifier_idles(told: Told) -> None:
 def test_all_steps_are_told_of_when_the_loop_stops(told: Told) -> None:
     told.open(num_tokens=500)
     loop = told.verifier.start()
-    until(lambda: len(told.verifier.figures) > 5)
+    until(lambda: len(told.verifier.stats) > 5)
     loop.stop()
     assert not loop.is_alive
-    assert [figures.step_index for figures in told.verifier.figures] == list(
-        range(1, told.verifier.figures[-1].step_index + 1)
+    assert [stats.step_index for stats in told.verifier.stats] == list(
+        range(1, told.verifier.stats[-1].step_index + 1)
     )
-    assert told.verifier.figures[-1].step_index == loop._step_index
+    assert told.verifier.stats[-1].step_index == loop._step_index
 
 
 def test_all_steps_are_told_of_when_the_loop_fails(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,4 +138,4 @@ def test_all_steps_are_told_of_when_the_loop_fails(told: Told, monkeypatch: pyte
     loop = told.verifier.start()
     until(lambda: not loop.is_alive)
     assert isinstance(loop.failure, RuntimeError)
-    assert len(told.verifier.figures) == 3
+    assert len(told.verifier.stats) == 3

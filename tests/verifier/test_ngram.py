@@ -1,4 +1,4 @@
-"""Lookup at a verifier: what a text repeats is verified without a drafter, and changes no text."""
+"""NgramProposers at a verifier: what a text repeats is verified without a drafter, and changes no text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paceline.target import TargetEngine
 from paceline.trie import DraftEntry
 from paceline.v1 import sampling_pb2, target_pb2
 from services.verifier.inbox import Drafts, Open, SetPolicy
-from services.verifier.ngram import Lookup
+from services.verifier.ngram import NgramProposers
 from services.verifier.policy import StepPolicy
 from services.verifier.sequence import SequenceSpec
 from services.verifier.stopwatch import Stage
@@ -30,14 +30,14 @@ FEW = dict.fromkeys((7, 8, 9), 80.0)
 
 async def run(
     target_dir: Path,
-    lookup: int,
+    ngram_tokens: int,
     mode: int = sampling_pb2.VERIFY_MODE_UNSPECIFIED,
     temperature: float = 0.0,
     **fields: Any,
 ) -> tuple[list[int], list[target_pb2.StepReport]]:
     sampling = sampling_pb2.SamplingParams(temperature=temperature, seed=3, mode=mode, logit_bias=FEW)
     async with (
-        serving(target_dir, lookup=lookup, profile_s=0.0) as process,
+        serving(target_dir, ngram_tokens=ngram_tokens, profile_s=0.0) as process,
         Conductor(process.port) as conductor,
     ):
         await conductor.send(policy=OFF)
@@ -60,11 +60,11 @@ async def test_a_text_that_repeats_takes_fewer_passes(target_dir: Path, plain: l
     accepted = sum(sum(step.num_accepted_tokens) for step in steps)
     assert 20 < accepted < sum(sum(step.num_draft_tokens) for step in steps)
     assert len(steps) <= 120 - accepted + 1
-    # The scheduler judges drafters by these: an echo says nothing of one.
+    # The scheduler judges drafters by these: an n-gram proposal says nothing of one.
     assert not any(depth for step in steps for depth in step.drafter_depths)
     assert not any(number for step in steps for number in step.num_accepted_of_drafter)
-    assert not any(number for step in steps for number in step.num_outcomes)
-    assert not any(hit for step in steps for hit in step.draft_hits)
+    assert not any(number for step in steps for number in step.num_acceptance_samples)
+    assert not any(hit for step in steps for hit in step.cache_hits)
 
 
 async def test_a_request_without_speculation_looks_nothing_up(target_dir: Path, plain: list[int]) -> None:
@@ -95,21 +95,21 @@ async def test_modes_that_verify_draws_look_nothing_up(target_dir: Path, mode: i
 
 
 @pytest.mark.parametrize("lookup", [0, 8])
-def test_a_sure_echo_is_not_held_for_a_draft(target_dir: Path, lookup: int) -> None:
+def test_a_sure_echo_is_not_held_for_a_draft(target_dir: Path, ngram_tokens: int) -> None:
     """A drafter owes a draft for 100 ms; a text that says one thing alone goes on without it."""
     prompt = [7] * 40
     params = SamplingParams(temperature=0.0, logit_bias=((7, 100.0),))
-    verifier = SteppedVerifier(TargetEngine.load(target_dir, dtype=torch.float32), lookup=lookup)
+    verifier = SteppedVerifier(TargetEngine.load(target_dir, dtype=torch.float32), ngram_tokens=ngram_tokens)
     session = ListedSession()
     spec = SequenceSpec(1, 0, tuple(prompt), params, 30, frozenset(), 8)
-    verifier.put(SetPolicy(StepPolicy(hold_us=100_000)), Open(session, spec))
+    verifier.put(SetPolicy(StepPolicy(wait_budget_us=100_000)), Open(session, spec))
     verifier.turn()
     frames = session.take()
     [opened] = [opened for frame in frames for opened in frame.opened]
     draft = DraftEntry.chain(len(prompt), [0])
     verifier.put(Drafts(session, ((opened.sequence_id, 0, draft),), 0))
     verifier.turn()
-    assert (verifier.figures[-1].laps[Stage.HOLD] > 0.09) == (lookup == 0)
+    assert (verifier.stats[-1].laps[Stage.DRAFT_WAIT] > 0.09) == (ngram_tokens == 0)
     while verifier.table.num_unfinished:
         verifier.turn()
     frames += session.take()
@@ -119,6 +119,6 @@ def test_a_sure_echo_is_not_held_for_a_draft(target_dir: Path, lookup: int) -> N
 
 def test_bounds() -> None:
     with pytest.raises(ValueError, match="max_tokens"):
-        Lookup(65)
+        NgramProposers(65)
     with pytest.raises(ValueError, match="max_tokens"):
-        Lookup(-1)
+        NgramProposers(-1)

@@ -62,8 +62,8 @@ class Driver:
         return [self.tokens[key] for key in keys]
 
     def num_rows(self) -> int:
-        rows = sum(figures.num_rows for figures in self.verifier.figures)
-        self.verifier.figures.clear()
+        rows = sum(stats.num_rows for stats in self.verifier.stats)
+        self.verifier.stats.clear()
         return rows
 
     def _read(self) -> None:
@@ -108,7 +108,7 @@ def test_a_prompt_that_was_run_before_runs_one_row(drive: Any, plain_text: Any) 
     driver.open(2, PROMPT, 6)
     assert driver.run(2) == [plain_text(PROMPT, 6)]
     assert driver.num_rows() == 6
-    assert driver.verifier.room.num_reused_tokens == len(PROMPT) - 1
+    assert driver.verifier.kv_allocator.num_reused_tokens == len(PROMPT) - 1
 
 
 def test_the_next_turn_of_a_conversation_goes_on_in_the_kept_slot(drive: Any, plain_text: Any) -> None:
@@ -120,7 +120,7 @@ def test_the_next_turn_of_a_conversation_goes_on_in_the_kept_slot(drive: Any, pl
     driver.open(2, turn, 6)
     assert driver.run(2) == [plain_text(turn, 6)]
     assert driver.num_rows() == 3 + 5  # the answer's last token was never run
-    assert driver.verifier.room.num_adopted == 1
+    assert driver.verifier.kv_allocator.num_adopted == 1
 
 
 def test_a_running_sequence_shares_what_it_has_run(drive: Any, plain_text: Any) -> None:
@@ -130,8 +130,8 @@ def test_a_running_sequence_shares_what_it_has_run(drive: Any, plain_text: Any) 
     branch = [*PROMPT[:15], 1, 2]
     driver.open(2, branch, 8)
     assert driver.run(1, 2) == [plain_text(PROMPT, 30), plain_text(branch, 8)]
-    assert driver.verifier.room.num_reused_tokens == 15
-    assert driver.verifier.room.num_copied == 1
+    assert driver.verifier.kv_allocator.num_reused_tokens == 15
+    assert driver.verifier.kv_allocator.num_copied == 1
 
 
 def test_without_the_cache_every_prompt_is_run(drive: Any, plain_text: Any) -> None:
@@ -185,7 +185,7 @@ def test_features_of_a_shared_prefix_reach_the_drafter(drive: Any) -> None:
 
     first = opened(1, PROMPT)
     again = opened(2, PROMPT)
-    assert driver.verifier.room.num_reused_tokens == len(PROMPT) - 1
+    assert driver.verifier.kv_allocator.num_reused_tokens == len(PROMPT) - 1
     torch.testing.assert_close(again, first, rtol=1e-4, atol=1e-4)
 
 
@@ -228,7 +228,7 @@ def test_the_youngest_give_way_and_everyone_ends(
     for key, prompt in enumerate(prompts, start=1):
         driver.open(key, prompt, 70)
     assert driver.run(*range(1, 7)) == [plain_text(prompt, 70) for prompt in prompts]
-    assert driver.verifier.room.num_preemptions > 0
+    assert driver.verifier.kv_allocator.num_preemptions > 0
     assert driver.ended == [1, 2, 3, 4, 5, 6]  # nobody overtakes
     assert not driver.failures
 
@@ -271,10 +271,10 @@ def test_kept_prefixes_go_before_anyone_gives_way(drive: Any, plain_text: Any) -
     for key, first in ((1, 40), (2, 41)):
         driver.open(key, [first, *PROMPT], 4)
         driver.run(key)
-    assert driver.verifier.table.room.num_kept == 2
+    assert driver.verifier.table.kv_allocator.num_kept == 2
     driver.open(3, [42, *PROMPT], 170)
     assert driver.run(3) == [plain_text([42, *PROMPT], 170)]
-    assert driver.verifier.room.num_preemptions == 0
+    assert driver.verifier.kv_allocator.num_preemptions == 0
 
 
 def test_closing_what_waits_leaves_nothing(drive: Any) -> None:

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, decoders
 from paceline.methods import CheckpointError
 from paceline.methods.whole_model.draft_text import CHUNK_CHARACTERS, SameText, TranslatedText, Translation
 from paceline.methods.whole_model.intersection import TokenizerFile, intersect
-from paceline.token_bytes import TokenPieces
+from paceline.token_bytes import TokenBytes
 from tests.methods.foreign import TEXT, byte_fallback_tokenizer, byte_level_tokenizer, tiny_tokenizer
 
 TARGET, OWN = byte_level_tokenizer(), byte_fallback_tokenizer()
@@ -31,7 +31,7 @@ def read(*commits: list[int]) -> TranslatedText:
 
 
 def test_pairs_add_the_same_bytes_and_no_id_stands_twice() -> None:
-    pieces, own_pieces = TokenPieces(TARGET), TokenPieces(OWN)
+    pieces, own_pieces = TokenBytes(TARGET), TokenBytes(OWN)
     plain = [
         (own, target)
         for own, target in zip(SHARED.own_ids, SHARED.target_ids, strict=True)
