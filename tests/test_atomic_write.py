@@ -102,7 +102,8 @@ def test_links_and_pipes_stay_what_they_are(tmp_path: Path) -> None:
 
 # Into a directory that is moved to its place as a whole.
 WRITES_BESIDE = {
-    f"paceline/{name}.py" for name in ("models/fetch", "training/checkpoints", "training/tuned_backbone")
+    f"paceline/{name}.py"
+    for name in ("models/fetch", "training/checkpoints", "methods/medusa2/tuned_backbone")
 }
 
 

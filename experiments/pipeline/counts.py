@@ -53,7 +53,7 @@ def read_counts(verifier_url: str, drafter_url: str, link_bytes: int) -> Counts:
         num_steps=verifier.get("paceline_step_seconds_count", 0.0),
         num_drafts=verifier.get("vllm:spec_decode_num_drafts_total", 0.0),
         num_draft_tokens=verifier.get("vllm:spec_decode_num_draft_tokens_total", 0.0),
-        num_cache_hits=verifier.get("paceline_draft_hits_total", 0.0),
+        num_cache_hits=verifier.get("paceline_speculation_cache_hits_total", 0.0),
         draft_s=drafter.get("paceline_draft_seconds_sum", 0.0),
         num_draft_calls=drafter.get("paceline_draft_seconds_count", 0.0),
         link_bytes=link_bytes,

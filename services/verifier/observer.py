@@ -19,7 +19,7 @@ class StepObserver:
         self._calibrators = calibrators
         self._step_seconds = metrics.STEP_SECONDS.labels(model_name)
         self._forward_seconds = metrics.FORWARD_SECONDS.labels(model_name)
-        self._held_seconds = metrics.DRAFT_WAIT_SECONDS.labels(model_name)
+        self._draft_wait_seconds = metrics.DRAFT_WAIT_SECONDS.labels(model_name)
         self._overhead_seconds = metrics.OVERHEAD_SECONDS.labels(model_name)
         self._stage_seconds = {
             stage: metrics.STEP_STAGE_SECONDS.labels(model_name, stage.value) for stage in Stage
@@ -41,9 +41,9 @@ class StepObserver:
         self._drafts = metrics.NUM_DRAFTS.labels(model_name)
         self._draft_tokens = metrics.NUM_DRAFT_TOKENS.labels(model_name)
         self._accepted_tokens = metrics.NUM_ACCEPTED_TOKENS.labels(model_name)
-        self._draft_hits = metrics.SPECULATION_CACHE_HITS.labels(model_name)
-        self._echo_tokens = metrics.NGRAM_TOKENS.labels(model_name)
-        self._accepted_echo_tokens = metrics.ACCEPTED_NGRAM_TOKENS.labels(model_name)
+        self._cache_hits = metrics.SPECULATION_CACHE_HITS.labels(model_name)
+        self._ngram_tokens = metrics.NGRAM_TOKENS.labels(model_name)
+        self._accepted_ngram_tokens = metrics.ACCEPTED_NGRAM_TOKENS.labels(model_name)
 
     def observe(self, event: StepEvent) -> None:
         """Record one step."""
@@ -51,7 +51,7 @@ class StepObserver:
         laps = stats.laps
         self._step_seconds.observe(stats.step_s)
         self._forward_seconds.observe(laps[Stage.FORWARD])
-        self._held_seconds.inc(laps[Stage.DRAFT_WAIT])
+        self._draft_wait_seconds.inc(laps[Stage.DRAFT_WAIT])
         self._overhead_seconds.observe(overhead_s(laps))
         for stage, seconds in laps.items():
             self._stage_seconds[stage].inc(seconds)
@@ -89,8 +89,8 @@ class StepObserver:
         self._drafts.inc()
         self._draft_tokens.inc(commit.num_draft_tokens)
         self._accepted_tokens.inc(commit.num_accepted_tokens)
-        self._draft_hits.inc(int(commit.is_cache_hit))
-        self._echo_tokens.inc(commit.num_ngram_tokens)
-        self._accepted_echo_tokens.inc(commit.num_accepted_tokens - commit.num_accepted_of_drafter)
+        self._cache_hits.inc(int(commit.is_cache_hit))
+        self._ngram_tokens.inc(commit.num_ngram_tokens)
+        self._accepted_ngram_tokens.inc(commit.num_accepted_tokens - commit.num_accepted_of_drafter)
         for position in range(commit.num_accepted_tokens):
             metrics.NUM_ACCEPTED_TOKENS_PER_POS.labels(self._name, str(position)).inc()

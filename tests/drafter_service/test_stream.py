@@ -161,7 +161,9 @@ async def test_outcomes_are_taken_up_again_when_another_sequence_broke_them_off(
     assert own[1][0] in own[-1]
 
 
-@pytest.mark.parametrize(("share", "num_partitions"), [(1, 0), (1, 1), (3, 3), (0, 65), (2**31, 2**32 - 1)])
+@pytest.mark.parametrize(
+    ("partition", "num_partitions"), [(1, 0), (1, 1), (3, 3), (0, 65), (2**31, 2**32 - 1)]
+)
 async def test_shares_out_of_range_are_refused(bench: Bench, partition: int, num_partitions: int) -> None:
     conductor = await bench.serve(ScriptedDrafter())
     await conductor.send(opens=[opening(1, PROMPT, partition=partition, num_partitions=num_partitions)])

@@ -223,7 +223,7 @@ def test_the_likeliest_outcomes_come_first_and_shares_divide_them() -> None:
     )  # the end of the draft, 0.9 ** 4, before an error at once, 0.1 * 0.8
     (four,) = made.draft_outcomes([OutcomeRequest(1, 2, 4, 64)])
     halves = [
-        made.draft_outcomes([OutcomeRequest(1, 2, 4, 64, share=share, num_partitions=2)])[0]
+        made.draft_outcomes([OutcomeRequest(1, 2, 4, 64, partition=share, num_partitions=2)])[0]
         for share in (0, 1)
     ]
     assert four is not None

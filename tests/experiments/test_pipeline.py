@@ -48,7 +48,7 @@ from experiments.pipeline.sample import Sample
 from paceline.contract.errors import InvalidRequestError, UnavailableError
 from paceline.methods import DraftRequest, OutcomeRequest
 from paceline.trie import DraftTrie
-from services.verifier.step_clock import StepCurve
+from services.verifier.step_clock import StretchCurve
 
 
 def cell(
@@ -59,11 +59,11 @@ def cell(
     num_sequences: int = 1,
     **dials: float,
 ) -> Cell:
-    step_ms = StepCurve.parse(curve).step_s(num_sequences) * 1e3
+    step_ms = StretchCurve.parse(curve).step_s(num_sequences) * 1e3
     return Cell(
         dials=Dials.from_dict({"acceptance": acceptance, "draft_ms": cost * step_ms, **dials}),
         round_trip_ms=round_trip * step_ms,
-        curve=StepCurve.parse(curve),
+        curve=StretchCurve.parse(curve),
         num_sequences=num_sequences,
     )
 
@@ -322,7 +322,7 @@ def test_figures_report_table_and_picture(tmp_path: Path) -> None:
 def test_counters_are_summed_over_labels(monkeypatch: pytest.MonkeyPatch) -> None:
     pages = {
         "verifier": '# HELP x\npaceline_step_seconds_sum{model_name="m"} 1.5\npaceline_step_seconds_count 3\n'
-        'paceline_speculation_cache_hits_total{model_name="a"} 2.0\npaceline_draft_hits_total{model_name="b"} 1.0\n'
+        'paceline_speculation_cache_hits_total{model_name="a"} 2.0\npaceline_speculation_cache_hits_total{model_name="b"} 1.0\n'
         'paceline_step_seconds_bucket{le="0.1",model_name="m"} 9\n',
         "drafter": 'paceline_draft_seconds_sum{method="dialled",model_name="m"} 0.25\n',
     }

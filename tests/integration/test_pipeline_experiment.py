@@ -13,7 +13,7 @@ from experiments.pipeline.cell import Cell, Cycle
 from experiments.pipeline.laboratory import Laboratory, laboratory
 from experiments.pipeline.measure import Arm, Lengths, arms_of, figures_of, parse_cycles, run_rounds, shape_of
 from experiments.pipeline.prediction import expected_tokens, predicted
-from services.verifier.step_clock import StepCurve
+from services.verifier.step_clock import StretchCurve
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 STEP_MS = 60.0
@@ -24,7 +24,7 @@ def point(acceptance: float, round_trip_ms: float, num_sequences: int = 1) -> Ce
     return Cell(
         Dials(acceptance=acceptance, draft_ms=3.0, bonus_hit_rate=0.8),
         round_trip_ms,
-        StepCurve.parse(str(STEP_MS)),
+        StretchCurve.parse(str(STEP_MS)),
         num_sequences,
     )
 

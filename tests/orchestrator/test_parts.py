@@ -447,13 +447,13 @@ def test_outcomes_are_bounded() -> None:
 
 def test_outcomes_of_a_step_are_checked() -> None:
     commits = peer_pb2.CommitBatch(sequence_ids=[1, 2])
-    good = target_pb2.StepReport(commits=commits, num_acceptance_samples=[2, 0], outcomes=[1, 2])
+    good = target_pb2.StepReport(commits=commits, num_acceptance_samples=[2, 0], acceptance_samples=[1, 2])
     assert acceptance_by_commit(good) == [[1, 2], []]
     assert acceptance_by_commit(target_pb2.StepReport(commits=commits)) == [[], []]
     for bad in (
-        target_pb2.StepReport(commits=commits, num_acceptance_samples=[2], outcomes=[1, 2]),
-        target_pb2.StepReport(commits=commits, num_acceptance_samples=[1, 0], outcomes=[1, 2]),
-        target_pb2.StepReport(commits=commits, num_acceptance_samples=[1, 0], outcomes=[1 << 23]),
+        target_pb2.StepReport(commits=commits, num_acceptance_samples=[2], acceptance_samples=[1, 2]),
+        target_pb2.StepReport(commits=commits, num_acceptance_samples=[1, 0], acceptance_samples=[1, 2]),
+        target_pb2.StepReport(commits=commits, num_acceptance_samples=[1, 0], acceptance_samples=[1 << 23]),
     ):
         with pytest.raises(StreamProtocolError):
             acceptance_by_commit(bad)

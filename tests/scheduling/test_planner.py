@@ -111,7 +111,9 @@ def brute_force(given_inputs: PlanInputs) -> float:
     load, step = given_inputs.num_sequences, given_inputs.step_time
     best = load / step(load)
     for length in range(1, min(given_inputs.max_draft_length, given_inputs.max_nodes) + 1):
-        by_position = [given_inputs.acceptance[min(i, len(given_inputs.acceptance) - 1)] for i in range(length)]
+        by_position = [
+            given_inputs.acceptance[min(i, len(given_inputs.acceptance) - 1)] for i in range(length)
+        ]
         path_acceptances = [math.prod(by_position[:j]) for j in range(1, length + 1)]
         draft = given_inputs.draft_time(length)
         if given_inputs.placement is Placement.COLOCATED:

@@ -162,7 +162,7 @@ def test_training_from_anywhere_raises_acceptance_and_what_it_writes_drafts(
     options = _options(target_dir, text_dir, heldout_dir, tmp_path / "spoiled", **changes)
     fitted = _acceptance(_options(target_dir, text_dir, heldout_dir, tmp_path / "fitted", **changes), None)
     noise = torch.randn(64, 128, generator=torch.Generator().manual_seed(1)) * 0.05
-    start = deepseek_mtp_start.LinearStart(noise, torch.ones(64))
+    start = deepseek_mtp_start.MtpStart(noise, torch.ones(64))
     monkeypatch.setattr(deepseek_mtp_start, "fit_projection", lambda *_: start)
     untrained = _acceptance(options, None)
     trained = run(options).best_mean_accepted

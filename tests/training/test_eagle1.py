@@ -226,10 +226,10 @@ def test_training_from_anywhere_raises_heldout_acceptance(
     """From a map of noise: the fitted one leaves little to learn on so small a target."""
     fit = eagle1_start.fit_next_feature
 
-    def spoiled(*args: Any) -> eagle1_start.LinearStart:
+    def spoiled(*args: Any) -> eagle1_start.Eagle1Start:
         start = fit(*args)
         noise = torch.randn(start.weight.shape, generator=torch.Generator().manual_seed(1))
-        return eagle1_start.LinearStart(0.05 * noise, start.constant, start.level)
+        return eagle1_start.Eagle1Start(0.05 * noise, start.constant, start.level)
 
     changes: dict[str, object] = {
         "method": "eagle1", "num_steps": 60, "eval_every": 60, "checkpoint_every": 60, "learning_rate": 3e-3

@@ -146,9 +146,9 @@ async def test_a_step_report_tells_outcomes(verifier: Process, plain_text: Any) 
     seen = 0
     for step in conductor.steps:
         assert len(step.num_acceptance_samples) == len(step.commits.sequence_ids)
-        assert sum(step.num_acceptance_samples) == len(step.outcomes)
-        accepted = [outcome & 1 for outcome in step.outcomes]
+        assert sum(step.num_acceptance_samples) == len(step.acceptance_samples)
+        accepted = [outcome & 1 for outcome in step.acceptance_samples]
         assert sum(accepted) == sum(step.num_accepted_tokens)
-        assert all(outcome >> 9 & 255 in (127, 128) for outcome in step.outcomes)
+        assert all(outcome >> 9 & 255 in (127, 128) for outcome in step.acceptance_samples)
         seen += len(accepted)
     assert seen > 0

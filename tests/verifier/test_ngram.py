@@ -94,7 +94,7 @@ async def test_modes_that_verify_draws_look_nothing_up(target_dir: Path, mode: i
         assert tokens == (await run(target_dir, 0, mode, 0.7))[0]
 
 
-@pytest.mark.parametrize("lookup", [0, 8])
+@pytest.mark.parametrize("ngram_tokens", [0, 8])
 def test_a_sure_echo_is_not_held_for_a_draft(target_dir: Path, ngram_tokens: int) -> None:
     """A drafter owes a draft for 100 ms; a text that says one thing alone goes on without it."""
     prompt = [7] * 40
