@@ -78,7 +78,7 @@ class AcceptanceEstimator:
         return tuple(path_acceptances)
 
     def expected_tokens(self, length: int) -> float:
-        """Committed tokens per round of a chain of ``length`` drafts: the path acceptances and the target's own token."""
+        """Committed tokens per round of ``length`` drafted tokens: path acceptances plus the target's own token."""
         return 1.0 + math.fsum(self.path_acceptances(length))
 
     def observations(self, position: int = 0) -> float:

@@ -322,7 +322,8 @@ def test_figures_report_table_and_picture(tmp_path: Path) -> None:
 def test_counters_are_summed_over_labels(monkeypatch: pytest.MonkeyPatch) -> None:
     pages = {
         "verifier": '# HELP x\npaceline_step_seconds_sum{model_name="m"} 1.5\npaceline_step_seconds_count 3\n'
-        'paceline_speculation_cache_hits_total{model_name="a"} 2.0\npaceline_speculation_cache_hits_total{model_name="b"} 1.0\n'
+        'paceline_speculation_cache_hits_total{model_name="a"} 2.0\n'
+        'paceline_speculation_cache_hits_total{model_name="b"} 1.0\n'
         'paceline_step_seconds_bucket{le="0.1",model_name="m"} 9\n',
         "drafter": 'paceline_draft_seconds_sum{method="dialled",model_name="m"} 0.25\n',
     }
