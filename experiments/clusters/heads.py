@@ -17,7 +17,6 @@ from torch import Tensor
 from experiments.evaluation.figures import spread
 from paceline.methods.checkpoint import DrafterConfig, read_all_tensors
 from paceline.methods.deepseek_mtp.objective import chain_starts
-from paceline.methods.eagle3.objective import TargetReference
 from paceline.methods.gemma4_mtp.layer import read_cached_layers, read_shape
 from paceline.methods.gemma4_mtp.model import ClusteredHead
 from paceline.methods.gemma4_mtp.objective import TABLE, Gemma4MtpObjective, TargetTables
@@ -26,6 +25,7 @@ from paceline.methods.target_vocabulary import read_vocabulary
 from paceline.target import Device, TapSpec
 from paceline.training.acceptance import AcceptanceCounts
 from paceline.training.data import Batch, Corpus
+from paceline.training.objective import TargetReference
 from paceline.training.shards import shard_indices
 from paceline.training.target_rows import TargetRows
 

@@ -13,13 +13,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from paceline.contract.errors import TrainingDataError
 from paceline.methods.checkpoint import CheckpointError, DrafterConfig, read_all_tensors, save_drafter
 from paceline.methods.dspark.heads import MARKOV_OUT
 from paceline.methods.eagle3.layer import read_draft_ids
-from paceline.methods.eagle3.objective import choose_draft_vocab
 from paceline.methods.target_vocabulary import TOKEN_MAP, check_token_map
 from paceline.training.data import Corpus
-from paceline.training.errors import TrainingDataError
+from paceline.training.draft_vocabulary import choose_draft_vocab
 
 MAPPED = ("eagle1", "eagle2", "deepseek_mtp", "medusa1", "medusa2")
 """Methods whose checkpoints name target ids in `token_map`."""

@@ -78,3 +78,19 @@ class StreamProtocolError(PacelineError):
 
     status = "FAILED_PRECONDITION"
     reason = "BAD_FRAME"
+
+
+class TrainingError(PacelineError):
+    """Making data or training stopped for a reason that the user can act on."""
+
+    reason = "TRAINING_STOPPED"
+
+
+class TrainingDataError(TrainingError):
+    """A model directory, shard, manifest or checkpoint that training reads has wrong content."""
+
+
+class ExportRefusedError(TrainingError):
+    """The current weights must not be served; the message says why. Training continues."""
+
+    reason = "EXPORT_REFUSED"

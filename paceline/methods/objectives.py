@@ -11,6 +11,7 @@ import structlog
 import torch
 from torch import Tensor
 
+from paceline.contract.errors import TrainingDataError
 from paceline.methods.deepseek_mtp import start as deepseek_mtp_start
 from paceline.methods.deepseek_mtp.objective import DeepseekMtpObjective
 from paceline.methods.dflash.objective import DFlashObjective, DFlashShape
@@ -19,7 +20,7 @@ from paceline.methods.dspark.heads import HeadPlan, MarkovHead
 from paceline.methods.dspark.objective import DSparkObjective, LossShares
 from paceline.methods.eagle1 import start as eagle1_start
 from paceline.methods.eagle1.objective import Eagle1Objective
-from paceline.methods.eagle3.objective import Eagle3Objective, TargetReference, choose_draft_vocab
+from paceline.methods.eagle3.objective import Eagle3Objective
 from paceline.methods.eagle3.start import default_shape, fit_linear
 from paceline.methods.eagle3.start import starting_parameters as eagle3_parameters
 from paceline.methods.gemma4_mtp import start as gemma4_mtp_start
@@ -40,8 +41,8 @@ from paceline.models import model_fingerprint
 from paceline.target import TapSpec
 from paceline.training.configuration import parse_configuration, read_config_json, text_part
 from paceline.training.data import Corpus
-from paceline.training.errors import TrainingDataError
-from paceline.training.objective import Objective
+from paceline.training.draft_vocabulary import choose_draft_vocab
+from paceline.training.objective import Objective, TargetReference
 from paceline.training.shards import shard_indices
 from paceline.training.sizes import ModelSizes
 from paceline.training.target_rows import TargetRows

@@ -17,12 +17,12 @@ from torch import Tensor
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from paceline.contract.errors import TrainingDataError
 from paceline.model.architecture import Architecture
 from paceline.model.rope import RopeTable
 from paceline.target import UnsupportedModelError
 from paceline.training.attention import Pattern
 from paceline.training.configuration import parse_configuration
-from paceline.training.errors import TrainingDataError
 from paceline.training.rotary import rotate
 from paceline.training.sizes import ModelSizes
 

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from paceline.training.errors import TrainingDataError
+from paceline.contract.errors import TrainingDataError
 
 _KEEP = 2
 

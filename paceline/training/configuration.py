@@ -15,7 +15,7 @@ from typing import Any
 from huggingface_hub.errors import StrictDataclassError
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 
-from paceline.training.errors import TrainingDataError
+from paceline.contract.errors import TrainingDataError
 
 _MALFORMED = (
     *(ArithmeticError, AttributeError, ImportError, LookupError, TypeError, ValueError),

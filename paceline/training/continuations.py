@@ -20,11 +20,11 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from paceline.contract.errors import TrainingDataError
 from paceline.models import end_tokens, model_fingerprint
 from paceline.target import SequenceRows, TargetEngine
 from paceline.training import shards
 from paceline.training.asks import draw_ask
-from paceline.training.errors import TrainingDataError
 from paceline.training.stems import STEMS
 from paceline.training.synth import folder_counts, write_counts
 

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paceline.contract.errors import TrainingDataError
 from paceline.training import shards
-from paceline.training.errors import TrainingDataError
 
 _SHARDS_AT_ONCE = 4
 

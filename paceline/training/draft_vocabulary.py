@@ -1,12 +1,29 @@
-"""Maps between the ids of the target's vocabulary and those of the part of it that a drafter proposes.
+"""The part of the target's vocabulary that a drafter proposes: which tokens, and the maps between both sets of ids.
 
-Deliberately does not know: how that part was chosen. Called by the objectives.
+Pure functions; called by the objectives.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+from paceline.contract.errors import TrainingDataError
+
+
+def choose_draft_vocab(counts: Tensor, size: int) -> Tensor:
+    """The ``size`` most frequent ids, ascending: int64 ``[size]``. Ties go to the smaller id.
+
+    Args:
+        counts: how often each token occurs, int64 ``[vocab]``.
+        size: tokens to choose.
+
+    Raises:
+        TrainingDataError: the target has fewer tokens.
+    """
+    if size > counts.numel():
+        raise TrainingDataError(f"draft vocabulary {size} exceeds the target's {counts.numel()}")
+    return counts.argsort(descending=True, stable=True)[:size].sort().values
 
 
 def draft_ids_of(draft_ids: Tensor, vocab: int) -> Tensor:

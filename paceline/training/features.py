@@ -17,10 +17,10 @@ import structlog
 import torch
 from torch import Tensor
 
+from paceline.contract.errors import TrainingDataError
 from paceline.models import model_fingerprint
 from paceline.target import TapSpec, TargetEngine
 from paceline.training import shards
-from paceline.training.errors import TrainingDataError
 from paceline.training.sizes import ModelSizes
 from paceline.training.synth import folder_counts
 from paceline.training.target_rows import run_texts

@@ -17,6 +17,7 @@ import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
+from paceline.contract.errors import TrainingDataError, TrainingError
 from paceline.training.checkpoints import (
     RunState,
     flatten_optimizer,
@@ -25,7 +26,6 @@ from paceline.training.checkpoints import (
     save_run,
 )
 from paceline.training.data import Batch, Corpus, DataPosition
-from paceline.training.errors import TrainingDataError, TrainingError
 from paceline.training.schedule import learning_rate_factor
 
 log = structlog.get_logger()

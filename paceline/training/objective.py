@@ -3,15 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from torch import Tensor, nn
 
+from paceline.contract.errors import TrainingDataError
 from paceline.training.acceptance import AcceptanceCounts
 from paceline.training.data import Batch
-from paceline.training.errors import TrainingDataError
 from paceline.training.loop import Trainee
+
+
+@dataclass(frozen=True, slots=True)
+class TargetReference:
+    """The target that a drafter is made for.
+
+    Attributes:
+        fingerprint: of the target's weights and configuration.
+        name: of the target's directory.
+        tap_layers: layers whose input (the residual stream) the drafter reads.
+        max_positions: longest text.
+    """
+
+    fingerprint: str
+    name: str
+    tap_layers: tuple[int, ...]
+    max_positions: int
 
 
 class Objective(Trainee, Protocol):

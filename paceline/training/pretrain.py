@@ -19,12 +19,12 @@ import torch
 from torch import Tensor, nn
 
 from paceline.atomic_write import copy_file, write_json
+from paceline.contract.errors import TrainingDataError
 from paceline.methods.checkpoint import DrafterConfig, save_drafter
 from paceline.methods.deepseek_mtp.joint import JointPretraining
 from paceline.models import copy_tokenizer, model_fingerprint
 from paceline.safetensors_io import write_weights
 from paceline.training.data import Batch, Corpus
-from paceline.training.errors import TrainingDataError
 from paceline.training.loop import Loop, LoopSettings
 from paceline.training.shards import shard_indices
 from paceline.training.sizes import ModelSizes

@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from paceline.atomic_write import replacing, write_json
-from paceline.training.errors import TrainingDataError
+from paceline.contract.errors import TrainingDataError
 
 SEGMENT_TEMPLATE = 0
 SEGMENT_USER = 1

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from paceline.contract.errors import TrainingDataError
 from paceline.training.configuration import parse_configuration, read_config_json, text_part
-from paceline.training.errors import TrainingDataError
 
 _FULL_ATTENTION = "full_attention"
 

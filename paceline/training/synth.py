@@ -23,10 +23,10 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from paceline.atomic_write import write_json
+from paceline.contract.errors import TrainingDataError
 from paceline.models import model_fingerprint
 from paceline.training import shards
 from paceline.training.asks import draw_ask
-from paceline.training.errors import TrainingDataError
 from paceline.training.stems import STEMS
 from paceline.training.teacher import Teacher
 from paceline.training.template import TurnTemplate

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from torch import Tensor
 
+from paceline.contract.errors import TrainingDataError
 from paceline.training.configuration import parse_configuration, read_config_json, text_part
-from paceline.training.errors import TrainingDataError
 from paceline.training.teacher import read_weights, tensor_names
 
 EMBEDDING = "model.embed_tokens.weight"

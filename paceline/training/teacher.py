@@ -18,10 +18,10 @@ import torch.nn.functional as F
 from safetensors import safe_open
 from torch import Tensor
 
+from paceline.contract.errors import TrainingDataError
 from paceline.model.device import Linear
 from paceline.target import Device
 from paceline.training.configuration import parse_configuration
-from paceline.training.errors import TrainingDataError
 from paceline.training.sizes import ModelSizes
 
 _SUPPORTED = ("llama",)

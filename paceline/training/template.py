@@ -12,7 +12,7 @@ from pathlib import Path
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
-from paceline.training.errors import TrainingDataError
+from paceline.contract.errors import TrainingDataError
 
 _MARK = "\u241fturn\u241f"
 

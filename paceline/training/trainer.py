@@ -14,11 +14,11 @@ import structlog
 import torch
 from torch import nn
 
+from paceline.contract.errors import ExportRefusedError, TrainingDataError
 from paceline.methods.medusa2.tuned_backbone import PREFIX as BACKBONE_PREFIX
 from paceline.methods.objectives import GRADIENT_LIMITS, build_objective
 from paceline.training.acceptance import AcceptanceCounts
 from paceline.training.data import Corpus
-from paceline.training.errors import ExportRefusedError, TrainingDataError
 from paceline.training.loop import Loop, LoopSettings
 from paceline.training.objective import Objective
 from paceline.training.shards import read_manifest, shard_indices

@@ -14,8 +14,8 @@ from transformers import LlamaForCausalLM
 
 from paceline.methods import CheckpointError, Drafter, DraftRequest, drafter_tap, load_drafter
 from paceline.methods.deepseek_mtp.objective import DeepseekMtpObjective, MtpShape
-from paceline.methods.eagle3.objective import TargetReference
 from paceline.training.data import Batch
+from paceline.training.objective import TargetReference
 from paceline.trie import DraftEntry
 from tests.methods.conftest import MTP_SHAPE, VOCAB, Target, mtp_tensors, save_mtp, text
 from tests.methods.mtp_reference import ReferenceMtp

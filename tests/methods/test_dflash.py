@@ -22,9 +22,9 @@ from paceline.methods.checkpoint import save_drafter
 from paceline.methods.dflash.drafter import DFlashDrafter
 from paceline.methods.dflash.layer import BlockRows
 from paceline.methods.dflash.objective import DFlashObjective
-from paceline.methods.eagle3.objective import TargetReference
 from paceline.models import model_fingerprint
 from paceline.training.data import Batch
+from paceline.training.objective import TargetReference
 from tests.methods.conftest import DFLASH_SHAPE as SHAPE
 from tests.methods.conftest import DRAFT_IDS, TAP_LAYERS, VOCAB, Target, text
 from tests.methods.dflash_checkpoint import random_tensors, reference_states, save

@@ -21,9 +21,9 @@ from paceline.methods.checkpoint import save_drafter
 from paceline.methods.eagle1.drafter import Eagle1Drafter
 from paceline.methods.eagle1.objective import Eagle1Objective
 from paceline.methods.eagle2.drafter import Eagle2Drafter
-from paceline.methods.eagle3.objective import TargetReference
 from paceline.sampling import SamplingParams
 from paceline.training.data import Batch
+from paceline.training.objective import TargetReference
 from paceline.trie import DraftEntry
 from tests.methods.conftest import EAGLE1_SHAPE, VOCAB, Target, eagle1_config, text
 from tests.methods.eagle_reference import ReferenceEagle1, chain_logits

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from paceline.methods import CheckpointError, Drafter, DraftRequest, load_drafter
 from paceline.methods.checkpoint import DrafterConfig, save_drafter
-from paceline.methods.eagle3.objective import Eagle3Objective, TargetReference
+from paceline.methods.eagle3.objective import Eagle3Objective
 from paceline.sampling import SamplingParams
 from paceline.training.data import Batch
+from paceline.training.objective import TargetReference
 from tests.methods.conftest import DRAFT_IDS, SHAPE, TAP_LAYERS, VOCAB, Target, text
 
 Load = Callable[[Path], Drafter]

@@ -18,13 +18,13 @@ from paceline.methods import (
 )
 from paceline.methods.checkpoint import DrafterConfig, save_drafter
 from paceline.methods.draft_layer import LayerOutput
-from paceline.methods.eagle3.objective import TargetReference
 from paceline.methods.one_pass.marginal_tree import marginal_tree
 from paceline.methods.one_pass.rows import FlatRows, all_rows
 from paceline.methods.p_eagle.drafter import PEagleDrafter
 from paceline.methods.p_eagle.objective import PEagleObjective, PEagleShape
 from paceline.models import model_fingerprint
 from paceline.training.data import Batch
+from paceline.training.objective import TargetReference
 from tests.methods.conftest import DRAFT_IDS, TAP_LAYERS, VOCAB, Target, text
 from tests.methods.conftest import P_EAGLE_SHAPE as SHAPE
 from tests.methods.drafting import draft, entry_of, start

@@ -10,11 +10,11 @@ import torch
 
 from paceline.checkpoints import reduce_checkpoint
 from paceline.cli import main
+from paceline.contract.errors import TrainingDataError
 from paceline.methods import Drafter, DraftRequest
 from paceline.methods.checkpoint import CheckpointError, DrafterConfig, load_tensor
 from paceline.models import model_fingerprint
 from paceline.training import shards
-from paceline.training.errors import TrainingDataError
 from tests.methods.conftest import VOCAB, Target, text
 
 METHODS = ("deepseek_mtp", "dflash", "dspark", "eagle1", "eagle2", "eagle3", "medusa1", "p_eagle")

@@ -11,12 +11,12 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from paceline.contract.errors import TrainingDataError
 from paceline.methods.medusa2.tuned_backbone import LoraSettings, TunedBackbone
 from paceline.models import model_fingerprint, tokenizer_fingerprint
 from paceline.models.fetch import PROVENANCE_FILE
 from paceline.target import SequenceRows, TapSpec, TargetEngine
 from paceline.training.backbone import Backbone
-from paceline.training.errors import TrainingDataError
 from paceline.training.teacher import Teacher, read_weights
 
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from paceline.contract.errors import TrainingDataError
 from paceline.models import end_tokens
 from paceline.target import SequenceRows, TargetEngine
 from paceline.training import shards
 from paceline.training.continuations import ContinueOptions, run
 from paceline.training.data import Corpus
-from paceline.training.errors import TrainingDataError
 
 
 @pytest.fixture

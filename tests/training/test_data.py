@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from paceline.contract.errors import TrainingDataError
 from paceline.training import shards
 from paceline.training.data import Corpus
-from paceline.training.errors import TrainingDataError
 from paceline.training.features import FeatureOptions
 from paceline.training.features import run as add_features
 from paceline.training.trainer import TrainOptions

@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from paceline.contract.errors import TrainingDataError
 from paceline.methods import DrafterConfig, DraftRequest, load_drafter
 from paceline.methods.deepseek_mtp import start as deepseek_mtp_start
 from paceline.methods.deepseek_mtp.objective import DeepseekMtpObjective, MtpShape
-from paceline.methods.eagle3.objective import TargetReference
 from paceline.training.data import Batch
-from paceline.training.errors import TrainingDataError
+from paceline.training.objective import TargetReference
 from paceline.training.token_rows import depth_weights
 from paceline.training.trainer import run
 from tests.methods.mtp_reference import ReferenceMtp

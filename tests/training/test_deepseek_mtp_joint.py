@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from paceline.contract.errors import TrainingDataError
 from paceline.methods.deepseek_mtp.joint import JointPretraining, modules_weight
-from paceline.training.errors import TrainingDataError
 from paceline.training.sizes import ModelSizes
 from tests.methods.mtp_reference import ReferenceMtp
 

@@ -11,14 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from paceline.contract.errors import TrainingDataError
 from paceline.methods import DraftRequest, load_drafter
 from paceline.methods.dflash.blocks import can_anchor, make_blocks, sample_anchors
 from paceline.methods.dflash.objective import DFlashObjective, DFlashShape
 from paceline.methods.dflash.start import random_parameters, tap_scale
-from paceline.methods.eagle3.objective import TargetReference
 from paceline.methods.objectives import build_objective
 from paceline.training.data import Batch, Corpus, DataPosition
-from paceline.training.errors import TrainingDataError
+from paceline.training.objective import TargetReference
 from paceline.training.trainer import TrainOptions
 
 VOCAB = 41

@@ -15,9 +15,9 @@ from paceline.methods.dflash.start import random_parameters
 from paceline.methods.dspark.heads import HeadPlan, MarkovHead
 from paceline.methods.dspark.objective import DSparkObjective, LossShares
 from paceline.methods.dspark.temperatures import fit_temperatures, path_errors
-from paceline.methods.eagle3.objective import TargetReference
 from paceline.methods.objectives import build_objective
 from paceline.training.data import Corpus, DataPosition
+from paceline.training.objective import TargetReference
 from paceline.training.trainer import TrainOptions
 from tests.training.test_dflash import DRAFTABLE, SHAPE, VOCAB, random_batch
 

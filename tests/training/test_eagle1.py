@@ -11,15 +11,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from paceline.contract.errors import TrainingDataError
 from paceline.methods import DrafterConfig
 from paceline.methods.checkpoint import load_tensor
 from paceline.methods.eagle1 import start as eagle1_start
 from paceline.methods.eagle1.drafter import rank_accuracies
 from paceline.methods.eagle1.objective import Eagle1Objective, Eagle1Shape
-from paceline.methods.eagle3.objective import TargetReference
 from paceline.training.data import Batch, Corpus, DataPosition
-from paceline.training.errors import TrainingDataError
 from paceline.training.losses import head_distillation
+from paceline.training.objective import TargetReference
 from paceline.training.shards import shard_indices
 from paceline.training.trainer import run
 from tests.training.test_trainer import _acceptance, _newest, _options

@@ -9,10 +9,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from paceline.contract.errors import TrainingDataError
 from paceline.methods import DraftRequest, drafter_tap, load_drafter
 from paceline.target import SequenceRows, TargetEngine
 from paceline.training import shards
-from paceline.training.errors import TrainingDataError
 from paceline.training.features import FeatureOptions, run
 from paceline.training.sizes import ModelSizes
 from paceline.training.teacher import default_tap_layers

@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AutoConfig
 
+from paceline.contract.errors import TrainingDataError
 from paceline.methods import DrafterConfig, DraftRequest, load_drafter
 from paceline.methods.checkpoint import save_drafter
-from paceline.methods.eagle3.objective import TargetReference
 from paceline.methods.gemma4_mtp import objective as gemma4_mtp
 from paceline.methods.gemma4_mtp import start as gemma4_mtp_start
 from paceline.methods.gemma4_mtp.model import FULL, SLIDING
@@ -22,7 +22,7 @@ from paceline.methods.gemma4_mtp.objective import Gemma4MtpObjective, TargetTabl
 from paceline.methods.gemma4_mtp.token_clusters import cluster_tokens, fit_centroids
 from paceline.target import SequenceRows, TapSpec, TargetEngine
 from paceline.training.data import Batch
-from paceline.training.errors import TrainingDataError
+from paceline.training.objective import TargetReference
 from paceline.training.target_rows import TargetRows
 from paceline.training.teacher import read_weights
 from paceline.training.trainer import run

@@ -10,9 +10,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from paceline.contract.errors import TrainingDataError
 from paceline.methods.independent.objective import cut_model
 from paceline.training.backbone import Backbone
-from paceline.training.errors import TrainingDataError
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 

@@ -10,13 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.methods import DraftRequest, load_drafter
-from paceline.methods.eagle3.objective import TargetReference
 from paceline.methods.objectives import build_objective
 from paceline.methods.one_pass.rows import FlatRows, owners, sample_rows, segments
 from paceline.methods.p_eagle.objective import PEagleObjective, PEagleShape
 from paceline.methods.p_eagle.start import rarest_token
 from paceline.training.attention import Pattern
 from paceline.training.data import Batch, Corpus, DataPosition
+from paceline.training.objective import TargetReference
 from paceline.training.trainer import TrainOptions
 
 VOCAB = 41

@@ -12,12 +12,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
+from paceline.contract.errors import TrainingDataError
 from paceline.methods import DraftRequest, load_drafter
 from paceline.methods.deepseek_mtp.objective import MtpShape
 from paceline.sampling import SamplingParams
 from paceline.target import SequenceRows, TargetEngine
 from paceline.training.data import Corpus
-from paceline.training.errors import TrainingDataError
 from paceline.training.pretrain import PretrainOptions, run
 from paceline.training.shards import shard_indices
 from tests.methods.mtp_reference import ReferenceMtp

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from paceline.training.errors import TrainingDataError
+from paceline.contract.errors import TrainingDataError
 from paceline.training.sizes import ModelSizes
 from paceline.training.teacher import llama_sizes
 

@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import save_file
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
+from paceline.contract.errors import TrainingDataError
 from paceline.methods.independent.objective import cut_model
 from paceline.training import shards
-from paceline.training.errors import TrainingDataError
 from paceline.training.features import FeatureOptions
 from paceline.training.features import run as add_features
 from paceline.training.target_weights import (

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from paceline.training.errors import TrainingDataError
+from paceline.contract.errors import TrainingDataError
 from paceline.training.teacher import Teacher, default_tap_layers, llama_sizes
 
 

@@ -13,11 +13,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from paceline.contract.errors import TrainingDataError
 from paceline.methods import DraftRequest, load_drafter
 from paceline.methods.objectives import build_objective
 from paceline.training.acceptance import AcceptanceCounts
 from paceline.training.data import Corpus, DataPosition
-from paceline.training.errors import TrainingDataError
 from paceline.training.schedule import learning_rate_factor
 from paceline.training.shards import shard_indices
 from paceline.training.trainer import TrainOptions, run

@@ -12,11 +12,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from paceline.contract.errors import TrainingDataError
 from paceline.methods.deepseek_mtp.layer import module_prefix
 from paceline.methods.deepseek_mtp.objective import run_depths
 from paceline.methods.deepseek_mtp.start import default_shape
 from paceline.training.backbone import Backbone
-from paceline.training.errors import TrainingDataError
 from paceline.training.losses import head_best, linear_cross_entropy
 from paceline.training.sizes import ModelSizes
 

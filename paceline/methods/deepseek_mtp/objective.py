@@ -23,12 +23,11 @@ from torch import Tensor, nn
 
 from paceline.methods.checkpoint import DrafterConfig, save_drafter
 from paceline.methods.deepseek_mtp.layer import module_prefix, parameter_shapes
-from paceline.methods.eagle3.objective import TargetReference
+from paceline.methods.shared_head import SharedHead
 from paceline.training.acceptance import AcceptanceCounts
 from paceline.training.data import Batch
 from paceline.training.losses import head_distillation, linear_cross_entropy
-from paceline.training.objective import checked_parameters
-from paceline.training.shared_head import SharedHead
+from paceline.training.objective import TargetReference, checked_parameters
 from paceline.training.token_rows import depth_loss, depth_weights
 from paceline.training.unroll import UnrolledBlock
 

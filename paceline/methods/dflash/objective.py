@@ -22,12 +22,13 @@ from torch import Tensor
 from paceline.methods.checkpoint import DrafterConfig, save_drafter
 from paceline.methods.dflash.blocks import Blocks, can_anchor, make_blocks, sample_anchors
 from paceline.methods.dflash.layer import dflash_shapes
-from paceline.methods.eagle3.objective import Eagle3Shape, TargetReference
+from paceline.methods.eagle3.objective import Eagle3Shape
+from paceline.methods.tap_objective import TapObjective
 from paceline.training.acceptance import AcceptanceCounts
 from paceline.training.data import Batch
 from paceline.training.losses import head_argmax, linear_cross_entropy
+from paceline.training.objective import TargetReference
 from paceline.training.rotary import rope_tables, rotate
-from paceline.training.tap_objective import TapObjective
 
 _EVAL_CHAIN = 5
 _EVAL_ANCHORS = 64  # of a text at once

@@ -21,8 +21,8 @@ from paceline.methods.dflash.blocks import Blocks
 from paceline.methods.dflash.objective import DFlashObjective, DFlashShape
 from paceline.methods.dspark.heads import MARKOV_IN, MARKOV_OUT, HeadPlan
 from paceline.methods.dspark.temperatures import fit_temperatures, path_errors
-from paceline.methods.eagle3.objective import TargetReference
 from paceline.training.data import Batch
+from paceline.training.objective import TargetReference
 
 
 @dataclass(frozen=True, slots=True)

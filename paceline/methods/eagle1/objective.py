@@ -20,12 +20,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.methods.checkpoint import DrafterConfig, save_drafter
-from paceline.methods.eagle3.objective import TargetReference
+from paceline.methods.shared_head import SharedHead
 from paceline.training.acceptance import AcceptanceCounts
 from paceline.training.data import Batch
 from paceline.training.losses import head_distillation
-from paceline.training.objective import checked_parameters
-from paceline.training.shared_head import SharedHead
+from paceline.training.objective import TargetReference, checked_parameters
 from paceline.training.unroll import unroll
 
 _EVAL_CHAIN = 5

@@ -19,11 +19,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.methods.checkpoint import DrafterConfig, save_drafter
+from paceline.methods.tap_objective import TapObjective
 from paceline.training.acceptance import AcceptanceCounts
 from paceline.training.data import Batch
-from paceline.training.errors import TrainingDataError
 from paceline.training.losses import head_argmax, linear_soft_cross_entropy, softmax_head
-from paceline.training.tap_objective import TapObjective
+from paceline.training.objective import TargetReference
 from paceline.training.unroll import unroll
 
 _EVAL_CHAIN = 5
@@ -66,23 +66,6 @@ class Eagle3Shape:
         shapes["norm.weight"] = (d,)
         shapes["lm_head.weight"] = (self.draft_vocab, d)
         return shapes
-
-
-@dataclass(frozen=True, slots=True)
-class TargetReference:
-    """The target a drafter is made for: fingerprint, name, layers whose entering streams are tapped, positions."""
-
-    fingerprint: str
-    name: str
-    tap_layers: tuple[int, ...]
-    max_positions: int
-
-
-def choose_draft_vocab(counts: Tensor, size: int) -> Tensor:
-    """The ``size`` most frequent ids, ascending: int64 ``[size]``. Ties go to the smaller id."""
-    if size > counts.numel():
-        raise TrainingDataError(f"draft vocabulary {size} exceeds the target's {counts.numel()}")
-    return counts.argsort(descending=True, stable=True)[:size].sort().values
 
 
 class Eagle3Objective(TapObjective):

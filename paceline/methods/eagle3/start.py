@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from paceline.contract.errors import TrainingDataError
 from paceline.methods.eagle3.objective import Eagle3Shape
 from paceline.training.data import Batch, Corpus, take_rows
-from paceline.training.errors import TrainingDataError
 from paceline.training.sizes import ModelSizes
 
 _RIDGE = 1e-3

@@ -24,14 +24,13 @@ from torch import Tensor, nn
 
 from paceline.methods.checkpoint import DrafterConfig, save_drafter
 from paceline.methods.deepseek_mtp.objective import chain_starts
-from paceline.methods.eagle3.objective import TargetReference
 from paceline.methods.gemma4_mtp.model import SLIDING, Gemma4MtpModel, Gemma4MtpShape
 from paceline.methods.gemma4_mtp.token_clusters import cluster_tokens, fit_centroids
 from paceline.target import CachedLayer
 from paceline.training.acceptance import AcceptanceCounts
 from paceline.training.data import Batch
 from paceline.training.losses import head_best, linear_cross_entropy, linear_divergence
-from paceline.training.objective import checked_parameters
+from paceline.training.objective import TargetReference, checked_parameters
 from paceline.training.target_rows import TargetRows
 from paceline.training.token_rows import depth_loss, depth_weights
 

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paceline.contract.errors import TrainingDataError
 from paceline.methods.gemma4_mtp.model import FULL, SLIDING, Gemma4MtpShape
 from paceline.methods.gemma4_mtp.objective import TABLE, TargetTables
 from paceline.model.layer_heads import last_own_layers, layer_heads
 from paceline.target import CachedLayer
 from paceline.training.data import Batch, Corpus, take_rows
-from paceline.training.errors import TrainingDataError
 
 _RIDGE = 1e-3
 _BRANCH_WEIGHT = 0.05  # of the norms behind attention and gated product

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from paceline.training.errors import TrainingDataError
+from paceline.contract.errors import TrainingDataError
 
 _CHUNK_ROWS = 8192
 _ROUNDS = 4

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from paceline.atomic_write import write_json
+from paceline.contract.errors import TrainingDataError
 from paceline.methods.checkpoint import DrafterConfig, save_drafter
-from paceline.methods.eagle3.objective import TargetReference
 from paceline.methods.whole_model.draft_model import MODEL_DIR
 from paceline.safetensors_io import write_weights
 from paceline.training.acceptance import AcceptanceCounts
@@ -25,8 +25,8 @@ from paceline.training.backbone import Backbone
 from paceline.training.configuration import parse_configuration, read_config_json, text_part
 from paceline.training.data import Batch
 from paceline.training.draft_vocabulary import id_offsets
-from paceline.training.errors import TrainingDataError
 from paceline.training.losses import head_argmax, linear_soft_cross_entropy, softmax_head
+from paceline.training.objective import TargetReference
 from paceline.training.target_weights import EMBEDDING, HEAD, check_target_tensors
 from paceline.training.teacher import read_weights
 

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from paceline.methods.checkpoint import DrafterConfig, save_drafter
-from paceline.methods.eagle3.objective import TargetReference
 from paceline.methods.medusa_heads.training import HeadStack, RankCounts, chain_starts, right_ranks
 from paceline.training.acceptance import AcceptanceCounts
 from paceline.training.data import Batch
+from paceline.training.objective import TargetReference
 
 
 class Medusa1Objective:

@@ -17,15 +17,15 @@ import structlog
 import torch
 from torch import Tensor, nn
 
+from paceline.contract.errors import ExportRefusedError
 from paceline.methods.checkpoint import DrafterConfig, save_drafter
-from paceline.methods.eagle3.objective import TargetReference
 from paceline.methods.medusa2.tuned_backbone import TunedBackbone
 from paceline.methods.medusa_heads.training import HeadStack, RankCounts, chain_starts, right_ranks
 from paceline.models import model_fingerprint
 from paceline.training.acceptance import AcceptanceCounts
 from paceline.training.data import Batch
-from paceline.training.errors import ExportRefusedError
 from paceline.training.losses import head_argmax, label_losses, linear_cross_entropy, linear_divergence
+from paceline.training.objective import TargetReference
 from paceline.training.token_rows import drawn
 
 TARGET_DIR = "target"

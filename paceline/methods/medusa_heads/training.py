@@ -13,11 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from paceline.contract.errors import TrainingDataError
 from paceline.methods.medusa_heads.heads import MAX_RANKS, MedusaShape, OutputHead
 from paceline.training import shards
 from paceline.training.data import Batch, Corpus
 from paceline.training.draft_vocabulary import draft_ids_of
-from paceline.training.errors import TrainingDataError
 from paceline.training.losses import linear_cross_entropy
 from paceline.training.objective import checked_parameters
 

@@ -21,14 +21,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.methods.checkpoint import DrafterConfig, save_drafter
-from paceline.methods.eagle3.objective import Eagle3Shape, TargetReference
+from paceline.methods.eagle3.objective import Eagle3Shape
 from paceline.methods.one_pass.rows import FlatRows, all_rows, sample_rows, segments
+from paceline.methods.tap_objective import TapObjective
 from paceline.training.acceptance import AcceptanceCounts
 from paceline.training.accumulation import accumulate
 from paceline.training.data import Batch
 from paceline.training.losses import head_argmax, linear_soft_cross_entropy, softmax_head
+from paceline.training.objective import TargetReference
 from paceline.training.rotary import rope_tables, rotate
-from paceline.training.tap_objective import TapObjective
 
 _EVAL_CHAIN = 5
 _EVAL_TEXTS = 2  # at once: all depths of all anchors are many rows

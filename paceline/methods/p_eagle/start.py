@@ -8,11 +8,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from paceline.contract.errors import TrainingDataError
 from paceline.methods.eagle3.start import Eagle3Start, starting_parameters
 from paceline.methods.p_eagle.objective import PEagleShape
 from paceline.training import shards
 from paceline.training.data import Corpus
-from paceline.training.errors import TrainingDataError
 
 
 def rarest_token(counts: Tensor, embedding: Tensor) -> int:

@@ -22,16 +22,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from paceline.contract.errors import TrainingDataError
 from paceline.methods.checkpoint import ANY_TARGET, DrafterConfig
-from paceline.methods.eagle3.objective import TargetReference
 from paceline.methods.one_pass.rows import FlatRows, all_rows, sample_rows
 from paceline.methods.pard1.checkpoint import MODEL_CONFIG, save_pard
 from paceline.training.acceptance import AcceptanceCounts
 from paceline.training.backbone import Backbone
 from paceline.training.data import Batch
 from paceline.training.draft_vocabulary import draft_ids_of, id_offsets
-from paceline.training.errors import TrainingDataError
 from paceline.training.losses import head_argmax, linear_cross_entropy
+from paceline.training.objective import TargetReference
 from paceline.training.target_weights import EMBEDDING, HEAD
 
 _EVAL_CHAIN = 5

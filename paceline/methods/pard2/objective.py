@@ -15,13 +15,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.methods.eagle3.objective import TargetReference
+from paceline.contract.errors import TrainingDataError
 from paceline.methods.one_pass.rows import FlatRows
 from paceline.methods.pard1.checkpoint import PROJECTION
 from paceline.methods.pard1.objective import Pard1Objective
 from paceline.training.data import Batch
-from paceline.training.errors import TrainingDataError
 from paceline.training.losses import label_losses, linear_distillation
+from paceline.training.objective import TargetReference
 
 SCALE = 0.02
 """On what features add to embeddings; the authors' value."""
