@@ -20,7 +20,7 @@ from paceline.cpu.program import Epilogue, Program, RowSegment, longest_of, runs
 from paceline.methods.decoder_block import BlockWeights
 from paceline.methods.draft_layer import MAX_BEST, LayerOutput, Rows, TreeWanted, join_rows
 from paceline.methods.upper_block import UpperWeights
-from paceline.model.decoder_weights import group_major
+from paceline.model.block import group_major
 from paceline.target import Device
 
 Enter = Callable[[Program, int], tuple[int, int]]

@@ -24,7 +24,8 @@ from paceline.cpu.program import (
     runs_on_kernels,
 )
 from paceline.model.architecture import Architecture
-from paceline.model.decoder_weights import DecoderWeights, LayerWeights, Projection
+from paceline.model.block import BlockWeights, Projection
+from paceline.model.decoder_weights import DecoderWeights
 from paceline.model.device import Device
 from paceline.model.rope import RopeTable
 from paceline.model.weights import SafetensorsDir
@@ -69,7 +70,7 @@ class NativeExecutor:
             self._embedding = reader.embedding.contiguous()
             self._head = PackedWeight.pack(reader.head)
             self._final_norm = reader.final_norm.bfloat16()
-            self._layers = [_Layer(reader.layer(index)) for index in range(arch.num_layers)]
+            self._layers = [_Layer(reader.block(index)) for index in range(arch.num_layers)]
             self._embed_scale = float(torch.tensor(arch.embed_scale or 1.0).bfloat16())
         packed = [self._head, *(w for x in self._layers for w in (x.qkv, x.out, x.gate_up, x.down))]
         self.num_bytes = self._embedding.nbytes + sum(weight.panels.nbytes for weight in packed)
@@ -209,7 +210,8 @@ class _Layer:
         "qkv",
     )  # fmt: skip
 
-    def __init__(self, weights: LayerWeights) -> None:
+    def __init__(self, weights: BlockWeights) -> None:
+        assert weights.attention_norm is not None
         self.attention_norm = weights.attention_norm.bfloat16()
         self.qkv = _pack(weights.qkv)
         self.qk_norm = None if weights.qk_norm is None else weights.qk_norm.bfloat16().contiguous()

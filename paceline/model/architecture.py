@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from paceline.model.block import BlockShape
 from paceline.target.errors import UnsupportedModelError
 
 LEAN_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text")
@@ -52,10 +53,23 @@ class Architecture:
     windows: tuple[int | None, ...]
     rope_keys: tuple[str | None, ...]
 
-    @property
-    def group(self) -> int:
-        """Query heads per key head."""
-        return self.num_heads // self.num_kv_heads
+    def block(self, index: int) -> BlockShape:
+        """Shape of layer `index`."""
+        return BlockShape(
+            hidden=self.hidden_size,
+            intermediate=self.intermediate_size,
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            norm_eps=self.norm_eps,
+            attention_scale=self.attention_scale,
+            activation=self.activation,
+            attention_softcap=self.attention_softcap,
+            window=self.windows[index],
+            rope_key=self.rope_keys[index],
+            has_qk_norm=self.has_qk_norm,
+            has_sandwich_norms=self.has_sandwich_norms,
+        )
 
     @classmethod
     def from_config(cls, config: Any) -> Architecture:

@@ -1,54 +1,20 @@
-"""The weights of a decoder layer of the Llama family, fused as executors multiply them.
+"""Reads the weights of a decoder of the Llama family from its checkpoint, a layer at a time.
 
-Responsible for names, fusion and head order. It does not know devices or layouts: executors pack what it reads.
+This file knows the tensors' names. It does not know devices or layouts: executors pack what it reads.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from paceline.model.architecture import Architecture
+from paceline.model.block import BlockWeights, Projection
 from paceline.model.weights import SafetensorsDir
 
 
-@dataclass(frozen=True, slots=True)
-class Projection:
-    """A weight `[out_features, in_features]` and its bias `[out_features]`, if it has one."""
-
-    weight: Tensor
-    bias: Tensor | None
-
-
-@dataclass(frozen=True, slots=True)
-class LayerWeights:
-    """One decoder layer. Norms are float32 with the family's offset applied; heads are group-major.
-
-    Group-major: query heads that share key head `h` stand at `h`, `h + num_kv_heads`, ...
-
-    Attributes:
-        qkv: `[(num_heads + 2 * num_kv_heads) * head_dim, hidden]`.
-        qk_norm: `[num_heads + num_kv_heads, head_dim]` where the family norms heads.
-        out: `[hidden, num_heads * head_dim]`.
-        gate_up: `[2 * intermediate, hidden]`, gates first.
-        down: `[hidden, intermediate]`.
-    """
-
-    attention_norm: Tensor
-    qkv: Projection
-    qk_norm: Tensor | None
-    out: Projection
-    post_attention_norm: Tensor | None
-    mlp_norm: Tensor
-    gate_up: Projection
-    down: Projection
-    post_mlp_norm: Tensor | None
-
-
 class DecoderWeights:
-    """Reads a checkpoint of the family, a layer at a time."""
+    """A checkpoint of the family. Norms are read in float32 with the family's offset added."""
 
     def __init__(self, arch: Architecture, weights: SafetensorsDir, dtype: torch.dtype) -> None:
         self._arch = arch
@@ -72,50 +38,35 @@ class DecoderWeights:
         """`[hidden]`."""
         return self._norm("model.norm")
 
-    def layer(self, index: int) -> LayerWeights:
+    def block(self, index: int) -> BlockWeights:
         """Layer `index`."""
-        arch, prefix = self._arch, f"model.layers.{index}"
+        shape, prefix = self._arch.block(index), f"model.layers.{index}"
         attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
-        qk_norm = None
-        if arch.has_qk_norm:
-            query, key = self._norm(f"{attention}.q_norm"), self._norm(f"{attention}.k_norm")
-            qk_norm = torch.cat([query.expand(arch.num_heads, -1), key.expand(arch.num_kv_heads, -1)])
-        out = self._projection([f"{attention}.o_proj"])
-        before_mlp = "pre_feedforward_layernorm" if arch.has_sandwich_norms else "post_attention_layernorm"
-        sandwich = arch.has_sandwich_norms
-        return LayerWeights(
+        is_sandwich = shape.has_sandwich_norms
+        before_mlp = "pre_feedforward_layernorm" if is_sandwich else "post_attention_layernorm"
+        return BlockWeights.fuse(
+            shape,
             attention_norm=self._norm(f"{prefix}.input_layernorm"),
-            qkv=self._projection([f"{attention}.{name}_proj" for name in "qkv"], reorder_first=True),
-            qk_norm=qk_norm,
-            out=Projection(self._group_major(out.weight.t().contiguous()).t().contiguous(), out.bias),
-            post_attention_norm=self._norm(f"{prefix}.post_attention_layernorm") if sandwich else None,
+            query=self._projection(f"{attention}.q_proj"),
+            key=self._projection(f"{attention}.k_proj"),
+            value=self._projection(f"{attention}.v_proj"),
+            query_norm=self._norm(f"{attention}.q_norm") if shape.has_qk_norm else None,
+            key_norm=self._norm(f"{attention}.k_norm") if shape.has_qk_norm else None,
+            out=self._projection(f"{attention}.o_proj"),
+            post_attention_norm=self._norm(f"{prefix}.post_attention_layernorm") if is_sandwich else None,
             mlp_norm=self._norm(f"{prefix}.{before_mlp}"),
-            gate_up=self._projection([f"{mlp}.gate_proj", f"{mlp}.up_proj"]),
-            down=self._projection([f"{mlp}.down_proj"]),
-            post_mlp_norm=self._norm(f"{prefix}.post_feedforward_layernorm") if sandwich else None,
+            gate=self._projection(f"{mlp}.gate_proj"),
+            up=self._projection(f"{mlp}.up_proj"),
+            down=self._projection(f"{mlp}.down_proj"),
+            post_mlp_norm=self._norm(f"{prefix}.post_feedforward_layernorm") if is_sandwich else None,
         )
 
     def _norm(self, name: str) -> Tensor:
         return self._weights.get(f"{name}.weight", torch.float32) + self._arch.norm_offset
 
-    def _group_major(self, rows: Tensor) -> Tensor:
-        return group_major(rows, self._arch.num_kv_heads, self._arch.head_dim)
-
-    def _projection(self, names: list[str], *, reorder_first: bool = False) -> Projection:
-        weights = [self._weights.get(f"{name}.weight", self._dtype) for name in names]
-        biases = [
-            self._weights.get(f"{name}.bias", self._dtype)
-            for name in names
-            if f"{name}.bias" in self._weights
-        ]
-        if reorder_first:
-            weights[0] = self._group_major(weights[0])
-            if biases:
-                biases[0] = self._group_major(biases[0])
-        return Projection(torch.cat(weights), torch.cat(biases) if biases else None)
-
-
-def group_major(rows: Tensor, num_kv_heads: int, head_dim: int) -> Tensor:
-    """Query heads `[num_heads * head_dim, ...]`, reordered from key-head-major to group-major."""
-    by_head = rows.view(num_kv_heads, -1, head_dim, *rows.shape[1:])
-    return by_head.transpose(0, 1).reshape(rows.shape)
+    def _projection(self, name: str) -> Projection:
+        weight, bias = f"{name}.weight", f"{name}.bias"
+        has_bias = bias in self._weights
+        return Projection(
+            self._weights.get(weight, self._dtype), self._weights.get(bias, self._dtype) if has_bias else None
+        )

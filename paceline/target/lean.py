@@ -18,7 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.model.architecture import Architecture
-from paceline.model.decoder_weights import DecoderWeights, LayerWeights, Projection
+from paceline.model.block import BlockWeights, Projection
+from paceline.model.decoder_weights import DecoderWeights
 from paceline.model.device import Device, Linear, RmsNorm
 from paceline.model.rope import RopeTable
 from paceline.model.weights import SafetensorsDir
@@ -69,7 +70,7 @@ class LeanExecutor:
             self._embedding = reader.embedding.to(where)  # [vocab, hidden]
             self._head = device.pack(reader.head, packed=packed)
             self._final_norm = packer.norm(reader.final_norm)
-            self._layers = [packer.layer(index, reader.layer(index)) for index in range(arch.num_layers)]
+            self._layers = [packer.layer(index, reader.block(index)) for index in range(arch.num_layers)]
         packed_weights = [self._head, *(w for x in self._layers for w in (x.qkv, x.out, x.gate_up, x.down))]
         self.num_bytes = self._embedding.nbytes + sum(weight.num_bytes for weight in packed_weights)
         self._embed_scale = (
@@ -129,7 +130,7 @@ class LeanExecutor:
             torch.mul(F.rms_norm(rotary, (head_dim,), None, arch.norm_eps), layer.qk_norm, out=rotary)
         swapped = rotary.roll(head_dim // 2, -1)
         rotary.mul_(cos).addcmul_(swapped, sin)
-        queries = qkv.narrow(1, 0, heads).view(-1, arch.group, kv_heads, head_dim)
+        queries = qkv.narrow(1, 0, heads).view(-1, arch.num_heads // arch.num_kv_heads, kv_heads, head_dim)
         keys_values = qkv.narrow(1, heads, 2 * kv_heads)
         mixed = attend(queries, keys_values, index, plan, layer.scoring)
         if layer.post_attention_norm is None:
@@ -163,9 +164,10 @@ class _Packer:
     def _linear(self, projection: Projection) -> Linear:
         return self._device.pack(projection.weight, projection.bias, packed=self._packed)
 
-    def layer(self, index: int, weights: LayerWeights) -> _Layer:
+    def layer(self, index: int, weights: BlockWeights) -> _Layer:
         """Layer `index`, packed."""
         arch = self._arch
+        assert weights.attention_norm is not None
         after_attention, after_mlp = weights.post_attention_norm, weights.post_mlp_norm
         return _Layer(
             attention_norm=self.norm(weights.attention_norm),
