@@ -1,6 +1,6 @@
-"""Draft entries and draft trees: the two values that travel between drafter, trie and verifier.
+"""Draft entries and draft trees: what a drafter sends, and what the verifier runs.
 
-Responsible for: their fields, and refusing an entry that contradicts itself.
+Responsible for: the fields of both, and refusing an entry that contradicts itself.
 
 Deliberately does not know: the committed text, how entries merge, tensors, the wire.
 
@@ -21,30 +21,31 @@ _LEAST_CONFIDENCE = 1e-9
 
 
 class DraftError(ValueError):
-    """A draft entry that contradicts itself. The peer sent it; nothing of it was added."""
+    """A peer sent a draft entry that contradicts itself; no token of the entry was added."""
 
 
 class DrawRule(StrEnum):
     """How a drafter chose the children of a node."""
 
     TOP = "top"
-    """Not drawn: its likeliest tokens, a function of the text before them."""
+    """Not drawn: the likeliest tokens, which are a function of the text before them."""
     WITH_REPLACEMENT = "with_replacement"
-    """Each drawn from the whole distribution; a token may come twice."""
+    """Each token is drawn from the whole distribution; a token may occur twice."""
     WITHOUT_REPLACEMENT = "without_replacement"
-    """Each drawn from what the draws before it left of the distribution."""
+    """Each token is drawn from the distribution without the tokens drawn before it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SiblingDraws:
-    """Children of one node that were drawn together; every one of them carries this object.
+    """Children of one node that were drawn together; each of these children refers to this object.
 
     Attributes:
         tokens: in the order they were drawn, repeats included.
         rule: with or without replacement.
-        distribution: what they were drawn from; opaque here, a `paceline.sampling.DraftDistribution` to who verifies.
-        confidence: how likely the first of them is accepted once all above is, said before it was drawn: a function of
-            the tokens above alone. None where nothing was said.
+        distribution: what the tokens were drawn from. It is opaque here; the verification modes expect a
+            `paceline.sampling.DraftDistribution`.
+        confidence: probability that the first draw is accepted given that its parent was. The drafter states it before
+            the draw, so it depends on the tokens above alone. None where the drafter stated nothing.
     """
 
     tokens: tuple[int, ...]
@@ -55,7 +56,7 @@ class SiblingDraws:
 
 @dataclass(frozen=True, slots=True)
 class DraftEntry:
-    """From committed length ``start``, the text may go on like this.
+    """Proposed continuations of the text from committed length ``start`` on.
 
     Attributes:
         start: committed length that the drafter drafted from; the first token proposes position ``start``.
@@ -63,10 +64,10 @@ class DraftEntry:
         parents: for each token the index of its parent in this entry, always smaller than its own; -1 means
             ``y[start-1]``.
         log_probs: the drafter's log-probability of each token given its path; empty when unknown.
-        confidences: calibrated probability that a token is accepted given that its parent was; empty means
-            exp(log_prob). Of a drawn token that of its siblings' `confidence`, where there is one.
-        draft_dists: how each token was drawn, None for one that was not; used only by the modes that verify what
-            was drawn. Siblings stand in the order of their draws and share one object.
+        confidences: calibrated probability that a token is accepted given that its parent was. Empty means
+            exp(log_prob). A drawn token uses its siblings' `SiblingDraws.confidence`, where the drafter stated one.
+        draft_dists: the draw of each token, None for a token that was not drawn. Only the modes that verify drawn
+            tokens use it. Siblings are listed in the order of their draws and share one object.
     """
 
     start: int
@@ -85,13 +86,13 @@ class DraftEntry:
         confidences: Sequence[float] = (),
         draft_dists: Sequence[SiblingDraws | None] | None = None,
     ) -> DraftEntry:
-        """An entry without branches: every token follows the one before it."""
+        """An entry without branches: each token's parent is the token before it."""
         dists = None if draft_dists is None else tuple(draft_dists)
         parents = tuple(range(-1, len(tokens) - 1))
         return cls(start, tuple(tokens), parents, tuple(log_probs), tuple(confidences), dists)
 
     def check(self, max_tokens: int, vocab_size: int | None = None) -> None:
-        """Refuse an entry that contradicts itself or leaves its bounds.
+        """Check that the entry is consistent and within its limits.
 
         Raises:
             DraftError: lengths disagree, parents are not topological, a number is not finite or out of range.
@@ -130,14 +131,15 @@ class DraftEntry:
                 )
 
     def claims(self) -> list[DraftClaim | None]:
-        """What the drafter said of each token, None where it said nothing.
+        """What the drafter said about each token; None where it said nothing.
 
-        Of a token that was not drawn its log-probability; of the first of drawn siblings what was said before it was
-        drawn; of others nothing, since they are only looked at once the first was refused.
+        For a token that was not drawn, that is its log-probability. For the first of drawn siblings, it is the
+        confidence stated before the draw. The other drawn siblings have no claim: they are tried only after the first
+        was rejected.
         """
         positions: list[int] = []
         for parent in self.parents:
-            # Of an entry that nobody has checked yet any parent can come.
+            # The entry may not have been checked yet, so that a parent can have any value.
             positions.append(positions[parent] + 1 if 0 <= parent < len(positions) else 0)
         claims: list[DraftClaim | None] = []
         for index, (token, position) in enumerate(zip(self.tokens, positions, strict=True)):
@@ -151,21 +153,27 @@ class DraftEntry:
             claims.append(None if log_prob is None else DraftClaim(log_prob, position))
         return claims
 
-    def known_confidences(self) -> list[float | None]:
-        """Each token's confidence, None where the drafter said nothing."""
+    def usable_confidences(self) -> list[float | None]:
+        """Each token's confidence; None where the drafter stated nothing, or nothing before the draw."""
+        found: list[float | None]
         if self.confidences:
-            return [float(confidence) for confidence in self.confidences]
-        if self.log_probs:
-            return [math.exp(min(log_prob, 0.0)) for log_prob in self.log_probs]
-        return [None] * len(self.tokens)
+            found = [float(confidence) for confidence in self.confidences]
+        elif self.log_probs:
+            found = [math.exp(min(log_prob, 0.0)) for log_prob in self.log_probs]
+        else:
+            found = [None] * len(self.tokens)
+        for index, draws in enumerate(self.draft_dists or ()):
+            if draws is not None and (draws.confidence is None or not self.confidences):
+                found[index] = draws.confidence
+        return found
 
 
 class DraftClaim(NamedTuple):
-    """What a drafter said of a token, uncalibrated.
+    """What a drafter said about a token, before calibration.
 
     Attributes:
-        log_prob: its log-probability given the path to it, or the logarithm of how likely it is accepted.
-        position: its depth in the entry that proposed it, from 0.
+        log_prob: log-probability of the token given its path, or the logarithm of its stated confidence.
+        position: the token's depth in the entry that proposed it, from 0.
     """
 
     log_prob: float
@@ -174,18 +182,19 @@ class DraftClaim(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DraftTree:
-    """What the verifier runs in one step, best path acceptance first and topological.
+    """The draft nodes that one step verifies, best path acceptance first and parents before children.
 
     Attributes:
         tokens: token ids; node i is row i + 1 of the sequence's step, the root is row 0.
         parents: index of the parent node, -1 for children of the root.
         depths: 1 for a child of the root; the node proposes position ``committed_length + depth - 1``.
         path_acceptances: product of confidences from the root down to the node.
-        draft_dists: how each node's token was drawn, None where it was not. Drawn siblings stand in the order of
-            their draws, a repeated one with a node of its own.
-        claims: what the drafter said of each node, None where it said nothing; empty where nobody is to learn from it.
-        drafter_path_acceptances: path acceptances by the drafter's own confidences, 0 for nodes that it did not
-            propose; empty where it proposed all of them.
+        draft_dists: the draw of each node's token, None where it was not drawn. Drawn siblings are listed in the order
+            of their draws; a repeated token has a node of its own.
+        claims: what the drafter said about each node, None where it said nothing; empty where no calibrator may learn
+            from the tree.
+        drafter_path_acceptances: path acceptances from the drafter's confidences alone, 0 for nodes that the drafter
+            did not propose; empty where the drafter proposed all nodes.
     """
 
     tokens: tuple[int, ...] = ()
@@ -215,13 +224,13 @@ class DraftTree:
         )
 
     def only(self, nodes: Sequence[int]) -> DraftTree:
-        """The tree of some nodes, given in rising order and each with all nodes above it."""
+        """The tree of some of the nodes: their indices ascend, and each node's parent is among them."""
         if len(nodes) == len(self.tokens):
             return self
-        places = {node: place for place, node in enumerate(nodes)}
+        new_index = {node: index for index, node in enumerate(nodes)}
         return DraftTree(
             tuple(self.tokens[node] for node in nodes),
-            tuple(-1 if self.parents[node] < 0 else places[self.parents[node]] for node in nodes),
+            tuple(-1 if self.parents[node] < 0 else new_index[self.parents[node]] for node in nodes),
             tuple(self.depths[node] for node in nodes),
             tuple(self.path_acceptances[node] for node in nodes),
             tuple(self.draft_dists[node] for node in nodes),
@@ -232,17 +241,17 @@ class DraftTree:
         )
 
     def is_drafted(self, node: int) -> bool:
-        """Whether a drafter proposed a node."""
+        """Whether a drafter proposed the node."""
         return not self.drafter_path_acceptances or self.drafter_path_acceptances[node] > 0
 
     @property
     def num_ngram_nodes(self) -> int:
-        """Nodes that no drafter proposed."""
+        """Nodes that come from an n-gram proposal alone."""
         return self.drafter_path_acceptances.count(0.0)
 
     @property
     def drafted_depth(self) -> int:
-        """Depth of the part that a drafter proposed."""
+        """Depth of the deepest node that a drafter proposed."""
         return max((depth for node, depth in enumerate(self.depths) if self.is_drafted(node)), default=0)
 
 

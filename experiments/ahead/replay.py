@@ -74,9 +74,9 @@ def replay(drafter: Drafter, text: Text, cycle: Cycle, tally: Tally) -> None:
             break
         trie = DraftTrie(text.tokens[:committed])
         trie.add(entry)
-        fresh = num_accepted(trie.select(cycle.max_nodes, cycle.length), text.tokens[committed:])
+        fresh = num_accepted(trie.select_best(cycle.max_nodes, cycle.length), text.tokens[committed:])
         if foretold is not None and foretold.num_nodes:
-            tree = foretold.select(cycle.max_nodes, cycle.ahead)
+            tree = foretold.select_best(cycle.max_nodes, cycle.ahead)
             tally.add_hit(num_accepted(tree, text.tokens[committed:]), fresh)
         (ahead,) = drafter.draft_outcomes([past])
         if ahead is not None and ahead.tokens:

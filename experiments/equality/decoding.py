@@ -135,7 +135,7 @@ def _step(
         settled = sequence.committed[sequence.num_cached :]
         is_decoding = len(settled) == 1
         most_depth = num_tokens - len(sequence.text.tokens) - 1
-        tree = sequence.trie.select(64, most_depth) if is_decoding and most_depth > 0 else EMPTY_TREE
+        tree = sequence.trie.select_best(64, most_depth) if is_decoding and most_depth > 0 else EMPTY_TREE
         trees.append(tree)
         if is_decoding:
             batch.append(SequenceRows.decode(sequence.slot, settled[0], tree.tokens, tree.parents or None))

@@ -38,8 +38,8 @@ def verify_step(
 
     Args:
         logits: [rows, vocab] float32; of each sequence its root row and then its tree's nodes.
-        trees: what was drafted; empty trees mean plain decoding. In rejection mode as `DraftTrie.select_first` gives
-            them, in block mode as `DraftTrie.select_chain` does.
+        trees: the draft nodes; empty trees mean plain decoding. In rejection mode they must come from
+            `DraftTrie.select_drawn_tree`, in block mode from `DraftTrie.select_drawn_chain`.
         committed_lengths: committed length of each sequence before the step.
         params: sampling parameters of each sequence.
         maxima: [rows, ceil(vocab / 32)] float32, the largest of every 32 logits; None where they are not known. They

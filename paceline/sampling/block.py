@@ -49,7 +49,7 @@ def decide_block(
     """
     num_drafts, vocab = len(tree), target_probs.shape[1]
     if any(parent != node - 1 for node, parent in enumerate(tree.parents)):
-        raise ValueError("block mode verifies chains; select one with DraftTrie.select_chain")
+        raise ValueError("block mode verifies chains; select one with DraftTrie.select_drawn_chain")
     if target_probs.shape[0] != num_drafts + 1 or len(accept_noise) != num_drafts:
         raise ValueError(
             f"{num_drafts} drafts, {len(accept_noise)} numbers for them, {target_probs.shape[0]} target rows"

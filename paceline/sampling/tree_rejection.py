@@ -2,7 +2,7 @@
 
 Responsible for: accepting drafted tokens so that what is committed has exactly the target's distribution, given that
 every token with a distribution really was drawn from it, and that no token's own value decided whether it is in the
-tree (`DraftTrie.select_first`). A drafter that lies about the first can bend the text; that is why coupled mode is
+tree (`DraftTrie.select_drawn_tree`). A drafter that lies about the first can bend the text; that is why coupled mode is
 the default. A token without a distribution is taken as it stands: it may be any function of the text before it.
 
 Deliberately does not know: logits, processors, the trie, the wire.
@@ -169,7 +169,9 @@ class RejectionWalk:
         )
         for node in siblings:
             if draws_of(self._tree, node) is not draws:
-                raise ValueError("siblings of two draws in one tree; select one with DraftTrie.select_first")
+                raise ValueError(
+                    "siblings of two draws in one tree; select one with DraftTrie.select_drawn_tree"
+                )
             token = self._tree.tokens[node]
             if self._accept_noise[node] < candidates.accept_prob(token):
                 self._rows.append(node + 1)

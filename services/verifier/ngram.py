@@ -49,7 +49,7 @@ class NgramProposer:
             self.odds.observe(self.proposal, fresh)
         self._index.extend(fresh)
         self.num_read = max(self.num_read, upto)
-        self.proposal = self._index.proposal(self.max_tokens, self.odds) if upto == len(committed) else None
+        self.proposal = self._index.propose(self.max_tokens, self.odds) if upto == len(committed) else None
 
 
 class NgramProposers:

@@ -10,7 +10,7 @@ from collections.abc import Sequence as TokenSequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from paceline.ngram import NgramProposal, graft
+from paceline.ngram import NgramProposal, merge_proposal
 from paceline.sampling import DraftFilter, LogitRule, SamplingParams, VerifyMode
 from paceline.scheduling.calibration import Calibrator
 from paceline.trie import EMPTY_TREE, AddResult, DraftEntry, DraftTree, DraftTrie
@@ -194,13 +194,13 @@ class TargetSequence:
             return EMPTY_TREE
         mode = self.spec.sampling.resolved_mode
         if mode is VerifyMode.REJECTION:
-            return self.trie.select_first(budget, depth)
+            return self.trie.select_drawn_tree(budget, depth)
         if mode is VerifyMode.BLOCK:
-            return self.trie.select_chain(min(budget, depth))
-        tree = self.trie.select(budget, depth)
+            return self.trie.select_drawn_chain(min(budget, depth))
+        tree = self.trie.select_best(budget, depth)
         if proposal is not None:
             most = min(len(tree) + len(proposal.tokens), self.spec.max_draft_nodes)
-            tree = graft(tree, proposal, most, depth)
+            tree = merge_proposal(tree, proposal, most, depth)
         for rule in self.rules:
             if isinstance(rule, DraftFilter):
                 tree = rule.keep(tree)

@@ -85,5 +85,5 @@ def test_cycles_hits_and_tokens_are_counted(foretells: bool) -> None:
 def test_a_tree_is_accepted_as_far_as_it_is_the_text() -> None:
     trie = DraftTrie([1])
     trie.add(DraftEntry(1, (5, 6, 7, 8), (-1, -1, 1, 2)))
-    tree = trie.select(9, 9)
+    tree = trie.select_best(9, 9)
     assert [num_accepted(tree, text) for text in ([6, 7, 8, 9], [6, 9], [5, 7], [4], [])] == [3, 1, 1, 0, 0]

@@ -366,7 +366,7 @@ def test_rejection_with_another_tokenizer_has_the_targets_law(
     for entry, prob in drawn_entries(sent, shape, rule):
         trie = DraftTrie(list(range(1, ROOT + 1)))
         trie.add(entry)
-        for outcome in tree_outcomes(trie.select_first(8, 8), target, sent, decide_tree):
+        for outcome in tree_outcomes(trie.select_drawn_tree(8, 8), target, sent, decide_tree):
             law[outcome.verdict.committed_tokens] += prob * outcome.prob
     assert sum(law.values()) == 1
     assert largest_gap(law, target, 3) < 1e-12

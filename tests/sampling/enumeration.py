@@ -131,7 +131,7 @@ def verified_tree(entry: DraftEntry, budget: int) -> DraftTree:
     """What the verifier makes of an entry, by way of the trie."""
     trie = DraftTrie(list(range(1, ROOT + 1)))
     trie.add(entry)
-    return trie.select_first(budget, 8)
+    return trie.select_drawn_tree(budget, 8)
 
 
 def paths_of(tree: DraftTree) -> list[Prefix]:

@@ -28,7 +28,7 @@ def trees(draw: st.DrawFn, max_nodes: int = 5) -> DraftTree:
     trie = DraftTrie([1])
     tokens = tuple(range(2, 2 + len(parents)))
     trie.add(DraftEntry(1, tokens, tuple(parents), (), tuple(confidences)))
-    return trie.select(max_nodes, max_nodes)
+    return trie.select_best(max_nodes, max_nodes)
 
 
 def closed_subsets(tree: DraftTree) -> Iterator[tuple[int, ...]]:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.drafts import EMPTY_TREE, DraftClaim, DraftTree
-from paceline.ngram import MAX_MATCH, MIN_MATCH, MatchAcceptance, NgramProposal, TextIndex, graft
+from paceline.ngram import MAX_MATCH, MIN_MATCH, MatchAcceptance, NgramProposal, TextIndex, merge_proposal
 from paceline.trie import DraftEntry, DraftTrie
 
 texts = st.lists(st.integers(0, 2), max_size=40)
@@ -45,7 +45,7 @@ def test_finds_the_longest_match_however_the_text_came(text: list[int], cuts: li
 def test_an_echo_goes_on_as_the_text_did(text: list[int], count: int) -> None:
     index = TextIndex()
     index.extend(text)
-    proposal = index.proposal(count, MatchAcceptance())
+    proposal = index.propose(count, MatchAcceptance())
     found = longest_earlier_match(text)
     if found is None:
         assert proposal is None
@@ -69,7 +69,7 @@ def test_of_a_long_text_the_newest_part_is_kept(monkeypatch: pytest.MonkeyPatch)
         pieces.extend([token])
     for index in (whole, pieces):
         assert len(index._text) <= 16
-        proposal = index.proposal(2, MatchAcceptance())
+        proposal = index.propose(2, MatchAcceptance())
         assert proposal is not None
         assert proposal.tokens == (97, 98)
     pieces.extend(range(200, 220))  # all of it is gone by now
@@ -81,12 +81,12 @@ def test_no_text_repeats_in_its_first_tokens() -> None:
     index = TextIndex()
     for token in (1, 1, 1):
         index.extend([token])
-        assert index.proposal(4, MatchAcceptance()) is None
+        assert index.propose(4, MatchAcceptance()) is None
     index.extend([1])
-    proposal = index.proposal(4, MatchAcceptance())
+    proposal = index.propose(4, MatchAcceptance())
     assert proposal is not None
     assert proposal.tokens == (1, 1, 1, 1)
-    assert index.proposal(0, MatchAcceptance()) is None
+    assert index.propose(0, MatchAcceptance()) is None
 
 
 def test_odds_learn_what_comes_true() -> None:
@@ -111,7 +111,7 @@ def drafted_trees(draw: st.DrawFn) -> DraftTree:
         tokens = draw(st.lists(st.integers(0, 2), min_size=1, max_size=4))
         log_probs = [-draw(st.floats(0.01, 3.0)) for _ in tokens]
         trie.add(DraftEntry.chain(1, tokens, log_probs))
-    return trie.select(draw(st.integers(0, 8)), 6)
+    return trie.select_best(draw(st.integers(0, 8)), 6)
 
 
 @given(
@@ -127,7 +127,9 @@ def test_a_grafted_tree_holds_both(
     path_acceptances = []
     for share in odds[: len(tokens)]:
         path_acceptances.append(share * (path_acceptances[-1] if path_acceptances else 1.0))
-    both = graft(tree, NgramProposal(3, tuple(tokens), tuple(path_acceptances)), max_nodes, max_depth)
+    both = merge_proposal(
+        tree, NgramProposal(3, tuple(tokens), tuple(path_acceptances)), max_nodes, max_depth
+    )
 
     paths: dict[tuple[int, ...], int] = {}
     for node, (token, parent) in enumerate(zip(both.tokens, both.parents, strict=True)):
@@ -172,7 +174,7 @@ def test_a_tree_without_echoes_is_all_the_drafters() -> None:
     assert tree.is_drafted(0)
     assert (tree.drafted_depth, tree.num_ngram_nodes) == (1, 0)
     assert EMPTY_TREE.drafted_depth == 0
-    both = graft(EMPTY_TREE, NgramProposal(3, (5, 6), (0.5, 0.4)), 8, 8)
+    both = merge_proposal(EMPTY_TREE, NgramProposal(3, (5, 6), (0.5, 0.4)), 8, 8)
     assert both.drafted_depth == 0
     assert both.only([0]).drafter_path_acceptances == (0.0,)
 

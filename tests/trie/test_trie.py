@@ -28,14 +28,14 @@ def chain(start: int, tokens: list[int], confidence: float = 0.5) -> DraftEntry:
 
 def test_an_empty_trie_selects_nothing() -> None:
     trie = DraftTrie(COMMITTED)
-    assert len(trie.select(8, 8)) == 0
+    assert len(trie.select_best(8, 8)) == 0
     assert (trie.committed_length, trie.num_nodes, trie.max_depth) == (3, 0, 0)
 
 
 def test_a_chain_comes_back_as_it_was_sent() -> None:
     trie = DraftTrie(COMMITTED)
     assert trie.add(chain(3, [1, 2, 3])) == AddResult(added=3)
-    tree = trie.select(8, 8)
+    tree = trie.select_best(8, 8)
     assert tree.tokens == (1, 2, 3)
     assert tree.parents == (-1, 0, 1)
     assert tree.depths == (1, 2, 3)
@@ -46,17 +46,17 @@ def test_a_chain_comes_back_as_it_was_sent() -> None:
 def test_budgets_cut_the_least_likely_nodes() -> None:
     trie = DraftTrie(COMMITTED)
     trie.add(DraftEntry(3, (1, 2, 3, 4), (-1, -1, 0, 1), (), (0.6, 0.3, 0.4, 0.9)))
-    assert trie.select(3, 8).tokens == (1, 2, 4)  # path acceptances 0.6, 0.3, 0.27 before 0.24
-    assert trie.select(8, 1).tokens == (1, 2)
-    assert trie.select(0, 8).tokens == trie.select(8, 0).tokens == ()
-    assert trie.select(8, 8).head(2) == trie.select(2, 8)
+    assert trie.select_best(3, 8).tokens == (1, 2, 4)  # path acceptances 0.6, 0.3, 0.27 before 0.24
+    assert trie.select_best(8, 1).tokens == (1, 2)
+    assert trie.select_best(0, 8).tokens == trie.select_best(8, 0).tokens == ()
+    assert trie.select_best(8, 8).head(2) == trie.select_best(2, 8)
 
 
 def test_a_late_draft_skips_what_was_committed_meanwhile() -> None:
     trie = DraftTrie(COMMITTED)
     trie.commit([1, 2])
     assert trie.add(chain(3, [1, 2, 3, 4])) == AddResult(added=2, matched=2)
-    assert trie.select(8, 8).tokens == (3, 4)
+    assert trie.select_best(8, 8).tokens == (3, 4)
 
 
 def test_a_late_draft_that_contradicts_the_text_is_stale_from_there_on() -> None:
@@ -78,19 +78,19 @@ def test_a_draft_from_before_the_window_is_stale() -> None:
 def test_an_entry_from_ahead_waits_for_its_start() -> None:
     trie = DraftTrie(COMMITTED)
     assert trie.add(chain(5, [3, 4])) == AddResult(ahead=2)
-    assert (trie.num_nodes, trie.num_parked) == (0, 2)
+    assert (trie.num_nodes, trie.num_early_tokens) == (0, 2)
     assert trie.add(chain(5, [3, 4])) == AddResult(ahead=2)
-    assert trie.num_parked == 2  # the duplicate took no room
+    assert trie.num_early_tokens == 2  # the duplicate took no room
     assert trie.commit([1]) == CommitResult(matched=0, dropped=0, attached=0)
     assert trie.commit([2, 3]) == CommitResult(matched=0, dropped=0, attached=1)
-    assert trie.select(8, 8).tokens == (4,)
-    assert trie.num_parked == 0
+    assert trie.select_best(8, 8).tokens == (4,)
+    assert trie.num_early_tokens == 0
 
 
 def test_an_entry_from_too_far_ahead_is_refused_softly() -> None:
     trie = DraftTrie(COMMITTED, window=8)
     assert trie.add(chain(10**12, [1])) == AddResult(stale=1)
-    assert trie.num_parked == 0
+    assert trie.num_early_tokens == 0
 
 
 def test_parked_entries_are_bounded_and_the_furthest_leave() -> None:
@@ -98,7 +98,7 @@ def test_parked_entries_are_bounded_and_the_furthest_leave() -> None:
     trie.add(chain(6, [1, 2]))
     trie.add(chain(5, [1, 2]))
     assert trie.add(chain(4, [1, 2])) == AddResult(ahead=2, evicted=2)
-    assert trie.num_parked == 4
+    assert trie.num_early_tokens == 4
     trie.commit([9, 9])
     assert trie.commit([9]).attached == 0  # the entry that started at 6 is gone
 
@@ -107,7 +107,7 @@ def test_a_commit_walks_the_root_down_and_counts_what_falls_away() -> None:
     trie = DraftTrie(COMMITTED)
     trie.add(DraftEntry(3, (1, 2, 3, 4), (-1, -1, 0, 2), (), (0.5,) * 4))
     assert trie.commit([1]) == CommitResult(matched=1, dropped=1, attached=0)
-    assert trie.select(8, 8).tokens == (3, 4)
+    assert trie.select_best(8, 8).tokens == (3, 4)
     assert trie.commit([3, 6]) == CommitResult(matched=1, dropped=1, attached=0)
     assert trie.num_nodes == 0
     assert trie.commit([]) == CommitResult(matched=0, dropped=0, attached=0)
@@ -119,29 +119,29 @@ def test_paths_of_several_drafters_merge_and_the_larger_confidence_stays() -> No
     trie.add(chain(3, [1, 2], 0.5))
     assert trie.add(DraftEntry(3, (1, 3), (-1, 0), (), (0.8, 0.1))) == AddResult(added=1, merged=1)
     trie.add(chain(3, [1], 0.2))
-    assert trie.select(8, 8).path_acceptances == (0.8, 0.8 * 0.5, 0.8 * 0.1)
+    assert trie.select_best(8, 8).path_acceptances == (0.8, 0.8 * 0.5, 0.8 * 0.1)
 
 
 def test_a_known_confidence_replaces_an_unknown_one_even_when_lower() -> None:
     trie = DraftTrie(COMMITTED)
     trie.add(DraftEntry.chain(3, [1]))
-    assert trie.select(1, 1).path_acceptances == (DEFAULT_CONFIDENCE,)
+    assert trie.select_best(1, 1).path_acceptances == (DEFAULT_CONFIDENCE,)
     trie.add(chain(3, [1], 0.1))
     trie.add(DraftEntry.chain(3, [1]))
-    assert trie.select(1, 1).path_acceptances == (0.1,)
+    assert trie.select_best(1, 1).path_acceptances == (0.1,)
 
 
 def test_log_probs_stand_in_for_confidences() -> None:
     trie = DraftTrie(COMMITTED)
     trie.add(DraftEntry.chain(3, [1, 2], log_probs=[math.log(0.25), -math.inf]))
-    assert trie.select(2, 2).path_acceptances == (pytest.approx(0.25), 0.0)
+    assert trie.select_best(2, 2).path_acceptances == (pytest.approx(0.25), 0.0)
 
 
 def test_the_lowest_survivals_are_evicted() -> None:
     trie = DraftTrie(COMMITTED, max_nodes=4)
     trie.add(DraftEntry(3, (1, 2, 3, 4), (-1, -1, -1, 0), (), (0.9, 0.2, 0.1, 0.9)))
     assert trie.add(chain(3, [5], 0.5)) == AddResult(added=1, evicted=1)
-    assert set(trie.select(8, 8).tokens) == {1, 4, 5, 2}
+    assert set(trie.select_best(8, 8).tokens) == {1, 4, 5, 2}
     assert trie.num_nodes == 4
 
 
@@ -171,7 +171,7 @@ def test_what_is_verified_of_a_drawn_tree_does_not_depend_on_the_drawn_values() 
     for tokens in ((1, 2, 3, 4, 5, 6), (9, 8, 1, 7, 2, 3)):
         trie = DraftTrie(COMMITTED)
         trie.add(drawn(3, tokens, SIBLING_CHAIN))
-        trees = [trie.select_first(budget, 8) for budget in range(1, 7)]
+        trees = [trie.select_drawn_tree(budget, 8) for budget in range(1, 7)]
         assert len(trees[-1]) == 6
         shapes.append([(tree.parents, tree.depths, tree.path_acceptances) for tree in trees])
         for tree in trees:
@@ -192,7 +192,7 @@ def test_what_was_said_before_a_draw_counts_and_nothing_that_was_said_after() ->
     trie.add(entry)
     trie.add(chain(3, [4, 6], 0.01))
     trie.add(chain(3, [5], 0.99))
-    tree = trie.select_first(8, 8)
+    tree = trie.select_drawn_tree(8, 8)
     assert tree.tokens == (4, 5, 6)
     assert tree.path_acceptances == pytest.approx((0.9, 0.45, 0.18))
     assert [claim and (round(math.exp(claim.log_prob), 6), claim.position) for claim in tree.claims] == [
@@ -200,10 +200,10 @@ def test_what_was_said_before_a_draw_counts_and_nothing_that_was_said_after() ->
         None,  # only looked at once the first is refused
         (0.2, 1),
     ]
-    assert trie.select_chain(8).path_acceptances == (0.5, 0.25)  # block verification goes by none
+    assert trie.select_drawn_chain(8).path_acceptances == (0.5, 0.25)  # block verification goes by none
     calibrated = DraftTrie(COMMITTED)
     calibrated.add(replace(entry, confidences=(0.6, 0.6, 0.3)))
-    assert calibrated.select_first(8, 8).path_acceptances == pytest.approx((0.6, 0.3, 0.18))
+    assert calibrated.select_drawn_tree(8, 8).path_acceptances == pytest.approx((0.6, 0.3, 0.18))
 
 
 @pytest.mark.parametrize("sure", [-0.1, 1.1, math.nan])
@@ -217,9 +217,9 @@ def test_a_repeated_draw_keeps_its_place() -> None:
     trie = DraftTrie(COMMITTED)
     trie.add(drawn(3, (4, 4, 5, 6), (-1, -1, -1, 0), DrawRule.WITH_REPLACEMENT))
     assert trie.num_nodes == 3
-    whole = trie.select_first(8, 8)
+    whole = trie.select_drawn_tree(8, 8)
     assert (whole.tokens, whole.parents) == ((4, 4, 6, 5), (-1, -1, 0, -1))
-    assert trie.select_first(2, 8).tokens == (4, 4)
+    assert trie.select_drawn_tree(2, 8).tokens == (4, 4)
 
 
 def test_the_entry_that_came_first_is_verified() -> None:
@@ -228,26 +228,26 @@ def test_the_entry_that_came_first_is_verified() -> None:
     trie.add(first)
     trie.add(second)
     trie.add(chain(3, [8], 0.99))
-    for tree in (trie.select_chain(8), trie.select_first(8, 8)):
+    for tree in (trie.select_drawn_chain(8), trie.select_drawn_tree(8, 8)):
         assert (tree.tokens, tree.parents, tree.depths) == ((1, 2), (-1, 0), (1, 2))
         assert tree.draft_dists == first.draft_dists
-    assert trie.select_chain(1).tokens == (1,)
+    assert trie.select_drawn_chain(1).tokens == (1,)
 
 
 def test_tokens_that_were_not_drawn_are_ranked_where_they_came_first() -> None:
     trie = DraftTrie(COMMITTED)
     trie.add(DraftEntry(3, (1, 2), (-1, -1), (), (0.2, 0.7)))
     trie.add(drawn(3, (4, 1), (-1, -1)))
-    tree = trie.select_first(8, 8)
+    tree = trie.select_drawn_tree(8, 8)
     assert (tree.tokens, tree.draft_dists) == ((2, 1), (None, None))
 
 
 def test_a_chain_follows_first_draws_alone() -> None:
     trie = DraftTrie(COMMITTED)
     trie.add(drawn(3, (1, 2, 3, 4), (-1, -1, 1, 0)))
-    assert trie.select_chain(8).tokens == (1, 4)
+    assert trie.select_drawn_chain(8).tokens == (1, 4)
     trie.commit([2])
-    assert trie.select_chain(8).tokens == (3,)
+    assert trie.select_drawn_chain(8).tokens == (3,)
 
 
 def test_cleared_is_empty() -> None:
@@ -255,7 +255,7 @@ def test_cleared_is_empty() -> None:
     trie.add(chain(3, [1, 2], 0.5))
     trie.add(chain(5, [1, 2], 0.5))
     assert trie.clear() == 2
-    assert (trie.num_nodes, trie.num_parked) == (0, 0)
+    assert (trie.num_nodes, trie.num_early_tokens) == (0, 0)
     assert trie.commit([1, 2]).attached == 0
 
 
@@ -304,7 +304,7 @@ def test_a_round_costs_little() -> None:
         entry = chain(trie.committed_length, list(range(8)), 0.9)
         started_s = time.perf_counter()
         trie.add(entry)
-        tree = trie.select(8, 8)
+        tree = trie.select_best(8, 8)
         trie.commit([*tree.tokens[:3], 77])
         best_s = min(best_s, time.perf_counter() - started_s)
     assert best_s < 200e-6
@@ -313,7 +313,7 @@ def test_a_round_costs_little() -> None:
 def test_a_part_of_a_tree_keeps_its_shape() -> None:
     trie = DraftTrie([1])
     trie.add(DraftEntry(1, (2, 3, 4, 5), (-1, 0, 0, 2), confidences=(0.9, 0.8, 0.7, 0.6)))
-    tree = trie.select(4, 4)
+    tree = trie.select_best(4, 4)
     assert tree.tokens == (2, 3, 4, 5)
     part = tree.only([0, 2, 3])
     assert (part.tokens, part.parents, part.depths) == ((2, 4, 5), (-1, 0, 1), (1, 2, 3))

@@ -119,7 +119,7 @@ def test_any_history_selects_what_the_model_selects(
         assert trie.committed_length == len(model.committed)
         assert trie.num_nodes == len(model.path_acceptances())
         assert trie.max_depth == max(map(len, model.path_acceptances()), default=0)
-        check_tree(trie.select(max_nodes, max_depth), model, max_nodes, max_depth)
+        check_tree(trie.select_best(max_nodes, max_depth), model, max_nodes, max_depth)
 
 
 @given(st.lists(entries(), max_size=6), st.lists(commits, max_size=4), st.randoms(use_true_random=False))
@@ -141,7 +141,7 @@ def test_order_delay_and_duplicates_of_messages_change_nothing(
                     trie.add(arrival)
             if step < len(texts):
                 trie.commit(texts[step])
-        tree = trie.select(1000, 1000)
+        tree = trie.select_best(1000, 1000)
         results.append(dict(zip(paths_of(tree), tree.path_acceptances, strict=True)))
     assert results[0] == results[1] == results[2]
 
@@ -160,7 +160,7 @@ def test_bounds_hold_whatever_arrives(
             trie.commit(operation)
             model.committed.extend(operation)
         assert trie.num_nodes <= max_nodes
-        assert trie.num_parked <= max_nodes
-        tree = trie.select(100, 100)
+        assert trie.num_early_tokens <= max_nodes
+        tree = trie.select_best(100, 100)
         assert len(tree) == trie.num_nodes
         check_tree(tree, model, 100, 100, is_bounded=True)

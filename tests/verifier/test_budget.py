@@ -28,7 +28,7 @@ from tests.simulation.verifier import ListedSession, SteppedVerifier
 def tree(*confidences: float) -> DraftTree:
     trie = DraftTrie([1])
     trie.add(DraftEntry.chain(1, tuple(range(2, 2 + len(confidences))), (), confidences))
-    return trie.select(len(confidences), len(confidences))
+    return trie.select_best(len(confidences), len(confidences))
 
 
 def taught(*steps: tuple[int, float], budget: NodeBudget | None = None) -> NodeBudget:
