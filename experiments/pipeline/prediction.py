@@ -1,6 +1,6 @@
 """What the theory says a cycle gains over plain decoding at a point.
 
-Responsible for: putting dials and lengths in the theory's terms (`paceline.scheduling.theory`). Of a batch, a held step
+Responsible for: putting dials and lengths in the theory's terms (`experiments.theory`). Of a batch, a held step
 waits for all its sequences.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 
 from experiments.pipeline.cell import MAX_NODES, WAIT_BUDGET_US, Cell, Cycle, Shape
-from paceline.scheduling.theory import CycleParams, chain_tokens, outcome_speedup, simulate_pipelined
+from experiments.theory import CycleParams, chain_tokens, outcome_speedup, simulate_pipelined
 
 
 def expected_tokens(acceptance: float, num_tokens: int) -> float:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 from experiments.planner.trace import Round, Trace
 from paceline.scheduling import Policy
-from paceline.scheduling.theory import likeliest_outcomes
+from paceline.scheduling.outcomes import likeliest_outcomes
 from services.scheduler.measurements import (
     AcceptancePart,
     CurvePart,

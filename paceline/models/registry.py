@@ -42,7 +42,6 @@ class ModelEntry:
         licence: SPDX identifier or the name of the terms.
         is_open: False for terms that restrict use or redistribution.
         origin: who made the weights.
-        has_chat_template: an instruct model; False is a base model, to be prompted with text to continue.
         note: what a user should know before relying on it.
     """
 
@@ -54,7 +53,6 @@ class ModelEntry:
     licence: str
     is_open: bool
     origin: str
-    has_chat_template: bool
     note: str
 
 
@@ -75,7 +73,6 @@ SMOLLM2 = ModelEntry(
     licence="Apache-2.0",
     is_open=True,
     origin="Hugging Face, SmolLM2-135M-Instruct",
-    has_chat_template=True,
     note="Dequantised from Q4_1 weights, so not the original bf16 ones.",
 )
 
@@ -115,7 +112,6 @@ GEMMA3 = ModelEntry(
     licence="Gemma Terms of Use",
     is_open=False,
     origin="Google, gemma-3-270m (base)",
-    has_chat_template=False,
     note=(
         "A base model, dequantised from Q4_K_M. Its terms restrict use and bind whoever passes it on: "
         "read them beside the converted files, and do not redistribute those."

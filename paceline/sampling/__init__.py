@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     )
     from paceline.sampling.penalties import Penalties
     from paceline.sampling.processors import RowParams, process_logits, target_probs
-    from paceline.sampling.rejection import decide_chain, drawn_chain, verify_chain_rejection
     from paceline.sampling.rows import maxima_of
     from paceline.sampling.rules import DraftFilter, LogitRule, RuleError
     from paceline.sampling.tree_rejection import decide_tree, verify_tree_rejection
@@ -58,13 +57,11 @@ _HOMES = {
     "Verdict": "verify",
     "VerifyMode": "params",
     "decide_block": "block",
-    "decide_chain": "rejection",
     "decide_tree": "tree_rejection",
     "decide_typical": "typical",
     "draft_distributions": "draws",
     "draw_children": "draws",
     "draw_siblings": "draws",
-    "drawn_chain": "rejection",
     "gumbel": "noise",
     "gumbel_at": "noise",
     "inverse_cdf": "distribution",
@@ -79,7 +76,6 @@ _HOMES = {
     "uniform": "noise",
     "uniform_scalar": "noise",
     "verify_block": "block",
-    "verify_chain_rejection": "rejection",
     "verify_step": "batch",
     "verify_tree_rejection": "tree_rejection",
     "verify_typical": "typical",
@@ -109,13 +105,11 @@ __all__ = [
     "Verdict",
     "VerifyMode",
     "decide_block",
-    "decide_chain",
     "decide_tree",
     "decide_typical",
     "draft_distributions",
     "draw_children",
     "draw_siblings",
-    "drawn_chain",
     "gumbel",
     "gumbel_at",
     "inverse_cdf",
@@ -130,7 +124,6 @@ __all__ = [
     "uniform",
     "uniform_scalar",
     "verify_block",
-    "verify_chain_rejection",
     "verify_step",
     "verify_tree_rejection",
     "verify_typical",

@@ -35,7 +35,6 @@ _MULTIPLIER_0, _MULTIPLIER_1 = 0xD2511F53, 0xCD9E8D57
 _WEYL_0, _WEYL_1 = 0x9E3779B9, 0xBB67AE85
 _ROUNDS = 10
 _MASK = 0xFFFFFFFF
-NOISE_VERSION = 1
 
 # ln f = t (2 + z R(z)) with t = (f - 1) / (f + 1) and z = t * t, for f from sqrt(1/2) to sqrt(2), so z from 0 to
 # (3 - sqrt(8))^2. R interpolates (2 artanh(t) / t - 2) / z at the six Chebyshev nodes of that interval, made one part

@@ -77,14 +77,6 @@ class AcceptanceEstimator:
             path_acceptances.append(path_acceptance)
         return tuple(path_acceptances)
 
-    def expected_tokens(self, length: int) -> float:
-        """Committed tokens per round of ``length`` drafted tokens: path acceptances plus the target's own token."""
-        return 1.0 + math.fsum(self.path_acceptances(length))
-
-    def observations(self, position: int = 0) -> float:
-        """Decayed number of trials at a position."""
-        return self._attempts[position]
-
     def to_dict(self) -> dict[str, Any]:
         """A JSON value."""
         return {

@@ -208,23 +208,3 @@ class CostModel:
             most = max(outcomes, self.inputs.max_outcomes)
             rates = self._hits[draft_length] = self.inputs.hit_rates(draft_length, most)
         return rates[outcomes - 1]
-
-
-def evaluate_length(inputs: PlanInputs, length: int, waits_for_drafts: bool) -> Evaluation:
-    """What drafts of one length bring, without outcomes (see the module's formulas)."""
-    return CostModel(inputs).chain(length, waits_for_drafts)
-
-
-def evaluate_outcomes(
-    inputs: PlanInputs, length: int, waits_for_drafts: bool, outcomes: int, ahead: int
-) -> Evaluation:
-    """What drafting past outcomes brings (see the module's formulas).
-
-    Args:
-        inputs: present estimates.
-        length: tokens of a draft after a miss. At least 1.
-        waits_for_drafts: whether steps wait for what is late.
-        outcomes: outcomes that are drafted past. At least 1.
-        ahead: tokens past each. At least 1.
-    """
-    return CostModel(inputs).enumerating(length, waits_for_drafts, outcomes, ahead)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from paceline.scheduling.theory.outcomes import outcome_hit_rates
+from paceline.scheduling.outcomes import outcome_hit_rates
 
 _LEAST_ODDS = 1e-4
 

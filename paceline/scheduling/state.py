@@ -26,7 +26,7 @@ import math
 from collections.abc import Callable
 from enum import StrEnum
 
-from paceline.scheduling.cycles import CostModel, Evaluation, evaluate_length
+from paceline.scheduling.cycles import CostModel, Evaluation
 from paceline.scheduling.inputs import Placement, PlanInputs
 from paceline.scheduling.planner import describe, evaluate, policy_of
 from paceline.scheduling.policy import Policy
@@ -172,7 +172,8 @@ class PolicyState:
         """What is tried: what the model would choose, or else the cheapest way to a draft of the set length."""
         length = min(self._probe_length, inputs.longest_draft)
         ways = (False, True) if inputs.placement is Placement.SEPARATE else (False,)
-        probes = [evaluate_length(inputs, length, waits_for_drafts) for waits_for_drafts in ways]
+        model = CostModel(inputs)
+        probes = [model.chain(length, waits_for_drafts) for waits_for_drafts in ways]
         if best.draft_length:
             probes.append(best)
         return max(probes, key=lambda probe: probe.speedup)

@@ -17,7 +17,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import structlog
@@ -217,18 +217,6 @@ class Process:
 def _is_plumbing(method: str) -> bool:
     """Health and reflection: answered until the end; no drain waits for them (health watches are endless)."""
     return method.startswith((f"/{_HEALTH_SERVICE}/", "/grpc.reflection."))
-
-
-@contextlib.asynccontextmanager
-async def hosted(role: str, settings: ServerSettings, build: Build) -> AsyncIterator[Process]:
-    """Run a process's server within the current event loop, without signals: for tests and embedding."""
-    process = Process(role, settings)
-    try:
-        await build(process)
-        await process.start()
-        yield process
-    finally:
-        await process.shutdown()
 
 
 def serve(role: str, settings: ServerSettings, build: Build) -> NoReturn:

@@ -17,8 +17,8 @@ from paceline.v1 import drafter_pb2, drafter_pb2_grpc, peer_pb2
 from services.drafter.host import DrafterHost
 from services.drafter.settings import DrafterSettings
 from services.runtime.channel import open_channel
-from services.runtime.lifecycle import hosted
 from tests.drafter_service.scripted import VOCAB_SIZE, WIDTH
+from tests.hosting import hosted
 
 
 async def eventually(condition: Callable[[], object], timeout_s: float = 10.0) -> None:

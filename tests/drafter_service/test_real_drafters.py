@@ -34,9 +34,9 @@ from paceline.v1 import drafter_pb2, drafter_pb2_grpc, peer_pb2
 from services.drafter.host import DrafterHost
 from services.drafter.settings import DrafterSettings
 from services.runtime.channel import open_channel
-from services.runtime.lifecycle import hosted
 from tests.drafter_service.conftest import Bench, Conductor, commits, eventually, opening
 from tests.drafter_service.scripted import ScriptedFeatures
+from tests.hosting import hosted
 from tests.methods.foreign import byte_fallback_tokenizer, byte_level_tokenizer, save_model
 from tests.methods.gemma4_checkpoint import FOR_LLAMA, save_assistant
 from tests.methods.pard_checkpoint import save as save_pard2

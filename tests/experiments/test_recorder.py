@@ -8,8 +8,9 @@ from experiments.planner.record import Frame, Recorder, trace_of
 from experiments.planner.trace import Trace
 from paceline.v1 import scheduler_pb2, scheduler_pb2_grpc
 from services.runtime.channel import open_channel
-from services.runtime.lifecycle import Process, hosted
+from services.runtime.lifecycle import Process
 from services.scheduler.settings import SchedulerSettings
+from tests.hosting import hosted
 
 
 def report(rate: float, num_sequences: int, step_scale: float = 1.0) -> scheduler_pb2.ReportRequest:

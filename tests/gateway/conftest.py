@@ -14,8 +14,8 @@ from paceline.v1 import generation_pb2_grpc
 from services.gateway.__main__ import build
 from services.gateway.settings import GatewaySettings
 from services.gateway.tokenizer import ModelTokenizer
-from services.runtime.lifecycle import hosted
 from tests.gateway.tiny_model import write_model_dir
+from tests.hosting import hosted
 
 Gateway = Callable[..., AbstractAsyncContextManager[generation_pb2_grpc.GenerationServiceStub]]
 

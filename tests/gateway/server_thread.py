@@ -14,9 +14,9 @@ from paceline.client import AsyncPacelineClient
 from paceline.contract.errors import UnavailableError
 from services.gateway.__main__ import build
 from services.gateway.settings import GatewaySettings
-from services.runtime.lifecycle import hosted
 from tests.gateway.scripted_conductor import Script, ScriptedConductor, scripted_orchestrator
 from tests.gateway.tiny_model import write_model_dir
+from tests.hosting import hosted
 
 Serve = Callable[..., "Served"]
 

@@ -117,7 +117,6 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Index:
         licence="Apache-2.0",
         is_open=True,
         origin="random numbers",
-        has_chat_template=False,
         note="For tests.",
     )
     return Index(folder, entry)

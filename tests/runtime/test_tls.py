@@ -12,8 +12,9 @@ from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from services.runtime.channel import Tls, open_channel
-from services.runtime.lifecycle import Process, hosted
+from services.runtime.lifecycle import Process
 from services.runtime.settings import ServerSettings
+from tests.hosting import hosted
 
 pytestmark = [
     pytest.mark.asyncio,

@@ -19,9 +19,9 @@ from paceline.sampling import (
     decide_block,
     decide_tree,
     draw_children,
-    drawn_chain,
     verify_step,
 )
+from tests.sampling.chain_rejection import drawn_chain
 from tests.sampling.chi_square import path_acceptance
 from tests.sampling.enumeration import (
     ROOT,

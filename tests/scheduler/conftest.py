@@ -12,9 +12,10 @@ import pytest
 
 from paceline.v1 import scheduler_pb2, scheduler_pb2_grpc
 from services.runtime.channel import open_channel
-from services.runtime.lifecycle import Process, hosted
+from services.runtime.lifecycle import Process
 from services.scheduler.__main__ import build
 from services.scheduler.settings import SchedulerSettings
+from tests.hosting import hosted
 
 Stub = scheduler_pb2_grpc.SchedulerServiceStub
 

@@ -11,7 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from experiments.theory import CycleParams, outcome_speedup
 from paceline.scheduling import (
+    CostModel,
     Evaluation,
     MeasuredHits,
     Placement,
@@ -19,12 +21,9 @@ from paceline.scheduling import (
     Policy,
     PolicyState,
     evaluate,
-    evaluate_length,
-    evaluate_outcomes,
     evaluate_policy,
     plan,
 )
-from paceline.scheduling.theory import CycleParams, outcome_speedup
 
 
 def flat(_: int) -> float:
@@ -65,7 +64,7 @@ def test_with_one_length_it_is_the_published_form(
     """SSD's form (arXiv 2603.03251), with paths that wait at the verifier and the rest of a late one waited for."""
     hits = MeasuredHits(min(max(hit_rate, 0.001), 0.999), length, outcomes)
     case = inputs(rate, draft_s, rtt_s=rtt_s, queue_s=queue_s, measured_hits=hits)
-    found = evaluate_outcomes(case, length, True, outcomes, length)
+    found = CostModel(case).enumerating(length, True, outcomes, length)
     params = CycleParams(rate, draft_s, rtt_s + queue_s, length)
     assert found.hit_rate == pytest.approx(hits.rate)
     assert found.speedup == pytest.approx(outcome_speedup(params, hits.rate, build=draft_s * length))
@@ -144,7 +143,7 @@ def test_two_lengths_are_two_states(
 ) -> None:
     case = inputs(0.75, 0.08, rtt_s=0.3) if "rtt_s" not in changes else inputs(0.75, 0.08)
     case = dataclasses.replace(case, **changes)  # type: ignore[arg-type]
-    found = evaluate_outcomes(case, length, waits_for_drafts, outcomes, ahead)
+    found = CostModel(case).enumerating(length, waits_for_drafts, outcomes, ahead)
     measured = simulated(case, length, waits_for_drafts, outcomes, ahead)
     assert found.tokens_per_s == pytest.approx(measured, rel=0.01)
 
@@ -167,11 +166,11 @@ cases = st.builds(
 
 def all_choices(case: PlanInputs) -> list[Evaluation]:
     lengths = range(1, case.longest_draft + 1)
-    found = [evaluate_length(case, 0, False)]
+    found = [CostModel(case).chain(0, False)]
     for length, waits_for_drafts in itertools.product(lengths, (False, True)):
-        found.append(evaluate_length(case, length, waits_for_drafts))
+        found.append(CostModel(case).chain(length, waits_for_drafts))
         found += [
-            evaluate_outcomes(case, length, waits_for_drafts, outcomes, ahead)
+            CostModel(case).enumerating(length, waits_for_drafts, outcomes, ahead)
             for outcomes, ahead in itertools.product(range(1, case.max_outcomes + 1), lengths)
         ]
     return [choice for choice in found if choice.wait_s <= case.max_wait_s]
@@ -205,8 +204,8 @@ def test_outcomes_that_are_never_hit_only_cost(
     case: PlanInputs, waits_for_drafts: bool, length: int, outcomes: int, ahead: int
 ) -> None:
     hopeless = dataclasses.replace(case, concurrent_slowdown=0.0, acceptance=(0.0,))
-    found = evaluate_outcomes(hopeless, length, waits_for_drafts, outcomes, ahead)
-    without = evaluate_length(hopeless, length, waits_for_drafts)
+    found = CostModel(hopeless).enumerating(length, waits_for_drafts, outcomes, ahead)
+    without = CostModel(hopeless).chain(length, waits_for_drafts)
     assert found.hit_rate == 0
     assert found.tokens_per_s == pytest.approx(without.tokens_per_s)
 
@@ -217,7 +216,7 @@ def test_a_hit_hides_draft_and_round_trip() -> None:
     best = evaluate(case)
     assert best.is_enumerating
     assert best.speedup > 1.2 * max(
-        evaluate_length(case, length, held).speedup for length in range(1, 9) for held in (False, True)
+        CostModel(case).chain(length, held).speedup for length in range(1, 9) for held in (False, True)
     )
     policy = plan(case, version=3)
     assert (policy.outcomes, policy.draft_ahead) == (best.outcomes, best.ahead)
@@ -229,7 +228,7 @@ def test_paths_must_land_before_the_step_ends() -> None:
     """T_p + r <= v: up to there a round trip costs nothing on a hit, beyond it all of it."""
     certain = MeasuredHits(1.0, 4, 8)
     speeds = [
-        evaluate_outcomes(inputs(0.8, 0.1, rtt_s=rtt_s, measured_hits=certain), 4, True, 8, 4).speedup
+        CostModel(inputs(0.8, 0.1, rtt_s=rtt_s, measured_hits=certain)).enumerating(4, True, 8, 4).speedup
         for rtt_s in (0.0, 0.6, 0.7, 1.6)
     ]
     assert speeds[0] == pytest.approx(speeds[1], rel=1e-3)
@@ -262,7 +261,7 @@ def test_what_is_drafted_on_own_outputs_brings_its_share() -> None:
 
     def speed(share: float) -> float:
         case = inputs(0.8, 0.1, rtt_s=0.3, measured_hits=certain, ahead_fraction=share)
-        return evaluate_outcomes(case, 4, True, 8, 4).speedup
+        return CostModel(case).enumerating(4, True, 8, 4).speedup
 
     gain = speed(1.0) - 1.0
     assert speed(0.5) == pytest.approx(1.0 + 0.5 * gain, rel=1e-3)

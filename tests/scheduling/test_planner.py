@@ -11,12 +11,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from paceline.scheduling import (
+    CostModel,
     Placement,
     PlanInputs,
     Policy,
     StepCurve,
     evaluate,
-    evaluate_length,
     plan,
 )
 
@@ -45,7 +45,7 @@ def inputs(
 @pytest.mark.parametrize("length", [1, 3, 8])
 def test_expected_tokens_are_the_geometric_sum(rate: float, length: int) -> None:
     """E(g) = (1 - a^(g+1)) / (1 - a) (Leviathan et al., arXiv 2211.17192, equation 1)."""
-    found = evaluate_length(inputs(rate, 0.05), length, False)
+    found = CostModel(inputs(rate, 0.05)).chain(length, False)
     expected = (1 - rate ** (length + 1)) / (1 - rate)
     assert found.tokens_per_s == pytest.approx(expected / (1 + 0.05 * length))
     assert found.speedup == pytest.approx(found.tokens_per_s)
@@ -70,13 +70,13 @@ def test_the_best_synchronous_length_is_the_known_one(
 ) -> None:
     """S(g) = E(g) / (1 + c g + r): figures of the closed-form optimum by Lambert's W, to two digits."""
     given_inputs = inputs(rate, draft_s, Placement.SEPARATE, rtt_s=rtt_s)
-    found = [evaluate_length(given_inputs, candidate, True) for candidate in range(1, 25)]
+    found = [CostModel(given_inputs).chain(candidate, True) for candidate in range(1, 25)]
     best = max(found, key=lambda evaluation: evaluation.speedup)
     assert (best.draft_length, round(best.speedup, 2)) == (length, speedup)
 
 
 def test_a_running_verifier_loses_the_tokens_it_overtakes() -> None:
-    found = evaluate_length(inputs(0.5, 0.0, Placement.SEPARATE, rtt_s=1.5), 4, False)
+    found = CostModel(inputs(0.5, 0.0, Placement.SEPARATE, rtt_s=1.5)).chain(4, False)
     # Two plain steps pass; then drafts 3 and 4 count if 1 and 2 were right.
     assert found.tokens_per_s == pytest.approx((2 + 1 + 0.125 + 0.0625) / 3)
 
@@ -100,8 +100,8 @@ def test_a_hold_longer_than_allowed_is_never_planned() -> None:
 def test_hidden_time_costs_nothing_and_is_at_most_half() -> None:
     case = inputs(0.8, 0.05, Placement.SEPARATE, rtt_s=0.2)
     for overlap_s, wait_s in ((0.1, 0.3), (0.2, 0.2), (10.0, 0.2)):
-        hidden = evaluate_length(dataclasses.replace(case, overlap_s=overlap_s), 4, True)
-        shorter = evaluate_length(inputs(0.8, 0.0, Placement.SEPARATE, rtt_s=wait_s), 4, True)
+        hidden = CostModel(dataclasses.replace(case, overlap_s=overlap_s)).chain(4, True)
+        shorter = CostModel(inputs(0.8, 0.0, Placement.SEPARATE, rtt_s=wait_s)).chain(4, True)
         assert hidden.speedup == pytest.approx(shorter.speedup)
         assert hidden.wait_budget_s == pytest.approx(0.4)  # of what may come later
 
@@ -182,7 +182,7 @@ def test_the_plan_is_the_best_and_never_below_plain_decoding(given_inputs: PlanI
 
 def best_length(given_inputs: PlanInputs, waits_for_drafts: bool) -> int:
     candidates = [
-        evaluate_length(given_inputs, length, waits_for_drafts)
+        CostModel(given_inputs).chain(length, waits_for_drafts)
         for length in range(1, given_inputs.max_draft_length + 1)
     ]
     return max(candidates, key=lambda found: found.tokens_per_s).draft_length
@@ -254,8 +254,8 @@ def test_a_drafter_that_slows_the_target_down_is_waited_for() -> None:
     shared = inputs(0.7, 0.2, Placement.SEPARATE, rtt_s=0.3, concurrent_slowdown=0.5)
     alone = dataclasses.replace(shared, concurrent_slowdown=0.0)
     for length in (1, 3, 5):
-        assert evaluate_length(shared, length, True) == evaluate_length(alone, length, True)
-        slower, faster = (evaluate_length(case, length, False).tokens_per_s for case in (shared, alone))
+        assert CostModel(shared).chain(length, True) == CostModel(alone).chain(length, True)
+        slower, faster = (CostModel(case).chain(length, False).tokens_per_s for case in (shared, alone))
         assert slower == pytest.approx(faster / 1.5)
     assert plan(shared).wait_budget_us > 0
 
@@ -273,8 +273,8 @@ def test_nothing_is_drafted_ahead_that_would_hardly_be_used() -> None:
 def test_the_slowest_round_trips_lengthen_the_hold_and_not_the_cost() -> None:
     mean = inputs(0.8, 0.05, Placement.SEPARATE, rtt_s=0.1)
     spread = dataclasses.replace(mean, rtt_p95_s=0.3)
-    assert evaluate_length(spread, 4, True).speedup == evaluate_length(mean, 4, True).speedup
-    assert evaluate_length(spread, 4, True).wait_budget_s == pytest.approx(0.5)
+    assert CostModel(spread).chain(4, True).speedup == CostModel(mean).chain(4, True).speedup
+    assert CostModel(spread).chain(4, True).wait_budget_s == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize(

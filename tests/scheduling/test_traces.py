@@ -14,7 +14,7 @@ from experiments.planner.__main__ import default_limits
 from experiments.planner.generate import WORLDS, generate
 from experiments.planner.replay import Score, best_fixed, fixed, fixed_policies, planned, replay
 from experiments.planner.trace import Round, Trace
-from paceline.scheduling import Placement, PlanInputs, Policy, evaluate_length, evaluate_outcomes
+from paceline.scheduling import CostModel, Placement, PlanInputs, Policy
 
 FOLDER = Path(__file__).parent / "traces"
 RECORDED = sorted(FOLDER.glob("recorded_*.jsonl"))
@@ -109,14 +109,14 @@ def test_the_cost_model_predicts_what_replays_measure(length: int, num_sequences
     trace = steady(load=lambda _: float(num_sequences))
     inputs = inputs_of(trace, num_sequences)
     held = Policy(1, length, length, 50_000, 0, "")
-    expected = evaluate_length(inputs, length, True).speedup
+    expected = CostModel(inputs).chain(length, True).speedup
     assert speedup(trace, held) == pytest.approx(expected, rel=0.05)
     running = Policy(1, length, length, 0, 0, "")
-    expected = evaluate_length(inputs, length, False).speedup
+    expected = CostModel(inputs).chain(length, False).speedup
     assert speedup(trace, running) == pytest.approx(expected, rel=0.08)
     beside = dataclasses.replace(trace.info, placement="colocated")
     colocated = Trace(beside, trace.rounds)
-    expected = evaluate_length(inputs_of(colocated, num_sequences), length, False).speedup
+    expected = CostModel(inputs_of(colocated, num_sequences)).chain(length, False).speedup
     assert speedup(colocated, held) == pytest.approx(expected, rel=0.05)
 
 
@@ -125,7 +125,7 @@ def test_the_cost_model_predicts_what_replays_measure(length: int, num_sequences
 def test_enumeration_is_predicted_too(outcomes: int, ahead: int, num_sequences: int) -> None:
     trace = steady(load=lambda _: float(num_sequences))
     policy = Policy(1, 4, 4, 50_000, ahead, "", outcomes)
-    expected = evaluate_outcomes(inputs_of(trace, num_sequences), 4, True, outcomes, ahead).speedup
+    expected = CostModel(inputs_of(trace, num_sequences)).enumerating(4, True, outcomes, ahead).speedup
     assert speedup(trace, policy) == pytest.approx(expected, rel=0.06)
 
 

@@ -14,9 +14,10 @@ from tokenizers import Tokenizer, models
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from paceline.target import SequenceRows, TargetEngine
-from services.runtime.lifecycle import Process, hosted
+from services.runtime.lifecycle import Process
 from services.verifier.host import VerifierHost
 from services.verifier.settings import VerifierSettings
+from tests.hosting import hosted
 from tests.verifier.conductor import MAX_POSITIONS, VOCAB_SIZE
 
 

@@ -15,9 +15,10 @@ from paceline.methods.medusa1.drafter import TAP
 from paceline.target import SequenceRows, TargetEngine
 from paceline.v1 import peer_pb2, target_pb2
 from services.runtime import tensors
-from services.runtime.lifecycle import Process, hosted
+from services.runtime.lifecycle import Process
 from services.verifier.host import VerifierHost
 from services.verifier.settings import VerifierSettings
+from tests.hosting import hosted
 from tests.memorised import memorise
 from tests.verifier.conductor import Conductor
 

@@ -14,7 +14,7 @@ import math
 import random
 from collections.abc import Iterable
 
-from paceline.scheduling.theory.parameters import CycleParams
+from experiments.theory.parameters import CycleParams
 
 _LONGEST_RUN = 4096  # accepted tokens in a row; only bounds the loop that draws them
 

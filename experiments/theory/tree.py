@@ -12,7 +12,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Sequence
 
-from paceline.scheduling.theory.synchronous import chain_limit
+from experiments.theory.synchronous import chain_limit
 
 
 def tree_tokens(path_acceptances: Iterable[float]) -> float:

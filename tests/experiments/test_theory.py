@@ -11,8 +11,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from paceline.scheduling import theory
-from paceline.scheduling.theory import CachePlace, CycleParams
+from experiments import theory
+from experiments.theory import CachePlace, CycleParams
+from paceline.scheduling.outcomes import outcome_hit_rates
 
 # Best speed over plain decoding @ whole length, for r = 0, .05, .2, .5, 1 and 2.
 SYNCHRONOUS = {
@@ -227,7 +228,7 @@ def test_hit_rates_are_the_largest_probabilities_of_outcomes(
         if accepted == length:
             chances.append(reached * rates[accepted])
     ranked = sorted(chances, reverse=True)[:num_outcomes]
-    found = theory.outcome_hit_rates(acceptance, sibling, length, num_outcomes)
+    found = outcome_hit_rates(acceptance, sibling, length, num_outcomes)
     assert found == pytest.approx(tuple(itertools.accumulate(ranked)), abs=1e-12)
     assert found[-1] <= 1
 

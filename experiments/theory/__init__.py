@@ -1,30 +1,27 @@
-"""Closed forms of speculative decoding, to set beside what is measured.
+"""Closed forms of speculative decoding, to compare measurements with.
 
-Each file is one way to run drafter and target: `synchronous`, `pipelined`, `outcomes`; `tree` and `load` say what
-widens and narrows them. All start from `CycleParams`: acceptance a, draft cost c, round trip r, verification cost
-v(n) and draft length g, in units of a plain step, and give speed over plain decoding. `docs/scheduling.md` tells
-how they hang together.
+Each file is one way to run drafter and target: `synchronous`, `pipelined`, `outcomes`. `tree` says what a tree of
+drafts adds, `load` what many sequences at once change. All start from `CycleParams`: acceptance a, draft cost c, round
+trip r, verification cost v(n) and draft length g, in units of a plain step. All give speed over plain decoding.
+`docs/scheduling.md` explains how the forms are related.
 """
 
-from paceline.scheduling.theory.load import (
+from experiments.theory.load import (
     batch_speedup,
     break_even_batch,
     capacity_gain,
     gain_per_cost,
     throughput,
 )
-from paceline.scheduling.theory.outcomes import (
+from experiments.theory.outcomes import (
     CachePlace,
-    VerificationOutcome,
     best_outcome_length,
-    likeliest_outcomes,
     outcome_bound,
-    outcome_hit_rates,
     outcome_speedup,
 )
-from paceline.scheduling.theory.parameters import CycleParams, flat
-from paceline.scheduling.theory.pipelined import best_pipelined, pipelined_speedup, simulate_pipelined
-from paceline.scheduling.theory.synchronous import (
+from experiments.theory.parameters import CycleParams, flat
+from experiments.theory.pipelined import best_pipelined, pipelined_speedup, simulate_pipelined
+from experiments.theory.synchronous import (
     best_synchronous,
     best_synchronous_length,
     break_even_acceptance,
@@ -36,7 +33,7 @@ from paceline.scheduling.theory.synchronous import (
     replicas_needed,
     synchronous_speedup,
 )
-from paceline.scheduling.theory.tree import (
+from experiments.theory.tree import (
     best_tree_path_acceptances,
     children_acceptance,
     tree_limit,
@@ -46,7 +43,6 @@ from paceline.scheduling.theory.tree import (
 __all__ = [
     "CachePlace",
     "CycleParams",
-    "VerificationOutcome",
     "batch_speedup",
     "best_outcome_length",
     "best_pipelined",
@@ -63,9 +59,7 @@ __all__ = [
     "children_acceptance",
     "flat",
     "gain_per_cost",
-    "likeliest_outcomes",
     "outcome_bound",
-    "outcome_hit_rates",
     "outcome_speedup",
     "pipelined_speedup",
     "replica_bound",

@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from paceline.scheduling.theory.parameters import CycleParams
+from experiments.theory.parameters import CycleParams
 
 _NEWTON_STEPS = 64
 

@@ -14,8 +14,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from paceline.scheduling.theory.parameters import CycleParams
-from paceline.scheduling.theory.synchronous import chain_tokens
+from experiments.theory.parameters import CycleParams
+from experiments.theory.synchronous import chain_tokens
 
 
 def throughput(

@@ -1,11 +1,4 @@
-"""Rejection sampling of a drafted chain.
-
-Responsible for: the chain as the tree without branches that it is.
-
-Deliberately does not know: logits, processors, the trie, the wire.
-
-Called by: tests and simulators; the verifier's steps verify chains and trees alike through `tree_rejection`.
-"""
+"""Rejection sampling of a drafted chain, as the tests state it: a chain is a tree without branches."""
 
 from __future__ import annotations
 
@@ -27,15 +20,15 @@ def decide_chain(
     accept_noise: Sequence[float],
     final_noise: Sequence[float],
 ) -> Verdict:
-    """Speculative sampling of a chain as a function of its uniform numbers (Leviathan et al., arXiv
-    2211.17192, Algorithm 1; Chen et al., arXiv 2302.01318, Algorithm 2).
+    """Speculative sampling of a chain as a function of its uniform numbers.
 
-    1. For i = 0, 1, ...: accept x_i if u_i < p_i(x_i) / q_i(x_i). Strict: a token the target gives
-    probability zero
-       is never accepted, not even at u = 0; nor is one its own drafter gives probability zero.
-    2. At the first rejection draw from max(p_i - q_i, 0), normalised. Where that is empty (p_i = q_i, so
-    rejection
-       is impossible but for rounding) draw from p_i.
+    Leviathan et al., arXiv 2211.17192, Algorithm 1; Chen et al., arXiv 2302.01318, Algorithm 2.
+
+    1. For i = 0, 1, ...: accept x_i if u_i < p_i(x_i) / q_i(x_i). The comparison is strict: a token to which the
+       target gives probability zero is never accepted, not even at u = 0. Nor is a token to which its own drafter
+       gives probability zero.
+    2. At the first rejection draw from max(p_i - q_i, 0), normalised. Where that is empty draw from p_i: p_i equals
+       q_i there, and only rounding can have caused the rejection.
     3. Without a rejection draw the bonus token from the target's next distribution.
 
     Args:
