@@ -1,7 +1,7 @@
-"""Prometheus collectors: vLLM's names where vLLM has one, ``paceline_`` names for what is ours.
+"""Prometheus collectors: vLLM's names where vLLM has the metric, ``paceline_`` names for the others.
 
-Responsible for: declaring every metric once, so that dashboards made for vLLM work, and serving them over
-HTTP. Deliberately does not know: who counts what (docs/metrics.md says which process sets which).
+Responsible for: declaring every metric once and serving all of them over HTTP. Dashboards made for vLLM work unchanged.
+Deliberately does not know: which process sets which metric (docs/metrics.md lists that).
 
 Counters are exposed with the ``_total`` suffix, as vLLM's are: NUM_DRAFTS appears as
 ``vllm:spec_decode_num_drafts_total``. All collectors live in REGISTRY; one process serves one role.
@@ -33,25 +33,10 @@ _LATENCY_BUCKETS = (
 )
 _OVERHEAD_BUCKETS = (0.0001, 0.0002, 0.0004, 0.0006, 0.0008, 0.001, 0.0015, 0.002, 0.003, 0.005, 0.01, 0.05)
 _STEP_BUCKETS = (
-    0.0005,
-    0.001,
-    0.002,
-    0.004,
-    0.008,
-    0.012,
-    0.016,
-    0.024,
-    0.032,
-    0.064,
-    0.128,
-    0.256,
-    0.512,
-    1.024,
-    4.096,
+    *(0.0005, 0.001, 0.002, 0.004, 0.008, 0.012, 0.016, 0.024),
+    *(0.032, 0.064, 0.128, 0.256, 0.512, 1.024, 4.096),
 )
-_ROUND_TRIP_BUCKETS = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
 _TOKEN_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
-_COMMIT_BUCKETS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 64)
 _ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 
 
@@ -77,15 +62,15 @@ NUM_ACCEPTED_TOKENS = _counter(
 )
 NUM_ACCEPTED_TOKENS_PER_POS = _counter(
     "vllm:spec_decode_num_accepted_tokens_per_pos",
-    "Accepted draft tokens by place in the draft, from 0",
+    "Accepted draft tokens by position in the draft, from 0",
     "position",
 )
 
 # vLLM's names: load (verifier)
 NUM_REQUESTS_RUNNING = _gauge("vllm:num_requests_running", "Sequences that take part in steps")
-NUM_REQUESTS_WAITING = _gauge("vllm:num_requests_waiting", "Sequences that wait for room")
-NUM_PREEMPTIONS = _counter("vllm:num_preemptions", "Sequences that lost their slot to older ones")
-KV_CACHE_USAGE = _gauge("vllm:kv_cache_usage_perc", "Share of the KV cache in use, from 0 to 1")
+NUM_REQUESTS_WAITING = _gauge("vllm:num_requests_waiting", "Sequences that wait for a KV slot")
+NUM_PREEMPTIONS = _counter("vllm:num_preemptions", "Sequences that lost their KV slot to older ones")
+KV_CACHE_USAGE = _gauge("vllm:kv_cache_usage_perc", "Fraction of the KV cache in use, from 0 to 1")
 PREFIX_CACHE_QUERIES = _counter("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache")
 PREFIX_CACHE_HITS = _counter("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache")
 PROMPT_TOKENS = _counter("vllm:prompt_tokens", "Prompt tokens processed")
@@ -107,48 +92,43 @@ INTER_TOKEN_LATENCY = _histogram(
 REQUEST_LATENCY = _histogram("vllm:e2e_request_latency_seconds", "From arrival to the end", _LATENCY_BUCKETS)
 REQUEST_MAX_TOKENS = _histogram("vllm:request_params_max_tokens", "Token limit of a request", _TOKEN_BUCKETS)
 
-# Ours: gateway
+# Paceline: gateway
 REQUESTS_IN_FLIGHT = _gauge("paceline_requests_in_flight", "Requests at the gateway")
 REQUEST_FAILURES = _counter("paceline_request_failures", "Requests that ended with an error status", "reason")
 
-# Ours: verifier
+# Paceline: verifier
 STEP_SECONDS = _histogram("paceline_step_seconds", "Whole target step", _STEP_BUCKETS)
 FORWARD_SECONDS = _histogram("paceline_forward_seconds", "Forward pass of a target step", _STEP_BUCKETS)
-DRAFT_WAIT_SECONDS = _counter("paceline_draft_wait_seconds", "Time that steps were held for drafts")
+DRAFT_WAIT_SECONDS = _counter("paceline_draft_wait_seconds", "Time that steps waited for drafts")
 OVERHEAD_SECONDS = _histogram(
     "paceline_step_overhead_seconds",
     "Time between two target passes that was neither spent waiting nor drafting",
     _OVERHEAD_BUCKETS,
 )
-STEP_STAGE_SECONDS = _counter("paceline_step_stage_seconds", "Time of the step loop, by what it did", "stage")
+STEP_STAGE_SECONDS = _counter("paceline_step_stage_seconds", "Time of the step loop, by stage", "stage")
 NODES_OFFERED = _counter(
     "paceline_draft_nodes_offered",
-    "Draft nodes that could have been verified, by what the choice rested on",
+    "Draft nodes that could have been verified, by basis of the choice",
     "basis",
 )
 NODES_CHOSEN = _counter(
-    "paceline_draft_nodes_chosen", "Draft nodes chosen to be verified, by what the choice rested on", "basis"
+    "paceline_draft_nodes_chosen", "Draft nodes chosen to be verified, by basis of the choice", "basis"
 )
 STEP_POLICY_VERSION = _gauge(
-    "paceline_step_policy_version", "Version of the policy that the last step obeyed"
+    "paceline_step_policy_version", "Version of the policy that the last step followed"
 )
 DROPPED_DRAFTS = _counter("paceline_dropped_draft_nodes", "Draft nodes never verified, by cause", "cause")
-NGRAM_TOKENS = _counter("paceline_ngram_tokens", "Verified tokens that only the text itself proposed")
-ACCEPTED_NGRAM_TOKENS = _counter("paceline_accepted_ngram_tokens", "Those of them that the target accepted")
+NGRAM_TOKENS = _counter("paceline_ngram_tokens", "Verified tokens that only the n-gram proposal contained")
+ACCEPTED_NGRAM_TOKENS = _counter(
+    "paceline_accepted_ngram_tokens", "Verified n-gram tokens that the target accepted"
+)
 SPECULATION_CACHE_HITS = _counter(
-    "paceline_speculation_cache_hits", "Commits whose text had already been proposed further"
+    "paceline_speculation_cache_hits", "Commits whose next tokens had already been proposed"
 )
-FEATURE_BYTES = _counter("paceline_feature_bytes", "Bytes of target features pushed to drafters")
 
-VERIFIED_NODES = _histogram(
-    "paceline_verified_draft_nodes", "Draft nodes of one target step", (0, *_ROW_BUCKETS)
-)
-COMMITTED_PER_PASS = _histogram(
-    "paceline_committed_tokens_per_pass", "Tokens one target pass committed to a sequence", _COMMIT_BUCKETS
-)
 PREFIXES_SHARED = _counter(
     "paceline_prefixes_shared",
-    "Sequences that started from a prefix that was there, by how they got it",
+    "Sequences that started from a cached prefix: adopted its slot, or copied it",
     "how",
 )
 CALIBRATION_ERROR = _gauge(
@@ -158,40 +138,33 @@ CALIBRATION_ERROR = _gauge(
     "mode",
     "kind",
 )
-LEASE_EXPIRIES = _counter("paceline_lease_expiries", "Sequences freed because their stream fell silent")
 
-# Ours: drafter
+# Paceline: drafter
 DRAFT_SECONDS = _histogram("paceline_draft_seconds", "One drafter round", _STEP_BUCKETS, "method")
 DRAFT_QUEUE_SECONDS = _histogram(
-    "paceline_draft_queue_seconds", "From frame to drafting", _STEP_BUCKETS, "method"
+    "paceline_draft_queue_seconds", "From a frame's arrival to drafting", _STEP_BUCKETS, "method"
 )
-DRAFTED_TOKENS = _counter("paceline_drafted_tokens", "Tokens drafted, ahead or not", "method", "kind")
-DRAFTER_SEQUENCES = _gauge("paceline_drafter_sequences", "Sequences the drafter holds", "method")
+DRAFTED_TOKENS = _counter(
+    "paceline_drafted_tokens", "Tokens drafted; kind is answer, ahead or outcome", "method", "kind"
+)
+DRAFTER_SEQUENCES = _gauge("paceline_drafter_sequences", "Sequences that are open at the drafter", "method")
 
-# Ours: conductor
-ROUND_TRIP_SECONDS = _histogram(
-    "paceline_round_trip_seconds",
-    "Conductor to drafter and back, less the drafter's own time",
-    _ROUND_TRIP_BUCKETS,
-)
-FRAMES_DROPPED = _counter(
-    "paceline_frames_dropped", "Frames dropped, by cause (old_epoch, malformed, unknown)", "cause"
-)
-WIRE_BYTES = _counter(
-    "paceline_wire_bytes", "Bytes of frames, by peer role and direction", "peer", "direction"
-)
-FAILOVERS = _counter("paceline_failovers", "Sequences moved to another peer, by role", "peer")
-
-# Ours: policy (scheduler publishes, verifier and conductor apply)
+# Paceline: policy (scheduler publishes, verifier and conductor apply)
 POLICY_VERSION = _gauge("paceline_policy_version", "Version of the policy in force", "method", "placement")
 POLICY_DRAFT_LENGTH = _gauge(
     "paceline_policy_draft_length", "Draft length of the policy", "method", "placement"
 )
 POLICY_SPEEDUP = _gauge(
-    "paceline_policy_expected_speedup", "Speed-up the policy expects", "method", "placement"
+    "paceline_policy_expected_speedup",
+    "Speed-up over plain decoding that the policy expects",
+    "method",
+    "placement",
 )
 POLICY_MEASURED_SPEEDUP = _gauge(
-    "paceline_policy_measured_speedup", "Speed-up the policy in force brings", "method", "placement"
+    "paceline_policy_measured_speedup",
+    "Speed-up measured under the policy in force",
+    "method",
+    "placement",
 )
 TENANT_REQUESTS = _counter("paceline_tenant_requests", "Requests that ended, by tenant", "tenant")
 TENANT_TOKENS = _counter("paceline_tenant_generation_tokens", "Tokens generated for a tenant", "tenant")
@@ -202,9 +175,9 @@ TENANT_ACCEPTED_TOKENS = _counter(
 TENANT_DECODE_SECONDS = _counter(
     "paceline_tenant_decode_seconds", "From first to last token, summed over a tenant's requests", "tenant"
 )
-REPORT_FRAMES = _counter("paceline_report_frames", "Measurement frames taken by the scheduler", "outcome")
+REPORT_FRAMES = _counter("paceline_report_frames", "Measurement frames: taken or refused", "outcome")
 
-# Ours: Redis, without a model
+# Paceline: Redis, without a model
 REDIS_CONNECTED = Gauge("paceline_redis_connected", "1 while Redis can be reached", registry=REGISTRY)
 REDIS_FAILURES = Counter(
     "paceline_redis_failures", "Redis operations that failed", ("kind",), registry=REGISTRY
