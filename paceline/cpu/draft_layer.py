@@ -21,7 +21,7 @@ from paceline.methods.decoder_block import BlockWeights
 from paceline.methods.draft_layer import MAX_BEST, LayerOutput, Rows, TreeWanted, join_rows
 from paceline.methods.upper_block import UpperWeights
 from paceline.model.block import group_major
-from paceline.target import Device
+from paceline.model.device import Device
 
 Enter = Callable[[Program, int], tuple[int, int]]
 """Adds what comes before the block, given the program and the buffer of the rows' states; returns the buffer that

@@ -12,7 +12,7 @@ from torch import Tensor
 from paceline.cpu import kernels
 from paceline.cpu.packed_weight import PackedWeight
 from paceline.cpu.program import Epilogue, Program
-from paceline.target import Device
+from paceline.model.device import Device
 
 
 def runs_natively(hidden: int, device: Device, dtype: torch.dtype) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.model.block import BlockShape
-from paceline.target.errors import UnsupportedModelError
+from paceline.model.weights import UnsupportedModelError
 
 LEAN_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text")
 # Rope variants whose frequencies do not depend on the length of the sequence.

@@ -25,10 +25,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from paceline.target.errors import UnknownDeviceError
+from paceline.contract.errors import PacelineError
 
 # oneDNN chooses a weight layout for an expected number of rows. Decoding and verification run 1..16.
 PACKED_ROWS_HINT = 8
+
+
+class UnknownDeviceError(PacelineError):
+    """The device string cannot be parsed, or the machine has no such device."""
+
+    status = "FAILED_PRECONDITION"
+    reason = "UNKNOWN_DEVICE"
 
 
 class Linear(Protocol):
@@ -250,11 +257,6 @@ class Device:
             return PlainLinear(weight.contiguous(), bias)
         where = self.torch_device
         return PlainLinear(weight.to(where).contiguous(), None if bias is None else bias.to(where))
-
-    def synchronize(self) -> None:
-        """Wait until everything queued on this device is done."""
-        if self.kind == "cuda":
-            torch.cuda.synchronize(self.index)
 
 
 def configure_threads(num_threads: int | None = None, cores: Iterable[int] | None = None) -> int:

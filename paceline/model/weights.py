@@ -15,7 +15,14 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from paceline.target.errors import UnsupportedModelError
+from paceline.contract.errors import PacelineError
+
+
+class UnsupportedModelError(PacelineError):
+    """The checkpoint asks for something that no executor can run exactly."""
+
+    status = "FAILED_PRECONDITION"
+    reason = "UNSUPPORTED_MODEL"
 
 
 class SafetensorsDir:

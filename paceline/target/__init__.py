@@ -1,18 +1,12 @@
 """The target engine: a ragged forward step over many sequences, with taps, on CPU or CUDA."""
 
-from paceline.model.device import Device, configure_threads
+from paceline.model.device import Device, UnknownDeviceError, configure_threads
+from paceline.model.weights import UnsupportedModelError
 from paceline.target.engine import StepOutput, TargetEngine
-from paceline.target.errors import (
-    KVCacheFullError,
-    SlotError,
-    StepError,
-    TargetError,
-    UnknownDeviceError,
-    UnsupportedModelError,
-)
 from paceline.target.executor import ModelShape
+from paceline.target.kv_cache import KVCacheFullError, SlotError
 from paceline.target.prefix_cache import KeptPrefix, PrefixCache, common_prefix
-from paceline.target.rows import SequenceRows
+from paceline.target.rows import SequenceRows, StepError
 from paceline.target.taps import CachedLayer, TapPart, TapSpec
 
 __all__ = [
@@ -29,7 +23,6 @@ __all__ = [
     "TapPart",
     "TapSpec",
     "TargetEngine",
-    "TargetError",
     "UnknownDeviceError",
     "UnsupportedModelError",
     "common_prefix",

@@ -24,12 +24,12 @@ from paceline.cpu.huge_pages import advise_huge_pages
 from paceline.model.architecture import Architecture
 from paceline.model.configuration import read_configuration, transformers_configuration
 from paceline.model.device import Device, configure_threads
-from paceline.target.errors import SlotError, StepError, UnsupportedModelError
+from paceline.model.weights import UnsupportedModelError
 from paceline.target.executor import FINAL_NORM, Executor, ExecutorOutput, ModelShape, nothing
-from paceline.target.kv_cache import MIN_CAPACITY_TOKENS, KVCache, KVLayout
+from paceline.target.kv_cache import MIN_CAPACITY_TOKENS, KVCache, KVLayout, SlotError
 from paceline.target.lean import LeanExecutor
 from paceline.target.planning import PlannedStep, plan_step
-from paceline.target.rows import SequenceRows
+from paceline.target.rows import SequenceRows, StepError
 from paceline.target.taps import Tap, TapSpec
 
 # Smaller models fit the caches, and remapping takes longer than it saves.

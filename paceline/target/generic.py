@@ -18,8 +18,8 @@ from transformers import AttentionInterface, AttentionMaskInterface, AutoModelFo
 
 from paceline.model.device import Device
 from paceline.model.layer_heads import layer_heads
+from paceline.model.weights import UnsupportedModelError
 from paceline.target.attention import Scoring, StepPlan, attend
-from paceline.target.errors import UnsupportedModelError
 from paceline.target.executor import FINAL_NORM, ExecutorOutput, ModelShape, nothing
 
 ATTENTION_NAME = "paceline"

@@ -20,11 +20,38 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from paceline.contract.errors import CapacityError, PacelineError
 from paceline.cpu.memory_pool import FAULT_LIMIT_S, MemoryPool
-from paceline.target.errors import KVCacheFullError, SlotError
 
 MIN_CAPACITY_TOKENS = 64
 CPU_SLOTS_PER_BLOCK = 8
+
+
+class SlotError(PacelineError):
+    """A slot id is not open, or it is used in a way its state does not allow."""
+
+    status = "FAILED_PRECONDITION"
+    reason = "BAD_SLOT"
+
+
+class KVCacheFullError(CapacityError):
+    """Growing the cache would pass its byte limit; nothing was changed.
+
+    Attributes:
+        needed_bytes: allocation that was asked for, on top of what is in use.
+        used_bytes: bytes allocated now.
+        limit_bytes: the limit.
+    """
+
+    reason = "KV_CACHE_FULL"
+
+    def __init__(self, needed_bytes: int, used_bytes: int, limit_bytes: int) -> None:
+        super().__init__(
+            f"the KV cache needs {needed_bytes} more bytes, {used_bytes} of {limit_bytes} are allocated"
+        )
+        self.needed_bytes = needed_bytes
+        self.used_bytes = used_bytes
+        self.limit_bytes = limit_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,15 @@ from typing import Literal
 
 from torch import Tensor
 
-from paceline.target.errors import StepError
+from paceline.contract.errors import PacelineError
 from paceline.target.executor import ModelShape
+
+
+class StepError(PacelineError):
+    """The rows of a step are malformed: empty, out of range, not topological, or for one slot twice."""
+
+    status = "INVALID_ARGUMENT"
+    reason = "BAD_STEP"
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from paceline.model.device import Device, Linear
-from paceline.target.errors import StepError
 from paceline.target.executor import ModelShape
 from paceline.target.kv_cache import Slot
+from paceline.target.rows import StepError
 
 
 @dataclass(frozen=True, slots=True)
