@@ -36,7 +36,7 @@ def ahead(
     from experiments.ahead.replay import Cycle, Tally, replay
     from experiments.ahead.text import write
     from experiments.bench.prompts import embedded_prompts, token_ids
-    from paceline.methods import default_drafter, drafter_tap, load_drafter
+    from paceline.methods.loading import default_drafter, drafter_tap, load_drafter
     from paceline.models import resolve
     from paceline.sampling import SamplingParams
     from paceline.target import TargetEngine, configure_threads

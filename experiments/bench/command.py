@@ -61,7 +61,7 @@ def compare(
     from experiments.bench.prompts import embedded_prompts
     from experiments.bench.report import make_report, table
     from experiments.bench.runner import Plan, measure, same_text
-    from paceline.methods import default_drafter
+    from paceline.methods.loading import default_drafter
     from paceline.models import resolve
 
     console = Console()

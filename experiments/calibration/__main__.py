@@ -80,7 +80,7 @@ def _record(
 
     from experiments.bench.prompts import embedded_prompts, token_ids
     from experiments.decoding.generation import generate
-    from paceline.methods import default_drafter, drafter_tap, load_drafter
+    from paceline.methods.loading import default_drafter, drafter_tap, load_drafter
     from paceline.models import resolve
     from paceline.sampling import SamplingParams, VerifyMode
     from paceline.target import TargetEngine, configure_threads

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from experiments.decoding.arm import Arm
-from paceline.methods import Drafter, DraftRequest
+from paceline.methods.drafter import Drafter, DraftRequest
 from paceline.sampling import FinalKind, SamplingParams, Verdict
 from paceline.scheduling.calibration import Calibrator
 from paceline.target import SequenceRows, TargetEngine

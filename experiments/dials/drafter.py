@@ -21,7 +21,7 @@ from torch import Tensor
 from experiments.dials.dials import Dials
 from experiments.dials.luck import Luck
 from experiments.dials.script import Script
-from paceline.methods import DrafterError, DraftRequest, OutcomeRequest, UnknownDraftSequenceError
+from paceline.methods.drafter import DrafterError, DraftRequest, OutcomeRequest, UnknownDraftSequenceError
 from paceline.target import TapSpec
 from paceline.trie import DraftEntry
 
@@ -81,7 +81,7 @@ class _Outcome:
 
 
 class DialledDrafter:
-    """See the module; follows `paceline.methods.Drafter`.
+    """See the module; follows `paceline.methods.drafter.Drafter`.
 
     Args:
         script: the target's texts.

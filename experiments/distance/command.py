@@ -50,7 +50,7 @@ def bench_distance(
     from experiments.bench.report import commit, processor
     from experiments.distance.report import summarise, table
     from experiments.distance.runner import Plan, measure
-    from paceline.methods import default_drafter
+    from paceline.methods.loading import default_drafter
     from paceline.models import resolve
 
     console = Console()

@@ -15,7 +15,7 @@ from experiments.bench.prompts import embedded_prompts
 from experiments.equality.comparison import Plan, measure
 from experiments.equality.configurations import configurations
 from paceline.atomic_write import write_json
-from paceline.methods import default_drafter
+from paceline.methods.loading import default_drafter
 from paceline.models import resolve
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import torch
 
 from paceline.cpu import kernels
-from paceline.methods import Drafter, drafter_tap, load_drafter
+from paceline.methods.drafter import Drafter
+from paceline.methods.loading import drafter_tap, load_drafter
 from paceline.target import TargetEngine
 from paceline.target.engine import ExecutorChoice
 

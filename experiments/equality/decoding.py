@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from paceline.methods import Drafter, DraftRequest
+from paceline.methods.drafter import Drafter, DraftRequest
 from paceline.sampling import NoiseRole, RowParams, SamplingParams, gumbel, process_logits, verify_step
 from paceline.target import SequenceRows, TargetEngine
 from paceline.trie import EMPTY_TREE, DraftTrie

@@ -75,7 +75,7 @@ def evaluate(
     from experiments.evaluation.plan import Plan
     from experiments.evaluation.run import run
     from paceline.contract.errors import InvalidRequestError
-    from paceline.methods import default_drafter
+    from paceline.methods.loading import default_drafter
     from paceline.models import DEFAULT_MODEL, resolve
 
     if mode is VerifyMode.GREEDY:

@@ -19,7 +19,7 @@ from experiments.evaluation.plan import Plan
 from paceline import __version__
 from paceline.atomic_write import write_json
 from paceline.contract.errors import InvalidRequestError
-from paceline.methods import METHODS
+from paceline.methods.registry import METHODS
 from paceline.models import model_fingerprint
 
 ORIGINS = ("commands", "versions", "commits", "machines")

@@ -15,7 +15,7 @@ import torch
 from experiments.evaluation.figures import spread
 from experiments.evaluation.measure import Contestant, Stage
 from experiments.evaluation.plan import Plan
-from paceline.methods import DraftRequest
+from paceline.methods.drafter import DraftRequest
 from paceline.target import SequenceRows
 
 LENGTHS = range(1, 17)

@@ -18,7 +18,9 @@ from experiments.bench.prompts import Prompt, token_ids
 from experiments.decoding.arm import Arm
 from experiments.decoding.generation import Pass, generate
 from experiments.evaluation.plan import Plan
-from paceline.methods import Drafter, DrafterConfig, drafter_tap, load_drafter
+from paceline.methods.checkpoint import DrafterConfig
+from paceline.methods.drafter import Drafter
+from paceline.methods.loading import drafter_tap, load_drafter
 from paceline.sampling import SamplingParams, VerifyMode
 from paceline.target import TargetEngine
 

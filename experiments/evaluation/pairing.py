@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.methods import CheckpointError, DrafterConfig
-from paceline.methods.checkpoint import ANY_TARGET
+from paceline.methods.checkpoint import ANY_TARGET, CheckpointError, DrafterConfig
 from paceline.models import model_fingerprint
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.evaluation.report import heading
-from paceline.methods import METHODS
+from paceline.methods.registry import METHODS
 
 SPREAD = 0.4
 """Of one position's points along the axis, of which lines stand one apart."""

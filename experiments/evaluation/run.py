@@ -19,7 +19,7 @@ from experiments.evaluation import latency
 from experiments.evaluation.measure import Stage, measure
 from experiments.evaluation.pairing import Entry
 from experiments.evaluation.plan import Plan
-from paceline.methods import CheckpointError
+from paceline.methods.checkpoint import CheckpointError
 from paceline.target import configure_threads
 
 

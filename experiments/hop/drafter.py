@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import uvloop
 
 from paceline import PROTOCOL_VERSION
-from paceline.methods import DraftRequest, OutcomeRequest
+from paceline.methods.drafter import DraftRequest, OutcomeRequest
 from paceline.target import TapSpec
 from paceline.trie import DraftEntry
 from paceline.v1 import peer_pb2
@@ -40,7 +40,7 @@ def identity(role: str) -> peer_pb2.PeerInfo:
 
 
 class InstantDrafter:
-    """Drafts the same tokens for everybody, at once; see `paceline.methods.base.Drafter`."""
+    """Drafts the same tokens for everybody, at once; see `paceline.methods.drafter.Drafter`."""
 
     method = "instant"
     tap: TapSpec | None = None

@@ -46,7 +46,7 @@ def modes(
     from experiments.decoding.generation import generate
     from experiments.decoding.tally import Tally
     from experiments.modes.table import markdown
-    from paceline.methods import default_drafter, drafter_tap, load_drafter
+    from paceline.methods.loading import default_drafter, drafter_tap, load_drafter
     from paceline.models import resolve
     from paceline.sampling import SamplingParams
     from paceline.target import TargetEngine, configure_threads

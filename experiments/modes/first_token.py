@@ -18,7 +18,7 @@ from torch import Tensor
 
 from experiments.modes.arm import ARMS
 from paceline.atomic_write import write_json
-from paceline.methods import DraftRequest
+from paceline.methods.drafter import DraftRequest
 from paceline.sampling import DraftDistribution, RowParams, SamplingParams, VerifyMode, target_probs
 from paceline.target import SequenceRows
 
@@ -82,7 +82,7 @@ def first_token(
 
     from experiments.bench.prompts import embedded_prompts, token_ids
     from experiments.decoding.generation import generate
-    from paceline.methods import default_drafter, drafter_tap, load_drafter
+    from paceline.methods.loading import default_drafter, drafter_tap, load_drafter
     from paceline.models import resolve
     from paceline.target import TargetEngine, configure_threads
 

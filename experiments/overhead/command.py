@@ -40,7 +40,7 @@ def bench_overhead(
     from experiments.overhead.stages import read_totals
     from paceline.client import PacelineClient
     from paceline.embedded import Deployment, DeploymentOptions, Placement
-    from paceline.methods import default_drafter
+    from paceline.methods.loading import default_drafter
     from paceline.models import resolve
 
     console = Console()

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from paceline.checkpoints.formats import find_format, format_named
 from paceline.checkpoints.target_facts import TargetFacts
-from paceline.methods import METHODS
 from paceline.methods.checkpoint import ANY_TARGET, CheckpointError, DrafterConfig
+from paceline.methods.registry import METHODS
 
 
 def import_checkpoint(

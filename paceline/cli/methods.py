@@ -12,9 +12,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from paceline.methods import METHODS
 from paceline.methods.method import PLACEMENTS
 from paceline.methods.objectives import METHODS as OBJECTIVES
+from paceline.methods.registry import METHODS
 
 
 def methods(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:

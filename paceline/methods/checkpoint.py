@@ -1,7 +1,7 @@
 """Drafter checkpoints in Paceline's own layout: a directory with `config.json` and `model.safetensors`.
 
 Tensor names are those of the method's public format, so that a converter only has to rename what differs. Nothing is
-unpickled, and no code is loaded. Written by training, read by `paceline.methods.load_drafter`.
+unpickled, and no code is loaded. Written by training, read by `paceline.methods.loading.load_drafter`.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
-from paceline.methods.base import DrafterError, UnknownDraftSequenceError
 from paceline.methods.draft_layer import LayerSizes
+from paceline.methods.drafter import DrafterError, UnknownDraftSequenceError
 from paceline.target import Device, TapSpec
 from paceline.target.kv_cache import KVCache, KVLayout, Slot
 
@@ -42,7 +42,7 @@ State = TypeVar("State", bound=FollowedSequence)
 
 
 class FeatureFollower(ABC, Generic[State]):
-    """Follows sequences for a drafter with a layer of its own; the parts of `paceline.methods.base.Drafter` for that.
+    """Follows sequences for a drafter with a layer of its own, as `paceline.methods.drafter.Drafter` says.
 
     Args:
         layer: what runs the features.

@@ -1,38 +1,34 @@
-"""What a drafting method is before any checkpoint is loaded: its name, its layouts, what it reads and how it loads.
+"""What a drafting method declares before any of its heavy parts are imported.
 
-Responsible for: the seam that `METHODS` is a table of; a drafter's class is such a method. Deliberately does not know:
-any of them.
+Each method's package has a `METHOD` in its `__init__.py`. A method names its parts that need torch as
+"module:attribute", as entry points do; they are imported when they are used. Knows no method.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Protocol
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Protocol
 
-import torch
+if TYPE_CHECKING:
+    from pathlib import Path
 
-from paceline.methods.base import Drafter
-from paceline.methods.checkpoint import DrafterConfig
-from paceline.target import Device, TapSpec
+    import torch
+
+    from paceline.methods.checkpoint import DrafterConfig
+    from paceline.methods.drafter import Drafter
+    from paceline.target import Device, TapSpec
 
 PLACEMENTS = ("colocated", "separate")
-"""Where a drafter may run. Placement is a value and not a code path, so this holds for every class of `METHODS`."""
+"""Where a drafter may run. Both host the same class, so every method has both."""
 
 
 class DrafterClass(Protocol):
-    """A class of drafters."""
+    """How a method's checkpoints become a drafter."""
 
     @property
     def method(self) -> str:
         """Name of the method, as checkpoints give it."""
-
-    @property
-    def formats(self) -> tuple[str, ...]:
-        """Layouts its checkpoints load from and save to, such as "paceline" and "transformers"."""
-
-    @property
-    def reads(self) -> str:
-        """What it reads of the target, in words."""
 
     def read_tap(self, directory: Path, config: DrafterConfig) -> TapSpec | None:
         """The features that a checkpoint's drafter reads, with their projection; None where it reads tokens alone.
@@ -49,3 +45,38 @@ class DrafterClass(Protocol):
         Raises:
             CheckpointError: the checkpoint cannot be used.
         """
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A drafting method.
+
+    Attributes:
+        name: as checkpoints and `paceline train` give it.
+        reads: what it reads of the target, in words.
+        drafter: its `DrafterClass`, as "module:attribute".
+        formats: layouts that its checkpoints load from and save to, such as "paceline" and "transformers".
+        is_one_pass: whether one pass makes all tokens of a draft. Such a draft takes the same time whatever its length,
+            and it cannot continue past a verification outcome before the outcome's token and features have arrived.
+        ahead_fraction: of the tokens that a draft from true features gets accepted, the fraction that a draft gets
+            accepted which was made past a verification outcome, on the drafter's own outputs. Measured with
+            `python -m experiments.ahead` (docs/methods/README.md). Methods that read tokens alone keep 1.
+    """
+
+    name: str
+    reads: str
+    drafter: str
+    formats: tuple[str, ...]
+    is_one_pass: bool
+    ahead_fraction: float = 1.0
+
+    def drafter_class(self) -> DrafterClass:
+        """Import the class whose `load` makes drafters."""
+        found: DrafterClass = load_reference(self.drafter)
+        return found
+
+
+def load_reference(reference: str) -> Any:
+    """Import what "module:attribute" names."""
+    module, _, attribute = reference.partition(":")
+    return getattr(import_module(module), attribute)

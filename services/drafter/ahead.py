@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
-from paceline.methods import Drafter, OutcomeRequest, may_rank
+from paceline.methods.drafter import Drafter, OutcomeRequest, may_rank
 from paceline.trie import DraftEntry
 from paceline.v1 import drafter_pb2
 from services.drafter.requests import MAX_DRAFT_TOKENS

@@ -10,7 +10,8 @@ from collections.abc import Callable
 import structlog
 import torch
 
-from paceline.methods import Drafter, drafter_tap, load_drafter
+from paceline.methods.drafter import Drafter
+from paceline.methods.loading import drafter_tap, load_drafter
 from paceline.models import resolve
 from paceline.target import Device, configure_threads
 from paceline.v1 import drafter_pb2, drafter_pb2_grpc, peer_pb2

@@ -11,7 +11,7 @@ import torch
 
 from paceline import PROTOCOL_VERSION
 from paceline.contract.errors import IncompatiblePeerError
-from paceline.methods import Drafter
+from paceline.methods.drafter import Drafter
 from paceline.models import model_fingerprint, tokenizer_fingerprint
 from paceline.target import TapSpec
 from paceline.v1 import peer_pb2

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from paceline.methods import Drafter
+from paceline.methods.drafter import Drafter
 from paceline.v1 import drafter_pb2, peer_pb2
 from services.drafter.ahead import DraftingAhead
 from services.drafter.inbox import DrafterInbox, Features, FeaturesLost, Frame, Item, Opening, SessionEnded

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from paceline.methods import Drafter, DraftRequest
+from paceline.methods.drafter import Drafter, DraftRequest
 from paceline.trie import DraftEntry
 from paceline.v1 import drafter_pb2
 from services.drafter.requests import MAX_DRAFT_TOKENS

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cache
 
+from paceline.methods.registry import METHODS
 from paceline.scheduling import (
     MeasuredHits,
     Placement,
@@ -33,15 +34,6 @@ _MIN_ROUND_TRIPS = 4
 _MIN_BUCKETS = 2  # a single point of the curve tells no slope
 _MAX_EARLY = 512  # passes of a cold start that are kept to learn from
 _COLD_EXTRA_NODES = 2  # beyond a chain, before anything is known
-
-ONE_PASS_METHODS = frozenset({"medusa1", "medusa2", "p_eagle", "pard1", "pard2", "dflash", "dspark"})
-"""Drafters that make all tokens of a draft in one pass: their time does not grow with its length, and they go on from
-no outcome before its features, or its token, are there."""
-
-AHEAD_FRACTIONS = {"eagle1": 0.71, "eagle2": 0.72, "eagle3": 0.66, "deepseek_mtp": 0.88, "gemma4_mtp": 0.83}
-"""Of the tokens that a draft from true features gets accepted, how many one does that was drafted past an outcome, on
-the drafter's own outputs: measured with `python -m experiments.ahead` (docs/methods/README.md). Drafters that read
-tokens alone lose nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +194,10 @@ class Planner:
         hits: MeasuredHits | None,
     ) -> PlanInputs:
         limits = self._limits
-        is_one_pass = self._subject.method in ONE_PASS_METHODS
+        method = METHODS.get(
+            self._subject.method
+        )  # None for a drafter that registered under a name of its own
+        is_one_pass = method is not None and method.is_one_pass
         draft_model = measurements.draft_time.estimator(grows_with_length=not is_one_pass)
         round_trip, queue = measurements.network.estimator(), measurements.network.queue()
 
@@ -232,7 +227,7 @@ class Planner:
             margin=limits.margin,
             max_outcomes=0 if is_one_pass else limits.max_outcomes,
             enumeration_time=enumeration_time,
-            ahead_fraction=AHEAD_FRACTIONS.get(self._subject.method, 1.0),
+            ahead_fraction=1.0 if method is None else method.ahead_fraction,
             measured_hits=hits,
         )
 

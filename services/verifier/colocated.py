@@ -16,7 +16,7 @@ import structlog
 import torch
 from torch import Tensor
 
-from paceline.methods import Drafter, DraftRequest, ReadsInPlace
+from paceline.methods.drafter import Drafter, DraftRequest, ReadsInPlace
 from paceline.target import TargetEngine
 from paceline.target.kv_cache import Slot
 from services.verifier.features import owned

@@ -10,7 +10,7 @@ from pathlib import Path
 import structlog
 import torch
 
-from paceline.methods import drafter_tap, load_drafter
+from paceline.methods.loading import drafter_tap, load_drafter
 from paceline.models import resolve
 from paceline.target import Device, TargetEngine
 from paceline.v1 import target_pb2, target_pb2_grpc

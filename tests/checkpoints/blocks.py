@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.methods import DraftRequest, load_drafter
 from paceline.methods.dflash.objective import DFlashShape
+from paceline.methods.drafter import DraftRequest
+from paceline.methods.loading import load_drafter
 from tests.checkpoints.conftest import MASK_TOKEN, VOCAB, WIDTH, Case
 from tests.methods.dflash_checkpoint import random_tensors, reference_states
 

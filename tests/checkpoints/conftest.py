@@ -12,8 +12,8 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from paceline.checkpoints import TargetFacts
-from paceline.methods import load_drafter
 from paceline.methods.draft_layer import Rows
+from paceline.methods.loading import load_drafter
 from paceline.target.kv_cache import KVCache, KVLayout
 
 VOCAB, WIDTH, NUM_LAYERS, NUM_DEPTHS, MASK_TOKEN = 97, 64, 8, 5, 96

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from paceline.checkpoints import TargetFacts, export_checkpoint, import_checkpoint
-from paceline.methods import CheckpointError
+from paceline.methods.checkpoint import CheckpointError
 from tests.checkpoints.blocks import BlockCase, our_block, random_weights, reference_block
 from tests.checkpoints.blocks import public_config as speculators_config
 from tests.checkpoints.conftest import MASK_TOKEN, NUM_LAYERS, VOCAB, random_taps, text

@@ -15,10 +15,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from paceline.checkpoints.eagle import read_eagle, write_eagle
 from paceline.checkpoints.target_facts import TargetFacts
-from paceline.methods import CheckpointError, load_drafter
 from paceline.methods.autoregressive.drafter import AutoregressiveDrafter
-from paceline.methods.checkpoint import save_drafter
+from paceline.methods.checkpoint import CheckpointError, save_drafter
 from paceline.methods.draft_layer import Rows
+from paceline.methods.loading import load_drafter
 from tests.methods.eagle_reference import ReferenceEagle1, ReferenceEagle3, chain_logits
 
 VOCAB, WIDTH, PREFIX, CHAIN = 61, 48, 9, 3

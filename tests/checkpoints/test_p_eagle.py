@@ -14,7 +14,9 @@ from torch import Tensor
 
 from paceline.checkpoints import export_checkpoint, import_checkpoint
 from paceline.checkpoints.formats import find_format
-from paceline.methods import CheckpointError, DraftRequest, load_drafter
+from paceline.methods.checkpoint import CheckpointError
+from paceline.methods.drafter import DraftRequest
+from paceline.methods.loading import load_drafter
 from tests.checkpoints.conftest import (
     LLAMA3,
     MASK_TOKEN,

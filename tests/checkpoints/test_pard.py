@@ -12,7 +12,9 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from paceline.checkpoints import export_checkpoint, import_checkpoint
-from paceline.methods import CheckpointError, DrafterConfig, DraftRequest, load_drafter
+from paceline.methods.checkpoint import CheckpointError, DrafterConfig
+from paceline.methods.drafter import DraftRequest
+from paceline.methods.loading import load_drafter
 from paceline.target import SequenceRows, TargetEngine
 from tests.methods.foreign import byte_fallback_tokenizer, byte_level_tokenizer, save_model
 

@@ -11,8 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from paceline.checkpoints import TargetFacts, export_checkpoint, import_checkpoint
-from paceline.methods import CheckpointError, DraftRequest, load_drafter
-from paceline.methods.checkpoint import DrafterConfig
+from paceline.methods.checkpoint import CheckpointError, DrafterConfig
+from paceline.methods.drafter import DraftRequest
+from paceline.methods.loading import load_drafter
 from tests.checkpoints.conftest import (
     CASES,
     MASK_TOKEN,

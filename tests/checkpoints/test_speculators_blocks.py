@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from paceline.checkpoints import TargetFacts, export_checkpoint, import_checkpoint
-from paceline.methods import CheckpointError
+from paceline.methods.checkpoint import CheckpointError
 from tests.checkpoints.blocks import (
     CASES,
     our_block,

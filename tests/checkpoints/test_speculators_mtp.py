@@ -13,9 +13,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from paceline.checkpoints import export_checkpoint, import_checkpoint
-from paceline.methods import CheckpointError, DrafterConfig, DraftRequest, load_drafter
-from paceline.methods.checkpoint import read_all_tensors, save_drafter
+from paceline.methods.checkpoint import CheckpointError, DrafterConfig, read_all_tensors, save_drafter
 from paceline.methods.deepseek_mtp.layer import parameter_shapes
+from paceline.methods.drafter import DraftRequest
+from paceline.methods.loading import load_drafter
 from paceline.models import model_fingerprint
 from tests.methods.conftest import MTP_SHAPE, target_dir  # noqa: F401  a fixture
 

@@ -159,8 +159,8 @@ def test_modes_are_listed_for_people_and_for_programs(capsys: pytest.CaptureFixt
 
 
 def test_methods_are_listed_for_people_and_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
-    from paceline.methods import METHODS
     from paceline.methods.objectives import METHODS as OBJECTIVES
+    from paceline.methods.registry import METHODS
 
     assert exit_code("methods", "--json") == 0
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}

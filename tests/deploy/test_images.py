@@ -178,7 +178,7 @@ def test_every_copied_path_is_there_and_in_the_build_context(root: Path, role: s
 
 
 def test_the_shipped_drafter_lies_where_images_link_it(root: Path) -> None:
-    from paceline.methods import default_drafter
+    from paceline.methods.loading import default_drafter
 
     values = yaml.safe_load((root / "helm/paceline/values.yaml").read_text(encoding="utf-8"))
     shipped = default_drafter(values["model"]["name"])

@@ -12,7 +12,7 @@ import grpc
 import pytest_asyncio
 
 from paceline import PROTOCOL_VERSION
-from paceline.methods import Drafter
+from paceline.methods.drafter import Drafter
 from paceline.v1 import drafter_pb2, drafter_pb2_grpc, peer_pb2
 from services.drafter.host import DrafterHost
 from services.drafter.settings import DrafterSettings

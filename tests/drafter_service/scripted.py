@@ -15,7 +15,7 @@ import grpc
 import torch
 from torch import Tensor
 
-from paceline.methods import DraftRequest, OutcomeRequest
+from paceline.methods.drafter import DraftRequest, OutcomeRequest
 from paceline.target import TapSpec
 from paceline.trie import DraftEntry
 from paceline.v1 import peer_pb2, target_pb2, target_pb2_grpc

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from experiments.ahead.replay import Cycle, Tally, num_accepted, replay
 from experiments.ahead.text import Text
-from paceline.methods import DraftRequest, OutcomeRequest
+from paceline.methods.drafter import DraftRequest, OutcomeRequest
 from paceline.sampling import SamplingParams
 from paceline.trie import DraftEntry, DraftTrie
 

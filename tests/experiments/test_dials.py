@@ -19,7 +19,13 @@ from experiments.dials.policy import FixedPolicy, read_policy
 from experiments.dials.script import Script, ScriptText
 from paceline.atomic_write import write_json
 from paceline.contract.errors import InvalidRequestError
-from paceline.methods import Drafter, DrafterError, DraftRequest, OutcomeRequest, UnknownDraftSequenceError
+from paceline.methods.drafter import (
+    Drafter,
+    DrafterError,
+    DraftRequest,
+    OutcomeRequest,
+    UnknownDraftSequenceError,
+)
 from paceline.trie import DraftEntry, DraftTrie
 
 VOCAB = 300

@@ -24,7 +24,7 @@ from experiments.evaluation.pairing import pair
 from experiments.evaluation.plan import Plan
 from experiments.evaluation.report import heading
 from paceline.contract.errors import InvalidRequestError
-from paceline.methods import CheckpointError
+from paceline.methods.checkpoint import CheckpointError
 from paceline.target import TargetEngine
 from tests.methods.conftest import (  # noqa: F401  fixtures
     eagle3_dir,

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, models
 from transformers import LlamaForCausalLM
 
 from experiments.equality.decoding import DraftShape, decode
-from paceline.methods import load_drafter
+from paceline.methods.loading import load_drafter
 from paceline.models import model_fingerprint
 from paceline.sampling import SamplingParams
 from paceline.target import TargetEngine

@@ -46,7 +46,7 @@ from experiments.pipeline.priority import raise_priority
 from experiments.pipeline.report import make_report, table
 from experiments.pipeline.sample import Sample
 from paceline.contract.errors import InvalidRequestError, UnavailableError
-from paceline.methods import DraftRequest, OutcomeRequest
+from paceline.methods.drafter import DraftRequest, OutcomeRequest
 from paceline.trie import DraftTrie
 from services.verifier.step_clock import StretchCurve
 

@@ -36,7 +36,7 @@ def model_dir() -> Path:
 @pytest.fixture(scope="session")
 def drafter_dir() -> Path:
     """The drafter that ships for it."""
-    from paceline.methods import default_drafter
+    from paceline.methods.loading import default_drafter
 
     return default_drafter("smollm2-135m")
 

@@ -9,7 +9,7 @@ import pytest
 
 from experiments.bench.prompts import embedded_prompts
 from experiments.distance.runner import LINKS, Plan, pairs_of, serving
-from paceline.methods import default_drafter
+from paceline.methods.loading import default_drafter
 from paceline.models import resolve
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.methods import Drafter, DraftRequest
+from paceline.methods.drafter import Drafter, DraftRequest
 from paceline.trie import DraftEntry
 from tests.methods.conftest import Target
 

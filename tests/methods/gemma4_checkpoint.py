@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig, Gemma4ForCausalLM, Gemma4TextConfig
 
-from paceline.methods import DrafterConfig
-from paceline.methods.checkpoint import save_drafter
+from paceline.methods.checkpoint import DrafterConfig, save_drafter
 from paceline.methods.gemma4_mtp.layer import read_shape
 from paceline.methods.gemma4_mtp.model import FULL, SLIDING
 from paceline.models import model_fingerprint

@@ -12,8 +12,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from paceline.methods import CheckpointError, Drafter, DraftRequest, drafter_tap, load_drafter
+from paceline.methods.checkpoint import CheckpointError
 from paceline.methods.deepseek_mtp.objective import DeepseekMtpObjective, MtpShape
+from paceline.methods.drafter import Drafter, DraftRequest
+from paceline.methods.loading import drafter_tap, load_drafter
 from paceline.training.data import Batch
 from paceline.training.objective import TargetReference
 from paceline.trie import DraftEntry

@@ -11,17 +11,12 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from paceline.methods import (
-    CheckpointError,
-    Drafter,
-    DrafterConfig,
-    DraftRequest,
-    load_drafter,
-)
-from paceline.methods.checkpoint import save_drafter
+from paceline.methods.checkpoint import CheckpointError, DrafterConfig, save_drafter
 from paceline.methods.dflash.drafter import DFlashDrafter
 from paceline.methods.dflash.layer import BlockRows
 from paceline.methods.dflash.objective import DFlashObjective
+from paceline.methods.drafter import Drafter, DraftRequest
+from paceline.methods.loading import load_drafter
 from paceline.models import model_fingerprint
 from paceline.training.data import Batch
 from paceline.training.objective import TargetReference

@@ -9,13 +9,14 @@ import pytest
 import torch
 
 from paceline.cpu import kernels
-from paceline.methods import DraftRequest, load_drafter
 from paceline.methods.checkpoint import DrafterConfig, load_tensors
 from paceline.methods.dflash.layer import BlockPlan, BlockRows, DFlashLayer, DFlashWeights, dflash_shapes
 from paceline.methods.dflash.native import NativeDFlashLayer
 from paceline.methods.dflash.objective import DFlashShape
+from paceline.methods.drafter import DraftRequest
 from paceline.methods.dspark.drafter import dspark_shapes
 from paceline.methods.dspark.heads import HeadPlan
+from paceline.methods.loading import load_drafter
 from paceline.methods.one_pass.block_drafter import BlockDrafter
 from paceline.models import model_fingerprint
 from paceline.target import Device

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders
 
-from paceline.methods import CheckpointError
+from paceline.methods.checkpoint import CheckpointError
 from paceline.methods.whole_model.draft_text import CHUNK_CHARACTERS, SameText, TranslatedText, Translation
 from paceline.methods.whole_model.intersection import TokenizerFile, intersect
 from paceline.token_bytes import TokenBytes

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from paceline.methods import Drafter, DraftRequest
+from paceline.methods.drafter import Drafter, DraftRequest
 from paceline.methods.sibling_chain import num_draws
 from paceline.sampling import (
     DraftDistribution,

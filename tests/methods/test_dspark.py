@@ -12,17 +12,11 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from paceline.methods import (
-    CheckpointError,
-    Drafter,
-    DrafterConfig,
-    DraftRequest,
-    OutcomeRequest,
-    load_drafter,
-)
-from paceline.methods.checkpoint import save_drafter
+from paceline.methods.checkpoint import CheckpointError, DrafterConfig, save_drafter
+from paceline.methods.drafter import Drafter, DraftRequest, OutcomeRequest
 from paceline.methods.dspark.drafter import DSparkDrafter
 from paceline.methods.dspark.heads import HeadPlan, MarkovHead
+from paceline.methods.loading import load_drafter
 from paceline.sampling import DraftDistribution, SamplingParams, VerifyMode
 from paceline.trie import DraftEntry, DrawRule
 from tests.methods.conftest import (

@@ -14,13 +14,14 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from paceline.methods import CheckpointError, Drafter, DraftRequest, drafter_tap, load_drafter
 from paceline.methods.autoregressive.static_rule import StaticRule, expected_tokens, reference_paths
 from paceline.methods.autoregressive.tree_rule import DynamicRule
-from paceline.methods.checkpoint import save_drafter
+from paceline.methods.checkpoint import CheckpointError, save_drafter
+from paceline.methods.drafter import Drafter, DraftRequest
 from paceline.methods.eagle1.drafter import Eagle1Drafter
 from paceline.methods.eagle1.objective import Eagle1Objective
 from paceline.methods.eagle2.drafter import Eagle2Drafter
+from paceline.methods.loading import drafter_tap, load_drafter
 from paceline.sampling import SamplingParams
 from paceline.training.data import Batch
 from paceline.training.objective import TargetReference

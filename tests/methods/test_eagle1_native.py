@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from paceline.cpu import kernels
-from paceline.methods import DraftRequest, load_drafter
 from paceline.methods.checkpoint import DrafterConfig, load_tensors
 from paceline.methods.draft_layer import Rows
+from paceline.methods.drafter import DraftRequest
 from paceline.methods.eagle1.drafter import Eagle1Drafter
 from paceline.methods.eagle1.layer import Eagle1Layer, Eagle1Weights, parameter_shapes
 from paceline.methods.eagle1.native import NativeEagle1Layer
+from paceline.methods.loading import load_drafter
 from paceline.methods.target_vocabulary import SharedVocabulary
 from paceline.target import Device
 from paceline.target.kv_cache import KVCache, KVLayout

@@ -11,9 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from paceline.methods import CheckpointError, Drafter, DraftRequest, load_drafter
-from paceline.methods.checkpoint import DrafterConfig, save_drafter
+from paceline.methods.checkpoint import CheckpointError, DrafterConfig, save_drafter
+from paceline.methods.drafter import Drafter, DraftRequest
 from paceline.methods.eagle3.objective import Eagle3Objective
+from paceline.methods.loading import load_drafter
 from paceline.sampling import SamplingParams
 from paceline.training.data import Batch
 from paceline.training.objective import TargetReference

@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from paceline.cpu import kernels
-from paceline.methods import DraftRequest, load_drafter
 from paceline.methods.checkpoint import DrafterConfig
 from paceline.methods.draft_layer import Rows
+from paceline.methods.drafter import DraftRequest
 from paceline.methods.eagle3.drafter import Eagle3Drafter
 from paceline.methods.eagle3.layer import Eagle3Layer, Eagle3Weights
 from paceline.methods.eagle3.native import NativeEagle3Layer
+from paceline.methods.loading import load_drafter
 from paceline.target import Device
 from paceline.target.kv_cache import KVCache, KVLayout
 from tests.methods.native import VOCAB, WIDTH, draft_one, random_features, random_text, save_eagle3

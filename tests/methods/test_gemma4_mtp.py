@@ -18,16 +18,10 @@ from transformers import (
 )
 
 from paceline.checkpoints.exchange import export_checkpoint, import_checkpoint
-from paceline.methods import (
-    CheckpointError,
-    Drafter,
-    DrafterError,
-    DraftRequest,
-    OutcomeRequest,
-    ReadsInPlace,
-    load_drafter,
-)
+from paceline.methods.checkpoint import CheckpointError
+from paceline.methods.drafter import Drafter, DrafterError, DraftRequest, OutcomeRequest, ReadsInPlace
 from paceline.methods.gemma4_mtp.model import FULL, ORDER, SLIDING
+from paceline.methods.loading import load_drafter
 from paceline.sampling import SamplingParams
 from paceline.target import SequenceRows, StepError, TapSpec, TargetEngine
 from paceline.target.kv_cache import Slot

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import Gemma4AssistantConfig, Gemma4AssistantForCausalLM, Gemma4TextConfig
 
-from paceline.methods import CheckpointError
+from paceline.methods.checkpoint import CheckpointError
 from paceline.methods.gemma4_mtp.assistant import read_model
 from paceline.methods.gemma4_mtp.model import (
     FULL,

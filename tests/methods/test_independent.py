@@ -9,7 +9,9 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from paceline.methods import CheckpointError, Drafter, DraftRequest, UnknownDraftSequenceError, load_drafter
+from paceline.methods.checkpoint import CheckpointError
+from paceline.methods.drafter import Drafter, DraftRequest, UnknownDraftSequenceError
+from paceline.methods.loading import load_drafter
 from tests.methods.conftest import VOCAB, text
 
 Load = Callable[[Path], Drafter]

@@ -18,16 +18,10 @@ from experiments.decoding.arm import Arm
 from experiments.decoding.generation import generate
 from experiments.decoding.tally import Tally
 from experiments.modes.arm import ARMS, GREEDY_ARMS
-from paceline.methods import (
-    CheckpointError,
-    Drafter,
-    DraftRequest,
-    OutcomeRequest,
-    drafter_tap,
-    load_drafter,
-)
-from paceline.methods.checkpoint import ANY_TARGET, DrafterConfig
+from paceline.methods.checkpoint import ANY_TARGET, CheckpointError, DrafterConfig
+from paceline.methods.drafter import Drafter, DraftRequest, OutcomeRequest
 from paceline.methods.independent.drafter import IndependentDrafter
+from paceline.methods.loading import drafter_tap, load_drafter
 from paceline.models import DEFAULT_MODEL, cached, model_fingerprint, resolve
 from paceline.sampling import DraftDistribution, SamplingParams, VerifyMode, decide_tree
 from paceline.target import TargetEngine

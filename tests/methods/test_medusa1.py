@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from paceline.methods import CheckpointError, Drafter, DrafterError, DraftRequest, OutcomeRequest
-from paceline.methods.checkpoint import DrafterConfig, save_drafter
+from paceline.methods.checkpoint import CheckpointError, DrafterConfig, save_drafter
+from paceline.methods.drafter import Drafter, DrafterError, DraftRequest, OutcomeRequest
 from paceline.methods.medusa1.drafter import Medusa1Drafter
 from paceline.methods.medusa2.drafter import Medusa2Drafter
 from paceline.methods.medusa_heads.heads import MedusaShape, OutputHead

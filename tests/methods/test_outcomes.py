@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from paceline.methods import Drafter, DraftRequest, OutcomeRequest
+from paceline.methods.drafter import Drafter, DraftRequest, OutcomeRequest
 from paceline.methods.tree import ROOT, GrowingTree
 from paceline.sampling import SamplingParams, VerifyMode
 from paceline.trie import DraftEntry, DraftTrie

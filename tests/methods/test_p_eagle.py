@@ -10,14 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.methods import (
-    CheckpointError,
-    Drafter,
-    DraftRequest,
-    load_drafter,
-)
-from paceline.methods.checkpoint import DrafterConfig, save_drafter
+from paceline.methods.checkpoint import CheckpointError, DrafterConfig, save_drafter
 from paceline.methods.draft_layer import LayerOutput
+from paceline.methods.drafter import Drafter, DraftRequest
+from paceline.methods.loading import load_drafter
 from paceline.methods.one_pass.marginal_tree import marginal_tree
 from paceline.methods.one_pass.rows import FlatRows, all_rows
 from paceline.methods.p_eagle.drafter import PEagleDrafter

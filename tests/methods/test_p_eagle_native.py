@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from paceline.cpu import kernels
-from paceline.methods import DraftRequest, load_drafter
 from paceline.methods.checkpoint import DrafterConfig
+from paceline.methods.drafter import DraftRequest
 from paceline.methods.eagle3.layer import Eagle3Layer, Eagle3Weights, Rows, parameter_shapes
 from paceline.methods.eagle3.native import NativeEagle3Layer, runs_natively
+from paceline.methods.loading import load_drafter
 from paceline.methods.p_eagle.drafter import PEagleDrafter
 from paceline.methods.p_eagle.objective import PEagleShape
 from paceline.models import model_fingerprint

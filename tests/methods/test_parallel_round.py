@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.methods import Drafter, DrafterError, DraftRequest, OutcomeRequest
 from paceline.methods.choice import choose_chain_tokens
 from paceline.methods.dflash.drafter import DFlashDrafter
+from paceline.methods.drafter import Drafter, DrafterError, DraftRequest, OutcomeRequest
 from paceline.methods.one_pass.round import OnePassRound
 from paceline.methods.p_eagle.drafter import PEagleDrafter
 from paceline.methods.pard1.drafter import Pard1Drafter

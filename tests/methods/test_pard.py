@@ -15,15 +15,9 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from paceline.cpu.executor import NativeExecutor, runs_natively
-from paceline.methods import (
-    CheckpointError,
-    Drafter,
-    DrafterConfig,
-    DraftRequest,
-    drafter_tap,
-    load_drafter,
-)
-from paceline.methods.checkpoint import ANY_TARGET, save_drafter
+from paceline.methods.checkpoint import ANY_TARGET, CheckpointError, DrafterConfig, save_drafter
+from paceline.methods.drafter import Drafter, DraftRequest
+from paceline.methods.loading import drafter_tap, load_drafter
 from paceline.methods.pard1.checkpoint import PROJECTION, PROJECTION_BIAS
 from paceline.methods.pard1.drafter import Pard1Drafter
 from paceline.methods.pard2.drafter import Pard2Drafter

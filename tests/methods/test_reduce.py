@@ -11,8 +11,8 @@ import torch
 from paceline.checkpoints import reduce_checkpoint
 from paceline.cli import main
 from paceline.contract.errors import TrainingDataError
-from paceline.methods import Drafter, DraftRequest
 from paceline.methods.checkpoint import CheckpointError, DrafterConfig, load_tensor
+from paceline.methods.drafter import Drafter, DraftRequest
 from paceline.models import model_fingerprint
 from paceline.training import shards
 from tests.methods.conftest import VOCAB, Target, text

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from paceline.methods import DrafterConfig, default_drafter, drafter_tap, load_drafter
-from paceline.methods.checkpoint import load_tensors
+from paceline.methods.checkpoint import DrafterConfig, load_tensors
 from paceline.methods.eagle3.drafter import parameter_shapes
+from paceline.methods.loading import default_drafter, drafter_tap, load_drafter
 from paceline.models import DEFAULT_MODEL, cached, model_fingerprint
 
 MAX_BYTES = 19_500_000

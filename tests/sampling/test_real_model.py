@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from paceline.drafts import DraftTree, DrawRule, SiblingDraws
-from paceline.methods import Drafter, DraftRequest, default_drafter, drafter_tap, load_drafter
+from paceline.methods.drafter import Drafter, DraftRequest
+from paceline.methods.loading import default_drafter, drafter_tap, load_drafter
 from paceline.models import DEFAULT_MODEL, cached
 from paceline.sampling import (
     DraftDistribution,

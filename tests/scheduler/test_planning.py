@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from paceline.methods import METHODS
+from paceline.methods.registry import METHODS
 from paceline.scheduling.speed import TimedPass
 from services.scheduler.measurements import (
     AcceptancePart,
@@ -16,8 +16,6 @@ from services.scheduler.measurements import (
     NetworkPart,
 )
 from services.scheduler.planning import (
-    AHEAD_FRACTIONS,
-    ONE_PASS_METHODS,
     Decision,
     Planner,
     PlanningLimits,
@@ -469,4 +467,7 @@ def test_a_cold_start_s_waits_are_known_to_the_first_plan() -> None:
 def test_every_method_is_known_by_what_it_makes_of_outcomes() -> None:
     """A method that is in none of these would pass for one that reads tokens alone."""
     reads_tokens_alone = {"independent"}
-    assert set(METHODS) == reads_tokens_alone | ONE_PASS_METHODS | set(AHEAD_FRACTIONS)
+    one_pass = {name for name, method in METHODS.items() if method.is_one_pass}
+    loses = {name for name, method in METHODS.items() if method.ahead_fraction < 1}
+    assert set(METHODS) == reads_tokens_alone | one_pass | loses
+    assert not one_pass & loses

@@ -15,7 +15,8 @@ from typing import Literal
 import torch
 
 from paceline.drafts import DraftEntry
-from paceline.methods import Drafter, DraftRequest, OutcomeRequest, load_drafter
+from paceline.methods.drafter import Drafter, DraftRequest, OutcomeRequest
+from paceline.methods.loading import load_drafter
 from paceline.sampling import SamplingParams
 from paceline.target import TargetEngine
 from paceline.v1 import peer_pb2, sampling_pb2, target_pb2

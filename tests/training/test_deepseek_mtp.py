@@ -11,9 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.contract.errors import TrainingDataError
-from paceline.methods import DrafterConfig, DraftRequest, load_drafter
+from paceline.methods.checkpoint import DrafterConfig
 from paceline.methods.deepseek_mtp import start as deepseek_mtp_start
 from paceline.methods.deepseek_mtp.objective import DeepseekMtpObjective, MtpShape
+from paceline.methods.drafter import DraftRequest
+from paceline.methods.loading import load_drafter
 from paceline.training.data import Batch
 from paceline.training.objective import TargetReference
 from paceline.training.token_rows import depth_weights

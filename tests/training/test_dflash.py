@@ -12,10 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.contract.errors import TrainingDataError
-from paceline.methods import DraftRequest, load_drafter
 from paceline.methods.dflash.blocks import can_anchor, make_blocks, sample_anchors
 from paceline.methods.dflash.objective import DFlashObjective, DFlashShape
 from paceline.methods.dflash.start import random_parameters, tap_scale
+from paceline.methods.drafter import DraftRequest
+from paceline.methods.loading import load_drafter
 from paceline.methods.objectives import build_objective
 from paceline.training.data import Batch, Corpus, DataPosition
 from paceline.training.objective import TargetReference

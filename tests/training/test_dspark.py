@@ -10,11 +10,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from paceline.methods import DrafterConfig, DraftRequest, load_drafter
+from paceline.methods.checkpoint import DrafterConfig
 from paceline.methods.dflash.start import random_parameters
+from paceline.methods.drafter import DraftRequest
 from paceline.methods.dspark.heads import HeadPlan, MarkovHead
 from paceline.methods.dspark.objective import DSparkObjective, LossShares
 from paceline.methods.dspark.temperatures import fit_temperatures, path_errors
+from paceline.methods.loading import load_drafter
 from paceline.methods.objectives import build_objective
 from paceline.training.data import Corpus, DataPosition
 from paceline.training.objective import TargetReference

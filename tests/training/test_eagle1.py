@@ -12,8 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.contract.errors import TrainingDataError
-from paceline.methods import DrafterConfig
-from paceline.methods.checkpoint import load_tensor
+from paceline.methods.checkpoint import DrafterConfig, load_tensor
 from paceline.methods.eagle1 import start as eagle1_start
 from paceline.methods.eagle1.drafter import rank_accuracies
 from paceline.methods.eagle1.objective import Eagle1Objective, Eagle1Shape

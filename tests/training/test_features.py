@@ -10,7 +10,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from paceline.contract.errors import TrainingDataError
-from paceline.methods import DraftRequest, drafter_tap, load_drafter
+from paceline.methods.drafter import DraftRequest
+from paceline.methods.loading import drafter_tap, load_drafter
 from paceline.target import SequenceRows, TargetEngine
 from paceline.training import shards
 from paceline.training.features import FeatureOptions, run

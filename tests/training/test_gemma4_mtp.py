@@ -13,13 +13,14 @@ from torch import Tensor
 from transformers import AutoConfig
 
 from paceline.contract.errors import TrainingDataError
-from paceline.methods import DrafterConfig, DraftRequest, load_drafter
-from paceline.methods.checkpoint import save_drafter
+from paceline.methods.checkpoint import DrafterConfig, save_drafter
+from paceline.methods.drafter import DraftRequest
 from paceline.methods.gemma4_mtp import objective as gemma4_mtp
 from paceline.methods.gemma4_mtp import start as gemma4_mtp_start
 from paceline.methods.gemma4_mtp.model import FULL, SLIDING
 from paceline.methods.gemma4_mtp.objective import Gemma4MtpObjective, TargetTables
 from paceline.methods.gemma4_mtp.token_clusters import cluster_tokens, fit_centroids
+from paceline.methods.loading import load_drafter
 from paceline.target import SequenceRows, TapSpec, TargetEngine
 from paceline.training.data import Batch
 from paceline.training.objective import TargetReference

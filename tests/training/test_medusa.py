@@ -11,7 +11,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from paceline.methods import CheckpointError, DraftRequest, load_drafter
+from paceline.methods.checkpoint import CheckpointError
+from paceline.methods.drafter import DraftRequest
+from paceline.methods.loading import load_drafter
 from paceline.methods.medusa1.objective import Medusa1Objective
 from paceline.methods.medusa2.objective import JointSettings, Medusa2Objective
 from paceline.methods.medusa_heads.heads import MedusaShape, OutputHead

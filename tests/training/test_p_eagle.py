@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from paceline.methods import DraftRequest, load_drafter
+from paceline.methods.drafter import DraftRequest
+from paceline.methods.loading import load_drafter
 from paceline.methods.objectives import build_objective
 from paceline.methods.one_pass.rows import FlatRows, owners, sample_rows, segments
 from paceline.methods.p_eagle.objective import PEagleObjective, PEagleShape

@@ -12,8 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from paceline.methods import DrafterConfig, DraftRequest, load_drafter
-from paceline.methods.checkpoint import ANY_TARGET
+from paceline.methods.checkpoint import ANY_TARGET, DrafterConfig
+from paceline.methods.drafter import DraftRequest
+from paceline.methods.loading import load_drafter
 from paceline.methods.objectives import build_objective
 from paceline.methods.pard1.objective import MASK, Pard1Objective
 from paceline.methods.pard1.start import mask_token_for

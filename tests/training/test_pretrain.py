@@ -13,8 +13,9 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from paceline.contract.errors import TrainingDataError
-from paceline.methods import DraftRequest, load_drafter
 from paceline.methods.deepseek_mtp.objective import MtpShape
+from paceline.methods.drafter import DraftRequest
+from paceline.methods.loading import load_drafter
 from paceline.sampling import SamplingParams
 from paceline.target import SequenceRows, TargetEngine
 from paceline.training.data import Corpus

@@ -14,7 +14,8 @@ import torch
 from safetensors.torch import load_file
 
 from paceline.contract.errors import TrainingDataError
-from paceline.methods import DraftRequest, load_drafter
+from paceline.methods.drafter import DraftRequest
+from paceline.methods.loading import load_drafter
 from paceline.methods.objectives import build_objective
 from paceline.training.acceptance import AcceptanceCounts
 from paceline.training.data import Corpus, DataPosition

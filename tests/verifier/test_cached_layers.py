@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.methods import DraftRequest, load_drafter
+from paceline.methods.drafter import DraftRequest
 from paceline.methods.gemma4_mtp.model import FULL
+from paceline.methods.loading import load_drafter
 from paceline.target import SequenceRows, StepError, TargetEngine
 from paceline.v1 import target_pb2
 from services.runtime import feature_parts, tensors

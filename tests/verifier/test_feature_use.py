@@ -11,7 +11,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from paceline.contract.errors import InvalidRequestError
-from paceline.methods import DraftRequest, drafter_tap, load_drafter
+from paceline.methods.drafter import DraftRequest
+from paceline.methods.loading import drafter_tap, load_drafter
 from paceline.methods.pard2.drafter import Pard2Drafter
 from paceline.models import model_fingerprint
 from paceline.sampling import SamplingParams

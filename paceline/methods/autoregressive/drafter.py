@@ -21,11 +21,6 @@ from torch import Tensor
 
 from paceline.methods.autoregressive.sequence import AutoregressiveSequence, Chain, StableRows, Tree
 from paceline.methods.autoregressive.tree_rule import TreeRule
-from paceline.methods.base import (
-    DraftRequest,
-    OutcomeRequest,
-    may_rank,
-)
 from paceline.methods.checkpoint import DrafterConfig
 from paceline.methods.choice import choose_chain_tokens, draw_chain_tokens, rank_children
 from paceline.methods.draft_layer import (
@@ -37,6 +32,11 @@ from paceline.methods.draft_layer import (
     TreeWanted,
     join_rows,
 )
+from paceline.methods.drafter import (
+    DraftRequest,
+    OutcomeRequest,
+    may_rank,
+)
 from paceline.methods.feature_follower import FeatureFollower
 from paceline.methods.sibling_chain import num_draws
 from paceline.methods.tree import ROOT, GrowingTree
@@ -47,7 +47,7 @@ from paceline.trie import DraftEntry, DrawRule
 
 
 class AutoregressiveDrafter(FeatureFollower[AutoregressiveSequence]):
-    """Drafts with a layer that goes on from its own output; see `paceline.methods.base.Drafter`.
+    """Drafts with a layer that goes on from its own output; see `paceline.methods.drafter.Drafter`.
 
     Args:
         layer: what proposes tokens.
@@ -61,8 +61,6 @@ class AutoregressiveDrafter(FeatureFollower[AutoregressiveSequence]):
     """
 
     method: ClassVar[str]
-    formats: ClassVar[tuple[str, ...]]
-    reads: ClassVar[str]
 
     def __init__(
         self,

@@ -1,1 +1,12 @@
-"""The deepseek_mtp method: how it drafts, how it is trained, its public layouts."""
+"""DeepSeek-style multi-token prediction (2412.19437): modules that predict one further token each."""
+
+from paceline.methods.method import Method
+
+METHOD = Method(
+    name="deepseek_mtp",
+    reads="last hidden state",
+    drafter="paceline.methods.deepseek_mtp.drafter:DeepseekMtpDrafter",
+    formats=("paceline", "nextn", "speculators"),
+    is_one_pass=False,
+    ahead_fraction=0.88,
+)

@@ -22,11 +22,9 @@ from paceline.target import Device, TapSpec
 
 
 class DeepseekMtpDrafter(AutoregressiveDrafter):
-    """Drafts with multi-token prediction modules; see `paceline.methods.base.Drafter`."""
+    """Drafts with multi-token prediction modules; see `paceline.methods.drafter.Drafter`."""
 
     method: ClassVar[str] = "deepseek_mtp"
-    formats: ClassVar[tuple[str, ...]] = ("paceline", "nextn", "speculators")
-    reads: ClassVar[str] = "last hidden state"
 
     @classmethod
     def read_tap(cls, directory: Path, config: DrafterConfig) -> TapSpec:

@@ -1,1 +1,11 @@
-"""The dflash method: how it drafts, how it is trained, its public layouts."""
+"""DFlash: a block of tokens in one pass, over features of the text as keys and values."""
+
+from paceline.methods.method import Method
+
+METHOD = Method(
+    name="dflash",
+    reads="several layers, fused",
+    drafter="paceline.methods.dflash.drafter:DFlashDrafter",
+    formats=("paceline", "speculators", "dflash", "deepspec"),
+    is_one_pass=True,
+)

@@ -23,11 +23,9 @@ from paceline.trie import DraftEntry
 
 
 class DFlashDrafter(BlockDrafter):
-    """Drafts with one block of independent guesses; see `paceline.methods.base.Drafter`."""
+    """Drafts with one block of independent guesses; see `paceline.methods.drafter.Drafter`."""
 
     method: ClassVar[str] = "dflash"
-    formats: ClassVar[tuple[str, ...]] = ("paceline", "speculators", "dflash", "deepspec")
-    reads: ClassVar[str] = "several layers, fused"
 
     @classmethod
     def load(

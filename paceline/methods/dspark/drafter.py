@@ -109,7 +109,7 @@ class SequentialHeads:
 
 
 class DSparkDrafter(BlockDrafter):
-    """Drafts with a block whose rows are gone through in turn; see `paceline.methods.base.Drafter`.
+    """Drafts with a block whose rows are gone through in turn; see `paceline.methods.drafter.Drafter`.
 
     Args:
         layer: DFlash's.
@@ -122,8 +122,6 @@ class DSparkDrafter(BlockDrafter):
     """
 
     method: ClassVar[str] = "dspark"
-    formats: ClassVar[tuple[str, ...]] = ("paceline", "speculators", "deepspec")
-    reads: ClassVar[str] = "several layers, fused"
 
     def __init__(
         self,

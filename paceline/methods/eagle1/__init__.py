@@ -1,1 +1,12 @@
-"""The eagle1 method: how it drafts, how it is trained, its public layouts."""
+"""EAGLE-1 (2401.15077): one decoder layer that predicts the target's next feature."""
+
+from paceline.methods.method import Method
+
+METHOD = Method(
+    name="eagle1",
+    reads="final norm",
+    drafter="paceline.methods.eagle1.drafter:Eagle1Drafter",
+    formats=("paceline", "eagle"),
+    is_one_pass=False,
+    ahead_fraction=0.71,
+)

@@ -23,11 +23,9 @@ from paceline.target import Device, TapSpec
 
 
 class Eagle1Drafter(AutoregressiveDrafter):
-    """Drafts with an EAGLE-1 layer; see `paceline.methods.base.Drafter`."""
+    """Drafts with an EAGLE-1 layer; see `paceline.methods.drafter.Drafter`."""
 
     method: ClassVar[str] = "eagle1"
-    formats: ClassVar[tuple[str, ...]] = ("paceline", "eagle")
-    reads: ClassVar[str] = "final norm"
 
     @classmethod
     def read_tap(cls, directory: Path, config: DrafterConfig) -> TapSpec:

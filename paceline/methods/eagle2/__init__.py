@@ -1,1 +1,12 @@
-"""The eagle2 method: how it drafts, how it is trained, its public layouts."""
+"""EAGLE-2 (2406.16858): EAGLE-1's layer with dynamic trees."""
+
+from paceline.methods.method import Method
+
+METHOD = Method(
+    name="eagle2",
+    reads="final norm",
+    drafter="paceline.methods.eagle2.drafter:Eagle2Drafter",
+    formats=("paceline", "eagle"),
+    is_one_pass=False,
+    ahead_fraction=0.72,
+)

@@ -14,7 +14,7 @@ from paceline.methods.eagle1.drafter import Eagle1Drafter
 
 
 class Eagle2Drafter(Eagle1Drafter):
-    """Drafts with an EAGLE-1 layer and dynamic trees; see `paceline.methods.base.Drafter`."""
+    """Drafts with an EAGLE-1 layer and dynamic trees; see `paceline.methods.drafter.Drafter`."""
 
     method: ClassVar[str] = "eagle2"
 

@@ -1,1 +1,12 @@
-"""The eagle3 method: how it drafts, how it is trained, its public layouts."""
+"""EAGLE-3 (2503.01840): one decoder layer over three fused layers of the target."""
+
+from paceline.methods.method import Method
+
+METHOD = Method(
+    name="eagle3",
+    reads="three layers, fused",
+    drafter="paceline.methods.eagle3.drafter:Eagle3Drafter",
+    formats=("paceline", "eagle", "speculators"),
+    is_one_pass=False,
+    ahead_fraction=0.66,
+)

@@ -22,11 +22,9 @@ from paceline.target import Device, TapSpec
 
 
 class Eagle3Drafter(AutoregressiveDrafter):
-    """Drafts with an EAGLE-3 layer; see `paceline.methods.base.Drafter`."""
+    """Drafts with an EAGLE-3 layer; see `paceline.methods.drafter.Drafter`."""
 
     method: ClassVar[str] = "eagle3"
-    formats: ClassVar[tuple[str, ...]] = ("paceline", "eagle", "speculators")
-    reads: ClassVar[str] = "three layers, fused"
 
     @classmethod
     def read_tap(cls, directory: Path, config: DrafterConfig) -> TapSpec:

@@ -1,1 +1,12 @@
-"""The gemma4_mtp method: how it drafts, how it is trained, its public layouts."""
+"""Gemma 4's assistant: a narrow model that reads the target's own keys and values."""
+
+from paceline.methods.method import Method
+
+METHOD = Method(
+    name="gemma4_mtp",
+    reads="keys and values of a full and a sliding layer, final norm of the newest position",
+    drafter="paceline.methods.gemma4_mtp.drafter:Gemma4MtpDrafter",
+    formats=("paceline", "gemma4_assistant"),
+    is_one_pass=False,
+    ahead_fraction=0.83,
+)

@@ -20,9 +20,9 @@ from torch import Tensor
 from paceline.methods.autoregressive.drafter import AutoregressiveDrafter
 from paceline.methods.autoregressive.sequence import AutoregressiveSequence
 from paceline.methods.autoregressive.tree_rule import DynamicRule
-from paceline.methods.base import DrafterError, DraftRequest
 from paceline.methods.checkpoint import DrafterConfig, load_tensors
 from paceline.methods.draft_layer import Rows, StableRow
+from paceline.methods.drafter import DrafterError, DraftRequest
 from paceline.methods.gemma4_mtp.layer import (
     Gemma4MtpLayer,
     check_order,
@@ -79,7 +79,7 @@ class ReadingState(AutoregressiveSequence):
 
 
 class Gemma4MtpDrafter(AutoregressiveDrafter):
-    """Drafts over the target's keys and values; see `paceline.methods.base.Drafter`.
+    """Drafts over the target's keys and values; see `paceline.methods.drafter.Drafter`.
 
     Args:
         layer: the model.
@@ -89,8 +89,6 @@ class Gemma4MtpDrafter(AutoregressiveDrafter):
     """
 
     method: ClassVar[str] = "gemma4_mtp"
-    formats: ClassVar[tuple[str, ...]] = ("paceline", "gemma4_assistant")
-    reads: ClassVar[str] = "keys and values of a full and a sliding layer, final norm of the newest position"
 
     def __init__(
         self, layer: Gemma4MtpLayer, cached: dict[str, CachedLayer], max_positions: int, device: Device

@@ -1,1 +1,11 @@
-"""The independent method: how it drafts, how it is trained, its public layouts."""
+"""An independent draft model (Leviathan et al., 2211.17192): any small causal language model."""
+
+from paceline.methods.method import Method
+
+METHOD = Method(
+    name="independent",
+    reads="nothing",
+    drafter="paceline.methods.independent.drafter:IndependentDrafter",
+    formats=("paceline", "transformers"),
+    is_one_pass=False,
+)

@@ -15,9 +15,9 @@ from typing import ClassVar
 
 import torch
 
-from paceline.methods.base import DraftRequest, OutcomeRequest
 from paceline.methods.checkpoint import CheckpointError, DrafterConfig
 from paceline.methods.choice import choose_chain_tokens, draw_chain_tokens, rank_children
+from paceline.methods.drafter import DraftRequest, OutcomeRequest
 from paceline.methods.sibling_chain import num_draws, sibling_chain_entry
 from paceline.methods.tree import ROOT, GrowingTree
 from paceline.methods.whole_model.draft_model import DraftModel, load_engine, model_directory
@@ -150,11 +150,9 @@ class OutcomeTree:
 
 
 class IndependentDrafter(TextFollower[IndependentSequence]):
-    """Drafts with a model of its own; see `paceline.methods.base.Drafter`."""
+    """Drafts with a model of its own; see `paceline.methods.drafter.Drafter`."""
 
     method: ClassVar[str] = "independent"
-    formats: ClassVar[tuple[str, ...]] = ("paceline", "transformers")
-    reads: ClassVar[str] = "nothing"
 
     def __init__(self, model: DraftModel, vocabulary: DraftVocabulary) -> None:
         super().__init__(model)

@@ -17,14 +17,14 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from paceline.methods.base import (
+from paceline.methods.checkpoint import CheckpointError, DrafterConfig, load_tensors
+from paceline.methods.choice import choose_chain_tokens, draw_chain_tokens, rank_children
+from paceline.methods.drafter import (
     DrafterError,
     DraftRequest,
     OutcomeRequest,
     UnknownDraftSequenceError,
 )
-from paceline.methods.checkpoint import CheckpointError, DrafterConfig, load_tensors
-from paceline.methods.choice import choose_chain_tokens, draw_chain_tokens, rank_children
 from paceline.methods.medusa_heads.heads import (
     MAX_RANKS,
     MedusaHeads,
@@ -74,11 +74,9 @@ class MedusaSequence:
 
 
 class Medusa1Drafter:
-    """Drafts with Medusa heads; see `paceline.methods.base.Drafter`."""
+    """Drafts with Medusa heads; see `paceline.methods.drafter.Drafter`."""
 
     method: ClassVar[str] = "medusa1"
-    formats: ClassVar[tuple[str, ...]] = ("paceline", "medusa", "vllm")
-    reads: ClassVar[str] = "final norm, newest position alone"
 
     def __init__(
         self,

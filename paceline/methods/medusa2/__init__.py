@@ -1,1 +1,11 @@
-"""The medusa2 method: how it drafts, how it is trained, its public layouts."""
+"""Medusa-2 (2401.10774): Medusa's heads, trained together with their target."""
+
+from paceline.methods.method import Method
+
+METHOD = Method(
+    name="medusa2",
+    reads="final norm, newest position alone",
+    drafter="paceline.methods.medusa2.drafter:Medusa2Drafter",
+    formats=("paceline", "medusa", "vllm"),
+    is_one_pass=True,
+)

@@ -13,6 +13,6 @@ from paceline.methods.medusa1.drafter import Medusa1Drafter
 
 
 class Medusa2Drafter(Medusa1Drafter):
-    """Drafts with heads that belong to a tuned target; see `paceline.methods.base.Drafter`."""
+    """Drafts with heads that belong to a tuned target; see `paceline.methods.drafter.Drafter`."""
 
     method: ClassVar[str] = "medusa2"

@@ -23,11 +23,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from paceline.methods.base import DraftRequest, OutcomeRequest
 from paceline.methods.checkpoint import DrafterConfig, load_tensor
 from paceline.methods.dflash.layer import BlockLayer, BlockPlan, BlockRows, DFlashLayer, DFlashWeights
 from paceline.methods.dflash.native import NativeDFlashLayer, runs_natively
 from paceline.methods.draft_layer import join_rows
+from paceline.methods.drafter import DraftRequest, OutcomeRequest
 from paceline.methods.eagle3.layer import tap_layers
 from paceline.methods.feature_follower import FeatureFollower, FollowedSequence
 from paceline.methods.one_pass.round import OnePassRound, RoundRequest
@@ -63,7 +63,7 @@ class BlockSequence(FollowedSequence):
 
 
 class BlockDrafter(FeatureFollower[BlockSequence]):
-    """Follows sequences and runs blocks; see `paceline.methods.base.Drafter`.
+    """Follows sequences and runs blocks; see `paceline.methods.drafter.Drafter`.
 
     Args:
         layer: DFlash's.

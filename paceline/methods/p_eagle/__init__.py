@@ -1,1 +1,11 @@
-"""The p_eagle method: how it drafts, how it is trained, its public layouts."""
+"""P-EAGLE: EAGLE-3's layers, with all tokens of a draft in one pass over mask positions."""
+
+from paceline.methods.method import Method
+
+METHOD = Method(
+    name="p_eagle",
+    reads="three layers, fused",
+    drafter="paceline.methods.p_eagle.drafter:PEagleDrafter",
+    formats=("paceline", "speculators", "p_eagle"),
+    is_one_pass=True,
+)

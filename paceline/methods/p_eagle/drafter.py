@@ -24,9 +24,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from paceline.methods.base import DraftRequest, OutcomeRequest
 from paceline.methods.checkpoint import CheckpointError, DrafterConfig, load_tensor, load_tensors
 from paceline.methods.draft_layer import DraftLayer, Rows, join_rows
+from paceline.methods.drafter import DraftRequest, OutcomeRequest
 from paceline.methods.eagle3.layer import (
     Eagle3Layer,
     Eagle3Weights,
@@ -76,7 +76,7 @@ class PEagleSequence(FollowedSequence):
 
 
 class PEagleDrafter(FeatureFollower[PEagleSequence]):
-    """Drafts with parallel mask rows; see `paceline.methods.base.Drafter`.
+    """Drafts with parallel mask rows; see `paceline.methods.drafter.Drafter`.
 
     Args:
         layer: EAGLE-3's, with its plain blocks.
@@ -92,8 +92,6 @@ class PEagleDrafter(FeatureFollower[PEagleSequence]):
     """
 
     method: ClassVar[str] = "p_eagle"
-    formats: ClassVar[tuple[str, ...]] = ("paceline", "speculators", "p_eagle")
-    reads: ClassVar[str] = "three layers, fused"
 
     def __init__(
         self,

@@ -1,1 +1,11 @@
-"""The pard1 method: how it drafts, how it is trained, its public layouts."""
+"""PARD: a small language model that drafts all tokens in one pass over mask tokens."""
+
+from paceline.methods.method import Method
+
+METHOD = Method(
+    name="pard1",
+    reads="nothing",
+    drafter="paceline.methods.pard1.drafter:Pard1Drafter",
+    formats=("paceline", "transformers", "pard"),
+    is_one_pass=True,
+)

@@ -20,9 +20,9 @@ import structlog
 import torch
 from torch import Tensor
 
-from paceline.methods.base import DraftRequest, OutcomeRequest
 from paceline.methods.checkpoint import DrafterConfig
 from paceline.methods.draft_layer import TorchOutput
+from paceline.methods.drafter import DraftRequest, OutcomeRequest
 from paceline.methods.one_pass.round import OnePassRound, RoundRequest, round_entries
 from paceline.methods.pard1.checkpoint import mask_token, read_model_config, read_vocabulary
 from paceline.methods.whole_model.draft_model import DraftModel, load_engine, model_directory
@@ -53,7 +53,7 @@ class PardSequence(FollowedText):
 
 
 class Pard1Drafter(TextFollower[PardSequence]):
-    """Drafts with mask tokens; see `paceline.methods.base.Drafter`.
+    """Drafts with mask tokens; see `paceline.methods.drafter.Drafter`.
 
     Args:
         model: runs rows; its logits are those of the tokens that may be drafted.
@@ -62,8 +62,6 @@ class Pard1Drafter(TextFollower[PardSequence]):
     """
 
     method: ClassVar[str] = "pard1"
-    formats: ClassVar[tuple[str, ...]] = ("paceline", "transformers", "pard")
-    reads: ClassVar[str] = "nothing"
 
     def __init__(self, model: DraftModel, draft_ids: Tensor | None, mask: int) -> None:
         super().__init__(model)

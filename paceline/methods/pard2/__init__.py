@@ -1,1 +1,11 @@
-"""The pard2 method: how it drafts, how it is trained, its public layouts."""
+"""PARD-2: PARD's model with the target's features beside its input, or without them."""
+
+from paceline.methods.method import Method
+
+METHOD = Method(
+    name="pard2",
+    reads="final norm and layers, projected; or nothing",
+    drafter="paceline.methods.pard2.drafter:Pard2Drafter",
+    formats=("paceline", "pard"),
+    is_one_pass=True,
+)

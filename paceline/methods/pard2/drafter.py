@@ -20,8 +20,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from paceline.methods.base import DrafterError, DraftRequest
 from paceline.methods.checkpoint import CheckpointError, DrafterConfig, load_tensor
+from paceline.methods.drafter import DrafterError, DraftRequest
 from paceline.methods.pard1.checkpoint import PROJECTION, PROJECTION_BIAS
 from paceline.methods.pard1.drafter import Pard1Drafter, PardSequence, load_model
 from paceline.methods.whole_model.draft_model import DraftModel
@@ -108,7 +108,7 @@ class Fusion:
 
 
 class Pard2Drafter(Pard1Drafter):
-    """Drafts with mask tokens and, where wanted, features; see `paceline.methods.base.Drafter`.
+    """Drafts with mask tokens and, where wanted, features; see `paceline.methods.drafter.Drafter`.
 
     Args:
         model: as for `Pard1Drafter`.
@@ -118,8 +118,6 @@ class Pard2Drafter(Pard1Drafter):
     """
 
     method: ClassVar[str] = "pard2"
-    formats: ClassVar[tuple[str, ...]] = ("paceline", "pard")
-    reads: ClassVar[str] = "final norm and layers, projected; or nothing"
 
     def __init__(self, model: DraftModel, draft_ids: Tensor | None, mask: int, fusion: Fusion) -> None:
         super().__init__(model, draft_ids, mask)

@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
-from paceline.methods.base import DrafterError, UnknownDraftSequenceError
+from paceline.methods.drafter import DrafterError, UnknownDraftSequenceError
 from paceline.methods.whole_model.draft_model import DraftModel
 from paceline.target import TapSpec
 
@@ -35,7 +35,7 @@ State = TypeVar("State", bound=FollowedText)
 
 
 class TextFollower(ABC, Generic[State]):
-    """Follows sequences for a drafter with a whole model; the parts of `paceline.methods.base.Drafter` for that.
+    """Follows sequences for a drafter with a whole model; the parts of `paceline.methods.drafter.Drafter` for that.
 
     Args:
         model: runs rows.
