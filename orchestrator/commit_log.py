@@ -1,76 +1,58 @@
-"""The commit log: the committed tokens of every running request, in memory.
+"""The commit log of one running request: its prompt and every token committed so far, in memory.
 
-Responsible for: knowing what a request's text is up to now, so that it can go on at another verifier, at a
-restarted one, or at another drafter. Deliberately does not know streams, links or states. A conductor that is
-itself restarted loses its commit log; then the caller of Run is the commit log: it calls again with the tokens it has
-(RunRequest.num_resumed_tokens). Called by orchestrator.cycles.
+Responsible for: the text from which a request continues at another verifier, at a restarted one, or at another
+drafter. Deliberately does not know streams, links or states. A conductor that restarts loses its commit logs. Then the
+caller of Run holds the text: it calls again with the tokens it has (RunRequest.num_resumed_tokens).
+Held by orchestrator.sequences, extended by orchestrator.step_handler.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
 
 
 class CommitGapError(ValueError):
-    """A commit that starts past the end of the commit log: tokens in between were lost."""
+    """A commit that starts past the end of the commit log: the tokens in between were lost."""
 
 
-@dataclass(slots=True)
-class CommitLogEntry:
+class CommitLog:
     """Text of one request.
 
+    Args:
+        tokens: the prompt, followed by tokens that an earlier run of the request generated.
+        num_resumed_tokens: how many of them were generated.
+
     Attributes:
-        request_id: the request.
-        tokens: prompt followed by everything committed so far.
-        num_prompt_tokens: leading tokens that are not counted as generated.
+        tokens: the prompt followed by everything committed so far.
+        num_prompt_tokens: leading tokens that do not count as generated.
     """
 
-    request_id: str
-    tokens: list[int]
-    num_prompt_tokens: int
+    __slots__ = ("num_prompt_tokens", "tokens")
+
+    def __init__(self, tokens: Seq[int], num_resumed_tokens: int = 0) -> None:
+        self.tokens = list(tokens)
+        self.num_prompt_tokens = len(self.tokens) - num_resumed_tokens
 
     @property
     def num_generated_tokens(self) -> int:
-        """Tokens after the prompt, whoever generated them."""
+        """Tokens after the prompt, in this run and in earlier ones."""
         return len(self.tokens) - self.num_prompt_tokens
 
-    def commit(self, start: int, tokens: Seq[int]) -> Seq[int]:
+    def append(self, start: int, tokens: Seq[int]) -> Seq[int]:
         """Appends a commit and returns the part of it that is new.
 
         A commit that repeats known tokens (a peer that reports twice) adds nothing twice.
 
+        Args:
+            start: length of the text before the commit.
+            tokens: the committed tokens.
+
         Raises:
-            CommitGapError: if `start` lies past the end.
+            CommitGapError: `start` lies past the end.
         """
-        known = len(self.tokens)
-        if start > known:
-            raise CommitGapError(f"commit starts at {start}, the journal ends at {known}")
-        fresh = tokens[known - start :] if start < known else tokens
-        self.tokens.extend(fresh)
-        return fresh
-
-
-@dataclass(slots=True)
-class CommitLog:
-    """Entries of all running requests."""
-
-    _entries: dict[str, CommitLogEntry] = field(default_factory=dict)
-
-    def open(self, request_id: str, tokens: Seq[int], num_resumed_tokens: int = 0) -> CommitLogEntry:
-        """Starts an entry; the last `num_resumed_tokens` of `tokens` count as generated."""
-        if request_id in self._entries:
-            raise ValueError(f"request {request_id} is running already")
-        entry = CommitLogEntry(request_id, list(tokens), len(tokens) - num_resumed_tokens)
-        self._entries[request_id] = entry
-        return entry
-
-    def close(self, request_id: str) -> None:
-        """Forgets a request; unknown ones are ignored."""
-        self._entries.pop(request_id, None)
-
-    def __contains__(self, request_id: str) -> bool:
-        return request_id in self._entries
-
-    def __len__(self) -> int:
-        return len(self._entries)
+        length = len(self.tokens)
+        if start > length:
+            raise CommitGapError(f"commit starts at {start}, the commit log ends at {length}")
+        new_tokens = tokens[length - start :] if start < length else tokens
+        self.tokens.extend(new_tokens)
+        return new_tokens

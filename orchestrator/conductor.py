@@ -1,8 +1,8 @@
-"""The conductor: everything around the cycles of one verifier.
+"""The conductor: the process around the speculation cycles of one verifier.
 
-Responsible for: its gRPC server on a free port, the links and their tasks, the clock that ticks, status and drain.
-An asyncio class that the supervisor runs as a Ray actor (and tests run as it is); Ray restarts it by calling
-`__init__` anew, so `start` may be called any number of times and starts what is not running.
+Responsible for: putting its parts together, its gRPC server on a free port, the tasks of the links, the clock that
+ticks, status and drain. An asyncio class: the supervisor runs it as a Ray actor, and tests run it directly. Ray
+restarts it by calling `__init__` again, so `start` may be called any number of times and starts what is not running.
 Deliberately does not know the director. Tokens travel on the gRPC streams that it owns, never through Ray.
 """
 
@@ -22,10 +22,14 @@ from orchestrator.drafter_link import DrafterLink
 from orchestrator.placement import Placement, placement_in_force
 from orchestrator.policy import PolicyInForce
 from orchestrator.policy_watch import PolicyWatch
+from orchestrator.report_stream import send_reports
 from orchestrator.reports import Reports
+from orchestrator.sequence_lifecycle import SequenceLifecycle
+from orchestrator.sequences import ConductorSequences
 from orchestrator.servicer import ConductorServicer
 from orchestrator.settings import OrchestratorSettings
 from orchestrator.status import ConductorStatus
+from orchestrator.step_handler import StepHandler
 from orchestrator.verifier_link import VerifierLink
 from paceline.contract.errors import DrainingError
 from paceline.v1 import orchestrator_pb2, orchestrator_pb2_grpc, peer_pb2, scheduler_pb2
@@ -49,7 +53,7 @@ class Conductor:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> ConductorStatus:
-        """Starts, if it has not been, and says how things stand."""
+        """Starts the conductor unless it runs, and returns its status."""
         if self._starting is None or (self._starting.done() and self._starting.exception() is not None):
             self._starting = asyncio.create_task(self._start())
         await asyncio.shield(self._starting)
@@ -67,33 +71,23 @@ class Conductor:
         self._counters = Counters()
         self._policy = PolicyInForce(settings.policy_overrides)
         self._reports = Reports(self._measurement_key, self._longest_draft, self._advertised_host)
-        self._cycles = cycles = Cycles(
-            policy=self._policy,
-            reports=self._reports,
-            counters=self._counters,
-            patience=settings.patience,
-            placement=self._placement,
-            clock=clock,
-        )
+        self._sequences = sequences = ConductorSequences()
         client_id = f"conductor-{uuid.uuid4().hex[:12]}"
-        tls = process.tls
-        self._verifier = cycles.verifier = VerifierLink(
+        self._verifier = VerifierLink(
             self._verifier_endpoint,
-            cycles,
             client_id=client_id,
             timing=settings.timing(settings.verifier_silence_s),
-            tls=tls,
+            tls=process.tls,
             clock=clock,
-            num_running=lambda: cycles.num_running,
+            num_running=lambda: len(sequences),
             feature_endpoint=settings.feature_endpoint(self._verifier_endpoint),
         )
-        self._dispatcher = cycles.dispatcher = DraftDispatcher(
-            table=cycles.table,
+        self._dispatcher = DraftDispatcher(
+            sequences=sequences,
             verifier=self._verifier,
             policy=self._policy,
             reports=self._reports,
             counters=self._counters,
-            forward_drafts=cycles.forward_drafts,
             clock=clock,
             drafters_per_sequence=settings.drafters_per_sequence,
         )
@@ -104,13 +98,44 @@ class Conductor:
                     self._dispatcher,
                     client_id=client_id,
                     timing=settings.timing(settings.drafter_silence_s),
-                    tls=tls,
+                    tls=process.tls,
                     clock=clock,
                 )
                 for endpoint in settings.drafters
             )
+        self._lifecycle = SequenceLifecycle(
+            sequences=sequences,
+            verifier=self._verifier,
+            dispatcher=self._dispatcher,
+            reports=self._reports,
+            counters=self._counters,
+            patience=settings.patience,
+            placement=self._placement,
+            clock=clock,
+        )
+        steps = StepHandler(
+            sequences=sequences,
+            lifecycle=self._lifecycle,
+            verifier=self._verifier,
+            dispatcher=self._dispatcher,
+            policy=self._policy,
+            reports=self._reports,
+            counters=self._counters,
+            clock=clock,
+        )
+        self._cycles = Cycles(
+            sequences=sequences,
+            lifecycle=self._lifecycle,
+            steps=steps,
+            verifier=self._verifier,
+            dispatcher=self._dispatcher,
+            policy=self._policy,
+            reports=self._reports,
+            placement=self._placement,
+            clock=clock,
+        )
         servicer = ConductorServicer(
-            cycles, settings.max_sequences, lambda: self._verifier.info, self._dispatcher.may_have
+            self._lifecycle, settings.max_sequences, lambda: self._verifier.info, self._dispatcher.may_have
         )
         orchestrator_pb2_grpc.add_ConductorServiceServicer_to_server(servicer, process.server)
         process.add_service_name(orchestrator_pb2.DESCRIPTOR.services_by_name["ConductorService"].full_name)
@@ -119,13 +144,15 @@ class Conductor:
         process.on_close(self._close)
         await process.start()
         await process.ready()
-        self._spawn(self._verifier.run())
+        self._spawn(self._verifier.run(self._cycles))
         for link in self._dispatcher.links:
             self._spawn(self._run_drafter(link))
         self._spawn(self._tick())
         if settings.scheduler is not None:
-            self._spawn(self._reports.run(settings.scheduler, tls))
-            watch = PolicyWatch(settings.scheduler, tls, self._measurement_key, cycles.accept_policy)
+            self._spawn(send_reports(self._reports, settings.scheduler, process.tls))
+            watch = PolicyWatch(
+                settings.scheduler, process.tls, self._measurement_key, self._cycles.accept_policy
+            )
             self._spawn(watch.run())
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
@@ -145,10 +172,10 @@ class Conductor:
 
     async def _drain(self) -> None:
         try:
-            while self._cycles.num_running:
+            while len(self._sequences):
                 await asyncio.sleep(TICK_S)
         finally:
-            self._cycles.end_all(DrainingError("this conductor is shutting down"))
+            self._lifecycle.end_all(DrainingError("this conductor is shutting down"))
 
     async def _close(self) -> None:
         for task in self._tasks:
@@ -159,7 +186,7 @@ class Conductor:
         return placement_in_force(self._settings.placement, self._settings.drafters, self._verifier.info)
 
     def _measurement_key(self) -> scheduler_pb2.MeasurementKey | None:
-        """What is measured; None before the verifier, and a drafter where one is to be used, are known."""
+        """What the measurements belong to; None until the verifier, and a drafter where one is used, are known."""
         verifier = self._verifier.info
         if verifier is None:
             return None
@@ -175,12 +202,12 @@ class Conductor:
         )
 
     def _longest_draft(self) -> int:
-        """Most tokens in a row of a draft; 0 where positions alone bound them."""
+        """Most tokens in a row in one draft; 0 where only the drafter's positions bound it."""
         drafter = self._known_drafter()
         return 0 if drafter is None else drafter.longest_draft
 
     def _known_drafter(self) -> peer_pb2.PeerInfo | None:
-        """The peer that drafts in the placement in force; of several, which are of one kind, the first."""
+        """The peer that drafts in the placement in force; the first of several, since all are of one kind."""
         placement = self._placement()
         if placement == "colocated":
             return self._verifier.info
@@ -196,7 +223,7 @@ class Conductor:
             verifier_endpoint=verifier.endpoint,
             is_ready=is_ready,
             is_draining=self._process.draining.is_set(),
-            num_running=self._cycles.num_running,
+            num_running=len(self._sequences),
             placement=self._placement(),
             verifier=b"" if verifier.info is None else verifier.info.SerializeToString(),
             drafters=tuple(

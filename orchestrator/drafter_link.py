@@ -1,8 +1,8 @@
 """The link to one drafter.
 
-Responsible for: merging openings, closings, commits and plan into frames, numbering frames and measuring round
-trips at its own clock, and noticing a drafter that owes an answer. Deliberately does not know requests: it calls
-`DrafterEvents`, implemented by orchestrator.cycles. Nothing here ever waits for the drafter.
+Responsible for: merging openings, closings, commits and plan into frames, numbering frames, measuring round trips at
+its own clock, and noticing a drafter whose answer is overdue. Deliberately does not know requests: it calls
+`DrafterEvents`, implemented by orchestrator.draft_dispatcher. Nothing here ever waits for the drafter.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from typing import Any, Protocol
 
 import grpc
 
-from orchestrator.peer_stream import PeerStream, StreamTiming
+from orchestrator.peer_link import StreamTiming
+from orchestrator.peer_stream import PeerStream
 from paceline.v1 import drafter_pb2, drafter_pb2_grpc, peer_pb2
 from services.runtime.channel import Tls
 
 STALL_S = 0.25
-"""A drafter that owes an answer for longer is not waited for: steps are no longer held for its drafts."""
+"""Steps no longer wait for the drafts of a drafter whose answer is overdue by more."""
 
 
 class DrafterEvents(Protocol):
@@ -39,7 +40,14 @@ class DrafterEvents(Protocol):
     def drafter_frame(
         self, link: DrafterLink, frame: drafter_pb2.DraftResponse, round_trip_us: int | None
     ) -> None:
-        """A frame came in; `round_trip_us` excludes the drafter's own time, None where it was not asked for."""
+        """A frame came in.
+
+        Args:
+            link: where it came in.
+            frame: the answer.
+            round_trip_us: there and back without the drafter's own time, microseconds; None where the frame answers
+                no frame of ours.
+        """
         ...
 
 
@@ -82,7 +90,7 @@ class DrafterLink:
 
     @property
     def last_reason(self) -> str:
-        """Why it is not, or was not before."""
+        """Why the stream is down, or was before."""
         return self._stream.last_reason
 
     @property
@@ -92,7 +100,7 @@ class DrafterLink:
 
     @property
     def is_stalled(self) -> bool:
-        """Whether it owes an answer for longer than drafts are worth waiting for."""
+        """Whether its answer is overdue by more than drafts are worth waiting for."""
         return self.silent_for(self._clock()) > STALL_S
 
     @property
@@ -108,10 +116,10 @@ class DrafterLink:
         """Ends the stream; the drafter is checked anew before it is used again."""
         self._stream.drop(reason)
 
-    # What the cycle says to the drafter; all return at once.
+    # Messages to the drafter; all return at once.
 
     def open(self, opening: drafter_pb2.OpenDraftSequence) -> None:
-        """Opens a sequence, in place of one with the same id."""
+        """Opens a sequence; it replaces one with the same id."""
         self._open_ids.add(opening.sequence_id)
         self._pending.opens.append(opening)
         self._flush()
@@ -146,7 +154,7 @@ class DrafterLink:
         self._is_pending = True
         self._stream.wake()
 
-    # What the stream asks.
+    # The stream's side: PeerLink.
 
     async def describe(self, channel: grpc.aio.Channel, timeout_s: float) -> peer_pb2.PeerInfo:
         """Asks the drafter who it is."""
@@ -160,11 +168,11 @@ class DrafterLink:
         self._events.check_drafter(info)
 
     def call(self, channel: grpc.aio.Channel) -> Any:
-        """Starts Draft."""
+        """Starts the Draft call."""
         return drafter_pb2_grpc.DrafterServiceStub(channel).Draft()
 
     def hello(self, hello: peer_pb2.StreamHello) -> drafter_pb2.DraftRequest:
-        """First frame; nothing that was meant for an earlier stream may follow it."""
+        """First frame; it drops what was pending for an earlier stream."""
         self._reset()
         return drafter_pb2.DraftRequest(hello=hello)
 
@@ -184,22 +192,22 @@ class DrafterLink:
         return frame
 
     def silent_for(self, now: float) -> float:
-        """Every frame is answered, so the oldest without an answer tells."""
+        """Every frame is answered, so the silence is the age of the oldest frame without an answer."""
         oldest = next(iter(self._sent_at.values()), None)
         return 0.0 if oldest is None else now - oldest
 
     def went_up(self, info: peer_pb2.PeerInfo) -> None:
-        """Passes it on."""
+        """Passes the event on."""
         self.info = info
         self._events.drafter_up(self)
 
     def went_down(self, reason: str) -> None:
-        """Passes it on."""
+        """Passes the event on."""
         self._reset()
         self._events.drafter_down(self, reason)
 
     def received(self, frame: drafter_pb2.DraftResponse) -> None:
-        """Passes it on with the round trip. An answer stands for all frames up to the one it names."""
+        """Passes the event on with the round trip. An answer answers all frames up to the one it names."""
         sent_at = self._sent_at.get(frame.frame_id) if frame.frame_id else None
         round_trip_us = None
         if sent_at is not None:

@@ -1,8 +1,8 @@
-"""The output queue between the cycle and one Run stream.
+"""The output queue between a sequence and its Run stream.
 
-Responsible for: handing committed tokens to a reader that may be slower than the target, merged, so that at most
-one request's own tokens are ever held. Deliberately does not know gRPC. Filled by orchestrator.cycles, emptied by
-orchestrator.servicer; one reader only.
+Responsible for: handing committed tokens to a reader that may be slower than the target. Tokens that wait are merged,
+so a queue never holds more than one request's own tokens. Deliberately does not know gRPC. Filled by
+orchestrator.step_handler and orchestrator.sequence_lifecycle, emptied by orchestrator.servicer; one reader only.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Ending:
 
     Attributes:
         finish_reason: never unspecified.
-        error: what went wrong, where it ended with an error.
+        error: what went wrong; None unless it ended with an error.
     """
 
     finish_reason: sampling_pb2.FinishReason
@@ -30,14 +30,14 @@ class Ending:
 
 
 @dataclass(slots=True)
-class Mail:
+class Output:
     """What a reader takes at once.
 
     Attributes:
         tokens: committed since the last time.
-        log_probs: of these tokens; empty where nobody asked.
-        prompt_log_probs: of more of the prompt's tokens.
-        ending: set at the end.
+        log_probs: those of these tokens; empty where the request asked for none.
+        prompt_log_probs: those of the next prompt tokens.
+        ending: set with the last output.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -50,42 +50,42 @@ class OutputQueue:
     """Tokens on their way to one reader, then exactly one ending.
 
     Args:
-        interval: tokens that the reader is woken for; the first ones and the ending wake it at once.
+        interval: number of tokens that wakes the reader; the first tokens and the ending wake it at once.
     """
 
     def __init__(self, interval: int = 1) -> None:
         self._interval = interval
         self._has_begun = False
-        self._mail = Mail()
+        self._output = Output()
         self._ending: Ending | None = None
         self._filled = asyncio.Event()
 
     def put(self, tokens: Seq[int], log_probs: sampling_pb2.LogProbs | None = None) -> None:
         """Adds tokens without waking the reader; `wake` does that once the drafters have been served."""
-        self._mail.tokens.extend(tokens)
+        self._output.tokens.extend(tokens)
         if log_probs is not None:
-            join_log_probs(self._mail.log_probs, log_probs)
+            join_log_probs(self._output.log_probs, log_probs)
 
     def put_prompt(self, log_probs: sampling_pb2.LogProbs) -> None:
         """Adds log-probabilities of the prompt, which the reader gets with the first tokens at the latest."""
-        join_log_probs(self._mail.prompt_log_probs, log_probs)
+        join_log_probs(self._output.prompt_log_probs, log_probs)
 
     def end(self, ending: Ending) -> None:
-        """Sets the ending; the first one stands."""
+        """Sets the ending; a later one changes nothing."""
         if self._ending is None:
             self._ending = ending
 
     def wake(self) -> None:
         """Lets the reader run, if there is enough for it."""
-        has_enough = len(self._mail.tokens) >= self._interval or not self._has_begun
+        has_enough = len(self._output.tokens) >= self._interval or not self._has_begun
         if has_enough or self._ending is not None:
             self._filled.set()
 
-    async def take(self) -> Mail:
+    async def take(self) -> Output:
         """Waits for something, then takes all of it."""
         await self._filled.wait()
         self._filled.clear()
-        mail, self._mail = self._mail, Mail()
-        self._has_begun = self._has_begun or bool(mail.tokens)
-        mail.ending = self._ending
-        return mail
+        output, self._output = self._output, Output()
+        self._has_begun = self._has_begun or bool(output.tokens)
+        output.ending = self._ending
+        return output

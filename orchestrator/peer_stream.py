@@ -1,11 +1,11 @@
 """One bidirectional stream to a peer, opened again whenever it ends.
 
 Responsible for: connecting, the hello on both sides, one reader and one writer, heartbeats that keep the lease,
-a watchdog for silence, and back-off between attempts. Deliberately does not know what frames mean: that is the
-link's part (orchestrator.verifier_link, orchestrator.drafter_link), which it calls through `Link`.
+a watchdog for silence, and back-off between attempts. Deliberately does not know what frames mean: the link that owns
+the stream does (orchestrator.peer_link).
 
-Frames are never queued one by one. A link merges what it has to say into one pending frame; the writer takes it
-when the transport is ready. So a slow peer costs memory for one frame, and a fast one gets each event at once.
+Frames are never queued one by one. A link merges its messages into one pending frame, and the writer takes the frame
+when the transport is ready. So a slow peer costs the memory of one frame, and a fast peer gets each event at once.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import grpc
 import structlog
 
+from orchestrator.peer_link import PeerLink, StreamTiming
 from paceline import PROTOCOL_VERSION
 from paceline.contract.errors import (
     IncompatiblePeerError,
@@ -32,75 +32,8 @@ from services.runtime.error_mapping import from_rpc_error
 
 RequestT = TypeVar("RequestT")
 ResponseT = TypeVar("ResponseT")
-SentT = TypeVar("SentT", covariant=True)
-ReceivedT = TypeVar("ReceivedT", contravariant=True)
 
 END: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # absent in the stubs
-
-
-@dataclass(frozen=True, slots=True)
-class StreamTiming:
-    """Times of a stream, in seconds.
-
-    Attributes:
-        connect_timeout_s: for Describe, and for the peer's hello.
-        lease_s: promised to the peer; without a frame for this long it frees our sequences.
-        heartbeat_s: an empty frame is sent after this long without another.
-        silence_s: a peer that owes an answer for longer is taken for hung.
-        min_backoff_s: pause after the first failed attempt; it doubles.
-        max_backoff_s: longest pause.
-    """
-
-    connect_timeout_s: float = 3.0
-    lease_s: float = 15.0
-    heartbeat_s: float = 3.0
-    silence_s: float = 10.0
-    min_backoff_s: float = 0.1
-    max_backoff_s: float = 2.0
-
-
-class Link(Protocol[SentT, ReceivedT]):
-    """What a stream asks of its owner."""
-
-    async def describe(self, channel: grpc.aio.Channel, timeout_s: float) -> peer_pb2.PeerInfo:
-        """Asks the peer who it is."""
-        ...
-
-    def check(self, info: peer_pb2.PeerInfo) -> None:
-        """Raises IncompatiblePeerError for a peer that must not be used."""
-        ...
-
-    def call(self, channel: grpc.aio.Channel) -> Any:
-        """Starts the stream call."""
-        ...
-
-    def hello(self, hello: peer_pb2.StreamHello) -> SentT:
-        """First frame."""
-        ...
-
-    def hello_of(self, frame: ReceivedT) -> peer_pb2.PeerInfo | None:
-        """The peer's hello, if the frame carries it."""
-        ...
-
-    def take(self, is_heartbeat_due: bool) -> SentT | None:
-        """The pending frame, or an empty one where a heartbeat is due, or None."""
-        ...
-
-    def silent_for(self, now: float) -> float:
-        """Seconds for which the peer has owed an answer."""
-        ...
-
-    def went_up(self, info: peer_pb2.PeerInfo) -> None:
-        """The stream is open."""
-        ...
-
-    def went_down(self, reason: str) -> None:
-        """The stream, which was open, is gone."""
-        ...
-
-    def received(self, frame: ReceivedT) -> None:
-        """A frame came in."""
-        ...
 
 
 class PeerStream(Generic[RequestT, ResponseT]):
@@ -109,7 +42,7 @@ class PeerStream(Generic[RequestT, ResponseT]):
     def __init__(
         self,
         endpoint: str,
-        link: Link[RequestT, ResponseT],
+        link: PeerLink[RequestT, ResponseT],
         *,
         client_id: str,
         role: str,
@@ -135,7 +68,7 @@ class PeerStream(Generic[RequestT, ResponseT]):
         self._wake.set()
 
     def drop(self, reason: str) -> None:
-        """Ends the stream that is open; another is tried as after any other end."""
+        """Ends the open stream; it is opened again as after any other end."""
         self._drop_reason = reason
         self._dropping.set()
 
@@ -173,7 +106,7 @@ class PeerStream(Generic[RequestT, ResponseT]):
             reason = f"no answer within {self._timing.connect_timeout_s:g} s"
         except (PacelineError, asyncio.InvalidStateError, grpc.aio.UsageError) as error:
             reason = str(error)
-        except Exception as error:  # a bug in a handler must cost this connection, not the process
+        except Exception as error:  # a bug in a handler may cost this connection, but not the process
             self._log.exception("stream handler failed")
             reason = f"{type(error).__name__}: {error}"
         finally:
@@ -213,7 +146,7 @@ class PeerStream(Generic[RequestT, ResponseT]):
         ]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in tasks:  # the reader knows the status; it stands first
+            for task in tasks:  # the reader knows the stream's status, so its error comes first
                 if task in done:
                     task.result()
         finally:

@@ -1,48 +1,48 @@
-"""Measurements on their way to the scheduler.
+"""Measurements for the scheduler: samples in, one frame out.
 
-Responsible for: collecting what steps and drafts cost and how much was accepted, and sending it in batches over one
-Report stream. It never blocks and never grows: what a slow or absent scheduler does not take is dropped and counted.
-Deliberately does not know what the scheduler makes of it. Filled by orchestrator.cycles and
-orchestrator.draft_dispatcher, run by orchestrator.conductor.
+Responsible for: collecting what steps and drafts cost and how many draft tokens were accepted. It never blocks and
+never grows: samples beyond the bounds push out older ones, which are counted. Deliberately does not know what the
+scheduler makes of the measurements. Filled by orchestrator.step_handler, orchestrator.draft_dispatcher and
+orchestrator.sequence_lifecycle; sent by orchestrator.report_stream.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
-import grpc
-import structlog
-
 from orchestrator.draft_acceptance import AcceptanceCounter
-from orchestrator.sequences import passes_per_position
-from paceline.v1 import drafter_pb2, generation_pb2, scheduler_pb2, scheduler_pb2_grpc, target_pb2
-from services.runtime.channel import Tls, open_channel
+from orchestrator.sequence_stats import passes_per_position
+from paceline.v1 import drafter_pb2, generation_pb2, scheduler_pb2, target_pb2
 from services.runtime.tenants import MAX_TENANTS, OTHER
 
 MAX_SAMPLES = 2048
 MAX_PEERS = 64
-MAX_US = 600_000_000  # more is no measurement, and would cost the whole frame
-INTERVAL_S = 0.25
-WRITE_TIMEOUT_S = 2.0
-BACKOFF_S = (0.2, 5.0)
+MAX_US = 600_000_000
+"""The scheduler refuses a frame with a longer time; a longer time is no measurement."""
 
-log = structlog.get_logger()
+
+@dataclass(frozen=True, slots=True)
+class PeerTime:
+    """A time between this conductor and one drafter, microseconds."""
+
+    drafter: str
+    us: int
 
 
 class Reports:
     """Samples since the last frame.
 
     Args:
-        key: what is measured; None while that is not known.
-        longest_draft: most tokens in a row of the drafter's drafts; 0 where positions alone bound them.
-        conductor: whose measurements they are.
+        key: what the measurements belong to; None while that is not known.
+        longest_draft: most tokens in a row of the drafter's drafts; 0 where only positions bound them.
+        conductor: the conductor that measures.
 
     Attributes:
         num_dropped: samples that were pushed out before they could be sent.
-        outcomes: what became of drafted tokens.
+        acceptance: counts of the acceptance samples.
     """
 
     def __init__(
@@ -52,44 +52,50 @@ class Reports:
         conductor: str = "conductor",
     ) -> None:
         self.num_dropped = 0
-        self.outcomes = AcceptanceCounter()
+        self.acceptance = AcceptanceCounter()
         self._key = key
         self._longest_draft = longest_draft
         self._conductor = conductor
         self._steps: deque[scheduler_pb2.StepSample] = deque(maxlen=MAX_SAMPLES)
         self._drafts: deque[scheduler_pb2.DraftSample] = deque(maxlen=MAX_SAMPLES)
-        self._round_trips_us: deque[tuple[str, int]] = deque(maxlen=MAX_SAMPLES)
-        self._queues_us: deque[tuple[str, int]] = deque(maxlen=MAX_SAMPLES)
+        self._round_trips: deque[PeerTime] = deque(maxlen=MAX_SAMPLES)
+        self._queues: deque[PeerTime] = deque(maxlen=MAX_SAMPLES)
         self._depths: Counter[int] = Counter()
         self._accepted: Counter[int] = Counter()
         self._tenants: dict[str, scheduler_pb2.TenantUse] = {}
         self._num_running = 0
 
+    @property
+    def has_key(self) -> bool:
+        """Whether it is known what the measurements belong to."""
+        return self._key() is not None
+
     def step(
         self,
         step: target_pb2.StepReport,
-        depths: Iterable[tuple[int, int]],
+        drafts: Iterable[tuple[int, int]],
         num_running: int,
         draft_length: int,
         *,
         num_tokens: int = 0,
         may_draft: bool = False,
     ) -> None:
-        """Notes one step.
+        """Adds one step.
 
         Args:
             step: the verifier's report.
-            depths: of its sequences, (depth of what a drafter proposed, accepted tokens of that).
-            num_running: running sequences now.
-            draft_length: tokens a draft in force.
-            num_tokens: tokens it committed.
-            may_draft: whether drafts may be made for every one of its sequences.
+            drafts: of the drafts that count, (depth of the tree, accepted tokens).
+            num_running: unfinished sequences now.
+            draft_length: tokens per draft in force.
+            num_tokens: tokens that the step committed.
+            may_draft: whether every one of its sequences may have drafts.
         """
         self._num_running = num_running
-        for depth, accepted in depths:
+        for depth, accepted in drafts:
             self._depths[depth] += 1
             self._accepted[accepted] += 1
-        is_decoding = not step.num_prefill_rows and len(step.commits.sequence_ids) == step.num_sequences
+        num_commits = len(step.commits.sequence_ids)
+        is_decoding = not step.num_prefill_rows and num_commits == step.num_sequences
         if step.num_rows:
             self._push(
                 self._steps,
@@ -103,28 +109,16 @@ class Reports:
                     num_cache_hits=sum(step.cache_hits),
                     may_draft=may_draft,
                     wait_us=min(step.draft_wait_us + step.colocated_draft_us, MAX_US),
-                    # Verification and commit are part of the step here and of the overhead there.
+                    # The verifier counts verification and commit as overhead, the scheduler as part of the step.
                     other_us=max(0, step.overhead_us + step.forward_us - step.step_us),
                 ),
             )
         if step.colocated_draft_us and draft_length:
-            self._push(
-                self._drafts,
-                scheduler_pb2.DraftSample(
-                    num_draft_steps=draft_length,
-                    num_sequences=max(len(step.commits.sequence_ids), 1),
-                    draft_us=step.colocated_draft_us,
-                ),
-            )
+            self._push_draft(draft_length, max(num_commits, 1), step.colocated_draft_us)
 
     def profile(self, profile: target_pb2.StepProfile) -> None:
-        """Notes the steps that a verifier timed at its start; arrays that do not agree are no profile."""
-        arrays = (
-            profile.num_rows,
-            profile.num_sequences,
-            profile.num_context_tokens,
-            profile.step_us,
-        )
+        """Adds the steps that a verifier timed at its start; a profile whose arrays disagree is dropped."""
+        arrays = (profile.num_rows, profile.num_sequences, profile.num_context_tokens, profile.step_us)
         if len({len(array) for array in arrays}) > 1:
             self.num_dropped += max(len(array) for array in arrays)
             return
@@ -140,29 +134,22 @@ class Reports:
             )
 
     def draft(self, frame: drafter_pb2.DraftResponse, round_trip_us: int | None, drafter: str = "") -> None:
-        """Notes what one answer of a drafter says about its speed and the way to it.
+        """Adds what one answer of a drafter shows of its speed and of the network.
 
         Args:
             frame: the answer.
-            round_trip_us: there and back less the drafter's own time, at this clock; None where it was not asked for.
-            drafter: its endpoint.
+            round_trip_us: there and back without the drafter's own time, at this clock; None where it was not measured.
+            drafter: the drafter's endpoint.
         """
         if frame.num_draft_steps:
-            self._push(self._queues_us, (drafter, min(frame.wait_us, MAX_US)))
+            self._push(self._queues, PeerTime(drafter, min(frame.wait_us, MAX_US)))
         if frame.num_draft_steps and frame.num_sequences:
-            self._push(
-                self._drafts,
-                scheduler_pb2.DraftSample(
-                    num_draft_steps=frame.num_draft_steps,
-                    num_sequences=frame.num_sequences,
-                    draft_us=frame.draft_us,
-                ),
-            )
+            self._push_draft(frame.num_draft_steps, frame.num_sequences, frame.draft_us)
         if round_trip_us is not None:
-            self._push(self._round_trips_us, (drafter, min(round_trip_us, MAX_US)))
+            self._push(self._round_trips, PeerTime(drafter, min(round_trip_us, MAX_US)))
 
     def ended(self, tenant: str, stats: generation_pb2.GenerationStats) -> None:
-        """Notes a request of a tenant that ended."""
+        """Adds a request of a tenant that ended."""
         if tenant not in self._tenants and len(self._tenants) >= MAX_TENANTS:
             tenant = OTHER
         use = self._tenants.setdefault(tenant, scheduler_pb2.TenantUse(tenant=tenant))
@@ -174,70 +161,49 @@ class Reports:
 
     def take(self) -> scheduler_pb2.ReportRequest | None:
         """All samples since the last call as one frame; None where there are none."""
-        samples = (
-            self._steps,
-            self._drafts,
-            self._round_trips_us,
-            self._depths,
-            self.outcomes,
-            self._tenants,
-        )
+        samples = (self._steps, self._drafts, self._round_trips, self._depths, self.acceptance, self._tenants)
         if not any(samples):
             return None
-        peers = list(dict.fromkeys(peer for peer, _ in (*self._round_trips_us, *self._queues_us)))[:MAX_PEERS]
-        places = {peer: place for place, peer in enumerate(peers)}
-        round_trips = [(places[peer], us) for peer, us in self._round_trips_us if peer in places]
-        queues = [(places[peer], us) for peer, us in self._queues_us if peer in places]
+        times = (*self._round_trips, *self._queues)
+        drafters = list(dict.fromkeys(time.drafter for time in times))[:MAX_PEERS]
+        indices = {drafter: index for index, drafter in enumerate(drafters)}
+        round_trips = [time for time in self._round_trips if time.drafter in indices]
+        queues = [time for time in self._queues if time.drafter in indices]
         frame = scheduler_pb2.ReportRequest(
             key=self._key(),
             steps=self._steps,
             drafts=self._drafts,
-            peers=[scheduler_pb2.PeerPair(conductor=self._conductor, drafter=peer) for peer in peers],
-            round_trips_us=[us for _, us in round_trips],
-            round_trip_peers=[place for place, _ in round_trips],
-            queues_us=[us for _, us in queues],
-            queue_peers=[place for place, _ in queues],
-            outcomes=self.outcomes.take(),
+            peers=[
+                scheduler_pb2.PeerPair(conductor=self._conductor, drafter=drafter) for drafter in drafters
+            ],
+            round_trips_us=[time.us for time in round_trips],
+            round_trip_peers=[indices[time.drafter] for time in round_trips],
+            queues_us=[time.us for time in queues],
+            queue_peers=[indices[time.drafter] for time in queues],
+            outcomes=self.acceptance.take(),
             tenants=self._tenants.values(),
             drafted_per_position=passes_per_position(self._depths),
             accepted_per_position=passes_per_position(self._accepted),
             num_running_sequences=self._num_running,
             longest_draft=self._longest_draft(),
         )
-        for queue in (self._steps, self._drafts, self._round_trips_us, self._queues_us):
+        self._clear()
+        return frame
+
+    def _clear(self) -> None:
+        for queue in (self._steps, self._drafts, self._round_trips, self._queues):
             queue.clear()
         self._depths.clear()
         self._accepted.clear()
         self._tenants.clear()
-        return frame
 
-    async def run(self, endpoint: str, tls: Tls | None) -> None:
-        """Sends to the scheduler until cancelled; connects again whenever the stream ends."""
-        backoff_s, reason = BACKOFF_S[0], ""
-        while True:
-            channel = open_channel(endpoint, tls)
-            try:
-                call = scheduler_pb2_grpc.SchedulerServiceStub(channel).Report()
-                while True:
-                    await asyncio.sleep(INTERVAL_S)
-                    frame = self.take() if self._key() is not None else None
-                    if frame is not None:
-                        async with asyncio.timeout(WRITE_TIMEOUT_S):
-                            await call.write(frame)
-                        backoff_s = BACKOFF_S[0]
-            except (
-                grpc.aio.AioRpcError,
-                TimeoutError,
-                asyncio.InvalidStateError,
-                grpc.aio.UsageError,
-            ) as error:
-                if type(error).__name__ != reason:
-                    reason = type(error).__name__
-                    log.warning("report stream down", endpoint=endpoint, error=str(error) or reason)
-            finally:
-                await channel.close(None)
-            await asyncio.sleep(backoff_s)
-            backoff_s = min(2 * backoff_s, BACKOFF_S[1])
+    def _push_draft(self, num_draft_steps: int, num_sequences: int, draft_us: int) -> None:
+        self._push(
+            self._drafts,
+            scheduler_pb2.DraftSample(
+                num_draft_steps=num_draft_steps, num_sequences=num_sequences, draft_us=draft_us
+            ),
+        )
 
     def _push(self, samples: deque[Any], sample: object) -> None:
         self.num_dropped += len(samples) == MAX_SAMPLES

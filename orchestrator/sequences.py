@@ -1,148 +1,25 @@
-"""Requests and the sequences that carry them.
+"""Requests as the conductor runs them, and the table that finds them.
 
-Responsible for: the state of each request (with its table of legal transitions), the translation between a
-request, its key, the verifier's sequence id and the two epochs, and its figures. Deliberately does not know
-streams or clocks. Used by orchestrator.cycles, which alone changes states.
+Responsible for: the state of each request, and the way from a request id, from the key of an opening and from the
+verifier's sequence id to the request. Deliberately does not know streams or clocks. States are changed by
+orchestrator.sequence_lifecycle alone.
 """
 
 from __future__ import annotations
 
-import enum
 import itertools
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from orchestrator.commit_log import CommitLogEntry
-from orchestrator.drafter_link import DrafterLink
+from orchestrator.commit_log import CommitLog
+from orchestrator.drafting import Drafting
 from orchestrator.output_queue import OutputQueue
-from orchestrator.placement import ANY_DRAFTER, DrafterRequirement
+from orchestrator.sequence_state import TRANSITIONS, ConductorSequenceState, IllegalTransitionError
+from orchestrator.sequence_stats import SequenceStats, passes_per_position
 from paceline.v1 import generation_pb2, sampling_pb2
 
 MAX_DRAFT_NODES = 64
 """Most draft nodes that one sequence may have in one step."""
-
-
-class ConductorSequenceState(enum.Enum):
-    """Where a request stands."""
-
-    PENDING = "pending"
-    """Waits for a verifier: new, or its verifier was lost."""
-    OPENING = "opening"
-    """OpenSequence was sent."""
-    RUNNING = "running"
-    """The verifier has named it."""
-    FINISHED = "finished"
-    """Its ending is in the output queue."""
-
-
-TRANSITIONS: dict[ConductorSequenceState, frozenset[ConductorSequenceState]] = {
-    ConductorSequenceState.PENDING: frozenset(
-        {ConductorSequenceState.OPENING, ConductorSequenceState.FINISHED}
-    ),
-    ConductorSequenceState.OPENING: frozenset(
-        {ConductorSequenceState.RUNNING, ConductorSequenceState.PENDING, ConductorSequenceState.FINISHED}
-    ),
-    ConductorSequenceState.RUNNING: frozenset(
-        {ConductorSequenceState.PENDING, ConductorSequenceState.FINISHED}
-    ),
-    ConductorSequenceState.FINISHED: frozenset(),
-}
-
-
-class IllegalTransitionError(RuntimeError):
-    """A change of state that the table does not allow: a bug of ours."""
-
-
-@dataclass(slots=True)
-class SequenceStats:
-    """Figures of one request; constant work per commit.
-
-    Attributes:
-        num_passes: target passes that committed at least one token.
-        num_draft_tokens: draft tokens verified.
-        num_accepted_tokens: draft tokens accepted.
-        depths: passes by depth of the verified tree.
-        accepted: passes by number of accepted draft tokens.
-    """
-
-    num_passes: int = 0
-    num_draft_tokens: int = 0
-    num_accepted_tokens: int = 0
-    depths: Counter[int] = field(default_factory=Counter)
-    accepted: Counter[int] = field(default_factory=Counter)
-
-    def add(self, num_draft_tokens: int, depth: int, num_accepted: int) -> None:
-        """Counts one commit."""
-        self.num_passes += 1
-        if num_draft_tokens or depth:
-            self.num_draft_tokens += num_draft_tokens
-            self.num_accepted_tokens += num_accepted
-            self.depths[depth] += 1
-            self.accepted[num_accepted] += 1
-
-
-def passes_per_position(by_depth: Counter[int]) -> list[int]:
-    """From "passes by depth" to "passes that reached depth i + 1"."""
-    counts = [0] * max(by_depth, default=0)
-    for depth, passes in by_depth.items():
-        for position in range(depth):
-            counts[position] += passes
-    return counts
-
-
-@dataclass(slots=True)
-class Attachment:
-    """One drafter that has a sequence open.
-
-    Attributes:
-        link: the drafter.
-        epoch: its epoch of the sequence.
-        partition: of the outcomes that several drafters share, which this one's is; share 0 also makes the drafts.
-        length: tokens of the text that it has been told.
-    """
-
-    link: DrafterLink
-    epoch: int
-    partition: int
-    length: int
-
-
-@dataclass(slots=True)
-class Drafting:
-    """The drafters' side of one sequence.
-
-    Attributes:
-        attachments: the drafters that have it open, by share.
-        num_partitions: how many drafters its outcomes are shared out to, whether or not all of them are there.
-        requirement: what the request asks of its drafter.
-        is_off: no drafter is to have it any more (asked for by the request, or past its positions).
-        num_reopens: openings in a row that failed; sets the delay of the next.
-        retry_at: loop time before which it is not opened again.
-        is_past_outcome: the next step verifies what a drafter made past this one's outcome.
-    """
-
-    attachments: dict[int, Attachment] = field(default_factory=dict)
-    num_partitions: int = 1
-    requirement: DrafterRequirement = ANY_DRAFTER
-    is_off: bool = False
-    num_reopens: int = 0
-    retry_at: float = 0.0
-    is_past_outcome: bool = False
-
-    @property
-    def reads_features(self) -> bool:
-        """Whether a drafter that has it reads features, and so drafts past outcomes on its own outputs."""
-        return any(attachment.link.reads_features for attachment in self.attachments.values())
-
-    def at(self, link: DrafterLink) -> Attachment | None:
-        """The attachment to a drafter."""
-        return next((a for a in self.attachments.values() if a.link is link), None)
-
-    @property
-    def missing_partitions(self) -> list[int]:
-        """Shares that no drafter has; the first is the one that matters most."""
-        return [partition for partition in range(self.num_partitions) if partition not in self.attachments]
 
 
 @dataclass(slots=True, eq=False)
@@ -150,24 +27,33 @@ class Sequence:
     """One request on its way through a verifier.
 
     Attributes:
-        entry: its text.
+        request_id: names the request; the director issues it.
+        commit_log: its text.
         sampling: how tokens are chosen.
         max_new_tokens: most tokens to generate, resumed ones included.
-        stop_token_ids: tokens that end it.
+        stop_token_ids: tokens that end the text.
         max_draft_nodes: most draft nodes in one step; 0 is plain decoding.
-        max_draft_tokens: most draft tokens per entry.
-        log_probs: which log-probabilities the request wants.
-        tenant: whose it is, for statistics; may be empty.
-        num_prompt_log_probs: prompt tokens, from the second one on, whose log-probabilities have come in.
+        max_draft_tokens: most draft tokens in one draft entry.
         started_at: loop time of Run.
-        pending_since: loop time at which it last began to wait for a verifier.
-        not_before: loop time before which it is not opened at the verifier.
-        key: names its last OpenSequence.
+        pending_since: loop time at which the request last began to wait for a verifier.
+        log_probs: the log-probabilities that the request wants.
+        tenant: whose request it is, for statistics; may be empty.
+        num_prompt_log_probs: prompt tokens, from the second one on, whose log-probabilities have come in.
+        not_before: loop time before which the request is not opened at a verifier.
+        key: names the last OpenSequence; the conductor issues it.
         sequence_id: the verifier's id, 0 while there is none.
         epoch: the verifier's epoch.
+        num_resumes: openings at a verifier after the first.
+        first_token_at: loop time of the first token, None before it.
+        last_token_at: loop time of the newest token, None before the first.
+        state: see `ConductorSequenceState`.
+        drafting: the drafters' side.
+        output_queue: tokens on their way to the reader.
+        stats: target passes and draft tokens so far.
     """
 
-    entry: CommitLogEntry
+    request_id: str
+    commit_log: CommitLog
     sampling: sampling_pb2.SamplingParams
     max_new_tokens: int
     stop_token_ids: tuple[int, ...]
@@ -188,17 +74,16 @@ class Sequence:
     state: ConductorSequenceState = ConductorSequenceState.PENDING
     drafting: Drafting = field(default_factory=Drafting)
     output_queue: OutputQueue = field(default_factory=OutputQueue)
-    counts: SequenceStats = field(default_factory=SequenceStats)
-    num_streamed_before: int = 0
+    stats: SequenceStats = field(default_factory=SequenceStats)
 
     def move_to(self, state: ConductorSequenceState) -> None:
         """Changes the state.
 
         Raises:
-            IllegalTransitionError: if the table does not allow it.
+            IllegalTransitionError: the table of transitions does not allow it.
         """
         if state not in TRANSITIONS[self.state]:
-            raise IllegalTransitionError(f"{self.entry.request_id}: {self.state.value} -> {state.value}")
+            raise IllegalTransitionError(f"request {self.request_id}: {self.state.value} -> {state.value}")
         self.state = state
 
     @property
@@ -207,57 +92,63 @@ class Sequence:
         return self.first_token_at is not None
 
     @property
-    def open_log_probs(self) -> sampling_pb2.LogProbOptions:
-        """What is still wanted of a verifier: the prompt's come from one opening alone."""
+    def missing_log_probs(self) -> sampling_pb2.LogProbOptions:
+        """The log-probabilities to ask a verifier for: those of the prompt only until all of them have come in."""
         options = sampling_pb2.LogProbOptions()
         options.CopyFrom(self.log_probs)
-        if self.num_prompt_log_probs >= self.entry.num_prompt_tokens - 1:
+        if self.num_prompt_log_probs >= self.commit_log.num_prompt_tokens - 1:
             options.ClearField("num_prompt_top")
         return options
 
-    def stats(self) -> generation_pb2.GenerationStats:
-        """Figures so far, as sent in the last frame."""
+    def generation_stats(self) -> generation_pb2.GenerationStats:
+        """Statistics so far, as sent with every frame."""
         first, last = self.first_token_at, self.last_token_at
         return generation_pb2.GenerationStats(
-            num_prompt_tokens=self.entry.num_prompt_tokens,
-            num_generated_tokens=self.entry.num_generated_tokens,
-            num_target_passes=self.counts.num_passes,
-            num_draft_tokens=self.counts.num_draft_tokens,
-            num_accepted_tokens=self.counts.num_accepted_tokens,
-            drafted_per_position=passes_per_position(self.counts.depths),
-            accepted_per_position=passes_per_position(self.counts.accepted),
+            num_prompt_tokens=self.commit_log.num_prompt_tokens,
+            num_generated_tokens=self.commit_log.num_generated_tokens,
+            num_target_passes=self.stats.num_passes,
+            num_draft_tokens=self.stats.num_draft_tokens,
+            num_accepted_tokens=self.stats.num_accepted_tokens,
+            drafted_per_position=passes_per_position(self.stats.depths),
+            accepted_per_position=passes_per_position(self.stats.accepted),
             time_to_first_token_us=0 if first is None else int((first - self.started_at) * 1e6),
             decode_us=0 if first is None or last is None else int((last - first) * 1e6),
         )
 
 
 class ConductorSequences:
-    """All unfinished sequences of one conductor, by key and by the verifier's id."""
+    """All unfinished sequences of one conductor, by request id, by key and by the verifier's id."""
 
     def __init__(self) -> None:
-        self._all: dict[str, Sequence] = {}
+        self._by_request_id: dict[str, Sequence] = {}
         self._by_key: dict[int, Sequence] = {}
         self._by_id: dict[int, Sequence] = {}
         self._keys = itertools.count(1)
 
     def add(self, sequence: Sequence) -> None:
-        """Takes up a new sequence."""
-        self._all[sequence.entry.request_id] = sequence
+        """Adds a new sequence.
 
-    def name_key(self, sequence: Sequence) -> int:
-        """Gives the sequence a fresh key for an OpenSequence; the old one is forgotten."""
+        Raises:
+            ValueError: a request with this id is unfinished.
+        """
+        if sequence.request_id in self._by_request_id:
+            raise ValueError(f"request {sequence.request_id} is running already")
+        self._by_request_id[sequence.request_id] = sequence
+
+    def assign_key(self, sequence: Sequence) -> int:
+        """Gives the sequence a fresh key for an OpenSequence; the old key is forgotten."""
         self._by_key.pop(sequence.key, None)
         sequence.key = next(self._keys) & 0xFFFFFFFF or next(self._keys) & 0xFFFFFFFF
         self._by_key[sequence.key] = sequence
         return sequence.key
 
-    def name_id(self, sequence: Sequence, sequence_id: int) -> None:
-        """Notes the verifier's id."""
+    def assign_id(self, sequence: Sequence, sequence_id: int) -> None:
+        """Stores the id that the verifier gave the sequence."""
         sequence.sequence_id = sequence_id
         self._by_id[sequence_id] = sequence
 
     def forget_id(self, sequence: Sequence) -> None:
-        """Drops key and id: the verifier has it no more."""
+        """Drops key and id: the verifier no longer has the sequence."""
         self._by_key.pop(sequence.key, None)
         if self._by_id.get(sequence.sequence_id) is sequence:
             del self._by_id[sequence.sequence_id]
@@ -266,18 +157,21 @@ class ConductorSequences:
     def remove(self, sequence: Sequence) -> None:
         """Drops the sequence."""
         self.forget_id(sequence)
-        self._all.pop(sequence.entry.request_id, None)
+        self._by_request_id.pop(sequence.request_id, None)
 
     def by_key(self, key: int) -> Sequence | None:
         """The sequence whose OpenSequence had this key."""
         return self._by_key.get(key)
 
     def by_id(self, sequence_id: int) -> Sequence | None:
-        """The sequence that the verifier calls so."""
+        """The sequence with this id at the verifier."""
         return self._by_id.get(sequence_id)
 
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._by_request_id
+
     def __iter__(self) -> Iterator[Sequence]:
-        return iter(list(self._all.values()))
+        return iter(list(self._by_request_id.values()))
 
     def __len__(self) -> int:
-        return len(self._all)
+        return len(self._by_request_id)

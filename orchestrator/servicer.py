@@ -1,4 +1,4 @@
-"""ConductorService at the wire: checks a request, hands it to the cycles, and streams what the output queue holds.
+"""ConductorService at the wire: checks a request, starts it in the lifecycle, and streams what the output queue holds.
 
 Knows gRPC and nothing of peers. Every request that is taken up ends in exactly one frame with a finish reason, or
 in an error status where nothing was streamed yet.
@@ -11,8 +11,8 @@ from typing import Any
 
 import structlog
 
-from orchestrator.cycles import Cycles
 from orchestrator.placement import DrafterRequirement
+from orchestrator.sequence_lifecycle import SequenceLifecycle
 from orchestrator.sequences import MAX_DRAFT_NODES, Sequence
 from paceline.contract.errors import CapacityError, InvalidRequestError
 from paceline.sampling.params import MAX_TOKEN_ID
@@ -33,12 +33,12 @@ class ConductorServicer(orchestrator_pb2_grpc.ConductorServiceServicer):
 
     def __init__(
         self,
-        cycles: Cycles,
+        lifecycle: SequenceLifecycle,
         max_sequences: int,
         verifier: Callable[[], peer_pb2.PeerInfo | None],
         may_have_drafter: Callable[[DrafterRequirement], bool],
     ) -> None:
-        self._cycles = cycles
+        self._lifecycle = lifecycle
         self._max_sequences = max_sequences
         self._verifier = verifier
         self._may_have_drafter = may_have_drafter
@@ -50,23 +50,25 @@ class ConductorServicer(orchestrator_pb2_grpc.ConductorServiceServicer):
         max_draft_nodes = check_run(request, self._verifier())
         if max_draft_nodes:
             self._check_requirement(DrafterRequirement.read(request.speculation))
-        if self._cycles.is_running(request.request_id):
+        if self._lifecycle.is_running(request.request_id):
             raise InvalidRequestError("request_id", f"{request.request_id} is running already")
-        if self._cycles.num_running >= self._max_sequences:
+        if self._lifecycle.num_running >= self._max_sequences:
             raise CapacityError(f"{self._max_sequences} requests are running")
-        sequence = self._cycles.begin(request, max_draft_nodes)
+        sequence = self._lifecycle.begin(request, max_draft_nodes)
         try:
             while True:
-                mail = await sequence.output_queue.take()
-                ending = mail.ending
+                output = await sequence.output_queue.take()
+                ending = output.ending
                 if ending is not None and ending.error is not None and not sequence.has_streamed:
                     raise ending.error
                 # Figures with every frame: a reader that stops at a stop text never sees the last one.
-                frame = orchestrator_pb2.RunResponse(token_ids=mail.tokens, stats=sequence.stats())
-                if mail.log_probs.log_probs:
-                    frame.log_probs.CopyFrom(mail.log_probs)
-                if mail.prompt_log_probs.log_probs:
-                    frame.prompt_log_probs.CopyFrom(mail.prompt_log_probs)
+                frame = orchestrator_pb2.RunResponse(
+                    token_ids=output.tokens, stats=sequence.generation_stats()
+                )
+                if output.log_probs.log_probs:
+                    frame.log_probs.CopyFrom(output.log_probs)
+                if output.prompt_log_probs.log_probs:
+                    frame.prompt_log_probs.CopyFrom(output.prompt_log_probs)
                 if ending is not None:
                     frame.finish_reason = ending.finish_reason
                     _log_end(sequence, ending.finish_reason)
@@ -74,7 +76,7 @@ class ConductorServicer(orchestrator_pb2_grpc.ConductorServiceServicer):
                 if ending is not None:
                     return
         finally:
-            self._cycles.end(sequence)
+            self._lifecycle.end(sequence)
 
     def _check_requirement(self, requirement: DrafterRequirement) -> None:
         name = f" called {requirement.name[:64]!r}" if requirement.name else ""
@@ -142,10 +144,10 @@ def check_run(request: orchestrator_pb2.RunRequest, verifier: peer_pb2.PeerInfo 
 def _log_end(sequence: Sequence, finish_reason: sampling_pb2.FinishReason) -> None:
     log.info(
         "request ended",
-        request_id=sequence.entry.request_id,
+        request_id=sequence.request_id,
         finish_reason=sampling_pb2.FinishReason.Name(finish_reason),
-        num_generated_tokens=sequence.entry.num_generated_tokens,
-        num_target_passes=sequence.counts.num_passes,
-        num_accepted_tokens=sequence.counts.num_accepted_tokens,
+        num_generated_tokens=sequence.commit_log.num_generated_tokens,
+        num_target_passes=sequence.stats.num_passes,
+        num_accepted_tokens=sequence.stats.num_accepted_tokens,
         num_resumes=sequence.num_resumes,
     )

@@ -10,10 +10,10 @@ from typing import Annotated
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from orchestrator.cycles import Patience
-from orchestrator.peer_stream import StreamTiming
+from orchestrator.peer_link import StreamTiming
 from orchestrator.placement import PlacementSetting
 from orchestrator.policy import MAX_DRAFT_LENGTH, PolicyOverrides
+from orchestrator.sequence_lifecycle import Patience
 from services.runtime.channel import split_endpoint
 from services.runtime.settings import CommaList, Port, ServerSettings
 

@@ -1,7 +1,7 @@
-"""The link to one verifier: everything of one conductor goes over its one Verify stream.
+"""The link to one verifier: one Verify stream carries everything of one conductor.
 
-Responsible for: merging openings, closings, attachments, drafts and policy into frames, and refusing a verifier
-that serves another model than the one sequences are running on. Deliberately does not know requests: it calls
+Responsible for: merging openings, closings, attachments, drafts and policy into frames, and refusing a verifier that
+serves another model than the one that sequences run on. Deliberately does not know requests: it calls
 `VerifierEvents`, implemented by orchestrator.cycles.
 """
 
@@ -13,16 +13,19 @@ from typing import Any, Protocol
 
 import grpc
 
-from orchestrator.peer_stream import PeerStream, StreamTiming
+from orchestrator.draft_batches import join_drafts
+from orchestrator.peer_link import StreamTiming
+from orchestrator.peer_stream import PeerStream
 from orchestrator.placement import check_protocol
-from orchestrator.supports import has_supports, join_supports
 from paceline.contract.errors import IncompatiblePeerError
 from paceline.v1 import peer_pb2, target_pb2, target_pb2_grpc
 from services.runtime.channel import Tls
 
 MAX_PENDING_DRAFT_TOKENS = 16_384
+"""Draft tokens kept for a verifier that does not read; more are dropped, since they would be stale when it reads."""
+
 MAX_PENDING_SUPPORT_TOKENS = 1 << 20
-"""Draft tokens held for a verifier that does not read; more are dropped, they would be stale anyway."""
+"""The same for the tokens of the distributions that draft tokens were drawn from."""
 
 
 class VerifierEvents(Protocol):
@@ -46,9 +49,9 @@ class VerifierLink:
 
     Attributes:
         endpoint: host:port.
-        feature_endpoint: the same as drafters reach it.
+        feature_endpoint: host:port at which drafters reach it.
         info: identity, from the last connection; None before the first.
-        profile: steps that it timed at its start; None once they were taken, or where it told none.
+        profile: steps that it timed at its start; None once they were taken, or where it timed none.
         is_known: set once `info` is.
         num_dropped_draft_tokens: draft tokens that were not sent because the stream was down or blocked.
     """
@@ -56,7 +59,6 @@ class VerifierLink:
     def __init__(
         self,
         endpoint: str,
-        events: VerifierEvents,
         *,
         client_id: str,
         timing: StreamTiming,
@@ -71,7 +73,7 @@ class VerifierLink:
         self.profile: target_pb2.StepProfile | None = None
         self.num_dropped_draft_tokens = 0
         self.is_known = asyncio.Event()
-        self._events = events
+        self._events: VerifierEvents
         self._clock = clock
         self._num_running = num_running
         self._pending = target_pb2.VerifyRequest()
@@ -88,14 +90,15 @@ class VerifierLink:
 
     @property
     def last_reason(self) -> str:
-        """Why it is not, or was not before."""
+        """Why the stream is down, or was before."""
         return self._stream.last_reason
 
-    async def run(self) -> None:
-        """Keeps the link up until cancelled."""
+    async def run(self, events: VerifierEvents) -> None:
+        """Keeps the link up until cancelled, and hands what happens to `events`."""
+        self._events = events
         await self._stream.run()
 
-    # What the cycle says to the verifier; all return at once.
+    # Messages to the verifier; all return at once.
 
     def open(self, opening: target_pb2.OpenSequence) -> None:
         """Starts a sequence."""
@@ -124,7 +127,7 @@ class VerifierLink:
             self.num_dropped_draft_tokens += len(drafts.tokens)
             return
         if self._pending.HasField("drafts"):
-            _append_drafts(self._pending.drafts, drafts)
+            join_drafts(self._pending.drafts, drafts)
         else:
             self._pending.drafts.CopyFrom(drafts)
         self._flush()
@@ -139,7 +142,7 @@ class VerifierLink:
         self._is_pending = True
         self._stream.wake()
 
-    # What the stream asks.
+    # The stream's side: PeerLink.
 
     async def describe(self, channel: grpc.aio.Channel, timeout_s: float) -> peer_pb2.PeerInfo:
         """Asks the verifier who it is."""
@@ -149,7 +152,7 @@ class VerifierLink:
         return info
 
     def check(self, info: peer_pb2.PeerInfo) -> None:
-        """Refuses a verifier with another model while sequences of the old one wait to go on."""
+        """Refuses a verifier with another model while sequences of the old one wait to be resumed."""
         check_protocol(info)
         if (
             self.info is not None
@@ -157,15 +160,15 @@ class VerifierLink:
             and self.info.model_fingerprint != info.model_fingerprint
         ):
             raise IncompatiblePeerError(
-                "the verifier came back with another model; running requests cannot go on there"
+                "the verifier came back with another model; running requests cannot continue there"
             )
 
     def call(self, channel: grpc.aio.Channel) -> Any:
-        """Starts Verify."""
+        """Starts the Verify call."""
         return target_pb2_grpc.TargetServiceStub(channel).Verify()
 
     def hello(self, hello: peer_pb2.StreamHello) -> target_pb2.VerifyRequest:
-        """First frame; nothing that was meant for an earlier stream may follow it."""
+        """First frame; it drops what was pending for an earlier stream."""
         self._pending = target_pb2.VerifyRequest()
         self._is_pending = False
         return target_pb2.VerifyRequest(hello=hello)
@@ -185,39 +188,27 @@ class VerifierLink:
         return target_pb2.VerifyRequest() if is_heartbeat_due else None
 
     def silent_for(self, now: float) -> float:
-        """A verifier with sequences to run reports every step."""
+        """A verifier with sequences reports every step, so its silence is the time since its last frame."""
         return now - self._last_frame_at if self._num_running() else 0.0
 
     def note_work(self) -> None:
-        """Work was given to an idle verifier: its silence counts from now."""
+        """An idle verifier gets work: its silence counts from now."""
         self._last_frame_at = self._clock()
 
     def went_up(self, info: peer_pb2.PeerInfo) -> None:
-        """Passes it on."""
+        """Passes the event on."""
         self.info = info
         self.is_known.set()
         self._last_frame_at = self._clock()
         self._events.verifier_up(info)
 
     def went_down(self, reason: str) -> None:
-        """Passes it on."""
+        """Passes the event on."""
         self._pending = target_pb2.VerifyRequest()
         self._is_pending = False
         self._events.verifier_down(reason)
 
     def received(self, frame: target_pb2.VerifyResponse) -> None:
-        """Passes it on."""
+        """Passes the event on."""
         self._last_frame_at = self._clock()
         self._events.verifier_frame(frame)
-
-
-def _append_drafts(batch: peer_pb2.DraftBatch, more: peer_pb2.DraftBatch) -> None:
-    """Joins two batches; log-probs stand for all tokens of a batch or for none, and so do distributions."""
-    drops_log_probs = bool(batch.log_probs) != bool(more.log_probs) and batch.tokens and more.tokens
-    if drops_log_probs or has_supports(batch) or has_supports(more):
-        more = peer_pb2.DraftBatch.FromString(more.SerializeToString())
-    if drops_log_probs:
-        del batch.log_probs[:]
-        del more.log_probs[:]
-    join_supports(batch, more)
-    batch.MergeFrom(more)

@@ -4,33 +4,28 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.admission import Admission
-from orchestrator.commit_log import CommitGapError, CommitLog, CommitLogEntry
+from orchestrator.commit_log import CommitGapError, CommitLog
 from orchestrator.counters import Counters, StatusCollector
-from orchestrator.draft_acceptance import AcceptanceCounter, acceptance_by_commit
+from orchestrator.draft_acceptance import AcceptanceCounter
+from orchestrator.draft_batches import join_drafts
 from orchestrator.output_queue import Ending, OutputQueue
 from orchestrator.placement import DrafterRequirement, check_drafter, choose_drafter, placement_in_force
 from orchestrator.policy import PolicyInForce, PolicyOverrides
 from orchestrator.ray_environment import prepare_environment
 from orchestrator.reports import MAX_SAMPLES, Reports
-from orchestrator.sequences import (
-    TRANSITIONS,
-    ConductorSequences,
-    ConductorSequenceState,
-    IllegalTransitionError,
-    Sequence,
-    SequenceStats,
-    passes_per_position,
-)
+from orchestrator.sequence_state import TRANSITIONS, ConductorSequenceState, IllegalTransitionError
+from orchestrator.sequence_stats import SequenceStats, passes_per_position
+from orchestrator.sequences import ConductorSequences, Sequence
 from orchestrator.settings import OrchestratorSettings
 from orchestrator.status import ConductorStatus
-from orchestrator.verifier_link import VerifierLink, _append_drafts
+from orchestrator.step_report import acceptance_by_commit
+from orchestrator.verifier_link import VerifierLink
 from paceline.contract.errors import (
     CapacityError,
     IncompatiblePeerError,
@@ -46,7 +41,8 @@ from tests.orchestrator.scripted_peers import log_probs_of, peer_info
 
 def sequence(request_id: str = "r") -> Sequence:
     return Sequence(
-        entry=CommitLogEntry(request_id, [1, 2], 2),
+        request_id=request_id,
+        commit_log=CommitLog([1, 2]),
         sampling=sampling_pb2.SamplingParams(),
         max_new_tokens=4,
         stop_token_ids=(),
@@ -61,33 +57,33 @@ def sequence(request_id: str = "r") -> Sequence:
     text=st.lists(st.integers(0, 50), min_size=2, max_size=30),
     cuts=st.lists(st.tuples(st.integers(1, 30), st.integers(1, 8)), max_size=20),
 )
-def test_journal_holds_a_prefix_of_the_text_whatever_is_repeated(
+def test_a_commit_log_holds_a_prefix_of_the_text_whatever_is_repeated(
     text: list[int], cuts: list[tuple[int, int]]
 ) -> None:
-    entry = CommitLog().open("r", text[:1])
+    commit_log = CommitLog(text[:1])
     for start, size in cuts:
         span = text[start : start + size]
-        known = len(entry.tokens)
+        known = len(commit_log.tokens)
         if start > known:
             with pytest.raises(CommitGapError):
-                entry.commit(start, span)
+                commit_log.append(start, span)
         else:
-            fresh = entry.commit(start, span)
-            assert list(fresh) == text[known : known + len(fresh)]
-        assert entry.tokens == text[: len(entry.tokens)]
-        assert len(entry.tokens) >= known
+            new_tokens = commit_log.append(start, span)
+            assert list(new_tokens) == text[known : known + len(new_tokens)]
+        assert commit_log.tokens == text[: len(commit_log.tokens)]
+        assert len(commit_log.tokens) >= known
 
 
-def test_journal_counts_resumed_tokens_as_generated() -> None:
-    entry = CommitLog().open("r", [1, 2, 3, 4], num_resumed_tokens=2)
-    assert (entry.num_prompt_tokens, entry.num_generated_tokens) == (2, 2)
+def test_a_commit_log_counts_resumed_tokens_as_generated() -> None:
+    commit_log = CommitLog([1, 2, 3, 4], num_resumed_tokens=2)
+    assert (commit_log.num_prompt_tokens, commit_log.num_generated_tokens) == (2, 2)
 
 
-def test_journal_refuses_a_request_twice() -> None:
-    commit_log = CommitLog()
-    commit_log.open("r", [1])
+def test_the_table_refuses_a_request_twice() -> None:
+    sequences = ConductorSequences()
+    sequences.add(sequence("r"))
     with pytest.raises(ValueError, match="running already"):
-        commit_log.open("r", [1])
+        sequences.add(sequence("r"))
 
 
 @pytest.mark.parametrize("state", list(ConductorSequenceState))
@@ -104,19 +100,19 @@ def test_only_transitions_of_the_table_are_allowed(state: ConductorSequenceState
 
 
 def test_table_forgets_old_keys_and_ids() -> None:
-    table, subject = ConductorSequences(), sequence()
-    table.add(subject)
-    first = table.name_key(subject)
-    second = table.name_key(subject)
-    assert table.by_key(first) is None
-    assert table.by_key(second) is subject
-    table.name_id(subject, 7)
-    table.forget_id(subject)
-    assert table.by_id(7) is None
-    assert table.by_key(second) is None
-    assert len(table) == 1
-    table.remove(subject)
-    assert len(table) == 0
+    sequences, subject = ConductorSequences(), sequence()
+    sequences.add(subject)
+    first = sequences.assign_key(subject)
+    second = sequences.assign_key(subject)
+    assert sequences.by_key(first) is None
+    assert sequences.by_key(second) is subject
+    sequences.assign_id(subject, 7)
+    sequences.forget_id(subject)
+    assert sequences.by_id(7) is None
+    assert sequences.by_key(second) is None
+    assert len(sequences) == 1
+    sequences.remove(subject)
+    assert len(sequences) == 0
 
 
 @given(st.lists(st.integers(0, 9), max_size=40))
@@ -125,13 +121,13 @@ def test_passes_per_position_counts_those_that_reached_it(depths: list[int]) -> 
     assert counts == [sum(depth > position for depth in depths) for position in range(max(depths, default=0))]
 
 
-def test_tally_leaves_plain_passes_out_of_positions() -> None:
-    counts = SequenceStats()
-    counts.add(0, 0, 0)
-    counts.add(5, 3, 1)
-    assert (counts.num_passes, counts.num_draft_tokens, counts.num_accepted_tokens) == (2, 5, 1)
-    assert passes_per_position(counts.depths) == [1, 1, 1]
-    assert passes_per_position(counts.accepted) == [1]
+def test_stats_leave_plain_passes_out_of_positions() -> None:
+    stats = SequenceStats()
+    stats.add(0, 0, 0)
+    stats.add(5, 3, 1)
+    assert (stats.num_passes, stats.num_draft_tokens, stats.num_accepted_tokens) == (2, 5, 1)
+    assert passes_per_position(stats.depths) == [1, 1, 1]
+    assert passes_per_position(stats.accepted) == [1]
 
 
 def test_default_policy_drafts_and_holds_only_where_drafts_are_due() -> None:
@@ -314,7 +310,7 @@ def test_statuses_become_metrics() -> None:
     assert (finished.labels, finished.value) == ({"verifier": "a", "reason": "stop"}, 2)
 
 
-async def test_mailbox_merges_for_a_slow_reader_and_ends_once() -> None:
+async def test_an_output_queue_merges_for_a_slow_reader_and_ends_once() -> None:
     output_queue = OutputQueue()
     output_queue.put_prompt(log_probs_of([7, 8], 1))
     output_queue.put([1], log_probs_of([1], 2))
@@ -324,11 +320,11 @@ async def test_mailbox_merges_for_a_slow_reader_and_ends_once() -> None:
     output_queue.end(Ending(sampling_pb2.FINISH_REASON_STOP))
     output_queue.end(Ending(sampling_pb2.FINISH_REASON_ERROR))
     output_queue.wake()
-    mail = await output_queue.take()
-    tokens, ending = mail.tokens, mail.ending
+    output = await output_queue.take()
+    tokens, ending = output.tokens, output.ending
     assert tokens == [1, 2, 3]
-    assert mail.log_probs == log_probs_of([1, 2, 3], 2)
-    assert mail.prompt_log_probs == log_probs_of([7, 8, 9], 1)
+    assert output.log_probs == log_probs_of([1, 2, 3], 2)
+    assert output.prompt_log_probs == log_probs_of([7, 8, 9], 1)
     assert ending is not None
     assert ending.finish_reason == sampling_pb2.FINISH_REASON_STOP
     with pytest.raises(TimeoutError):
@@ -336,7 +332,7 @@ async def test_mailbox_merges_for_a_slow_reader_and_ends_once() -> None:
             await output_queue.take()
 
 
-async def test_a_mailbox_with_an_interval_waits_for_enough() -> None:
+async def test_an_output_queue_with_an_interval_waits_for_enough() -> None:
     output_queue = OutputQueue(4)
     output_queue.put([1])
     output_queue.wake()
@@ -353,8 +349,8 @@ async def test_a_mailbox_with_an_interval_waits_for_enough() -> None:
     output_queue.put([7])
     output_queue.end(Ending(sampling_pb2.FINISH_REASON_STOP))  # nor does the end
     output_queue.wake()
-    mail = await output_queue.take()
-    assert (mail.tokens, mail.ending is not None) == ([7], True)
+    output = await output_queue.take()
+    assert (output.tokens, output.ending is not None) == ([7], True)
 
 
 def draft_batch(sequence_id: int, tokens: list[int], log_probs: list[float]) -> peer_pb2.DraftBatch:
@@ -371,14 +367,14 @@ def draft_batch(sequence_id: int, tokens: list[int], log_probs: list[float]) -> 
 
 def test_merged_drafts_carry_log_probs_for_all_tokens_or_for_none() -> None:
     both = draft_batch(1, [4], [-0.5])
-    _append_drafts(both, draft_batch(2, [5, 6], [-1.0, -2.0]))
+    join_drafts(both, draft_batch(2, [5, 6], [-1.0, -2.0]))
     assert list(both.sizes) == [1, 2]
     assert list(both.tokens) == [4, 5, 6]
     assert list(both.log_probs) == [-0.5, -1.0, -2.0]
-    _append_drafts(both, draft_batch(3, [7], []))
+    join_drafts(both, draft_batch(3, [7], []))
     assert list(both.tokens) == [4, 5, 6, 7]
     assert not both.log_probs
-    _append_drafts(both, more := draft_batch(4, [8], [-0.5]))
+    join_drafts(both, more := draft_batch(4, [8], [-0.5]))
     assert not both.log_probs
     assert list(more.log_probs) == [-0.5]
 
@@ -416,11 +412,13 @@ def packed(position: int, own: int, calibrated: int, accepted: int) -> int:
     return position << 17 | own << 9 | calibrated << 1 | accepted
 
 
-def test_outcomes_are_counted_by_drafter_and_cell() -> None:
+def test_acceptance_samples_are_counted_by_drafter_and_cell() -> None:
     reports = Reports(lambda: None)
-    reports.outcomes.add("eagle3/ab", [packed(0, 200, 150, 1), packed(0, 200, 150, 0), packed(1, 90, 40, 0)])
-    reports.outcomes.add("medusa", [packed(63, 255, 255, 1)])
-    reports.outcomes.add("eagle3/ab", [])
+    reports.acceptance.add(
+        "eagle3/ab", [packed(0, 200, 150, 1), packed(0, 200, 150, 0), packed(1, 90, 40, 0)]
+    )
+    reports.acceptance.add("medusa", [packed(63, 255, 255, 1)])
+    reports.acceptance.add("eagle3/ab", [])
     frame = reports.take()
     assert frame is not None
     one, other = frame.outcomes
@@ -434,7 +432,7 @@ def test_outcomes_are_counted_by_drafter_and_cell() -> None:
     assert reports.take() is None
 
 
-def test_outcomes_are_bounded() -> None:
+def test_acceptance_samples_are_bounded() -> None:
     counts = AcceptanceCounter()
     for i in range(40):
         counts.add(f"drafter {i}", [packed(p, own, 0, 0) for p in range(20) for own in range(256)])
@@ -445,7 +443,7 @@ def test_outcomes_are_bounded() -> None:
     assert not counts
 
 
-def test_outcomes_of_a_step_are_checked() -> None:
+def test_acceptance_samples_of_a_step_are_checked() -> None:
     commits = peer_pb2.CommitBatch(sequence_ids=[1, 2])
     good = target_pb2.StepReport(commits=commits, num_acceptance_samples=[2, 0], acceptance_samples=[1, 2])
     assert acceptance_by_commit(good) == [[1, 2], []]
@@ -478,7 +476,6 @@ def test_a_profile_becomes_steps() -> None:
 def test_a_hello_brings_the_profile_and_only_a_fresh_one_counts() -> None:
     link = VerifierLink(
         "h:1",
-        cast(Any, None),
         client_id="c",
         timing=OrchestratorSettings(verifiers=("h:1",)).timing(5.0),
         tls=None,

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from orchestrator.draft_batches import join_drafts
 from orchestrator.supports import copy_supports, has_supports, supports_agree
-from orchestrator.verifier_link import _append_drafts
 from paceline.sampling import DraftDistribution
 from paceline.trie import DraftEntry, DrawRule, SiblingDraws
 from paceline.v1 import peer_pb2
@@ -71,7 +71,7 @@ def test_entries_that_stay_keep_what_they_were_drawn_from(
 def test_joined_batches_are_the_batch_of_all_entries(one: list[DraftEntry], two: list[DraftEntry]) -> None:
     batch, more = packed(one), packed(two, 1 + len(one))
     before = more.SerializeToString()
-    _append_drafts(batch, more)
+    join_drafts(batch, more)
     assert more.SerializeToString() == before
     assert batch == packed([*one, *two])
     assert unpack_drafts(batch, 50)[1] == 0
@@ -91,7 +91,7 @@ def test_batches_of_drafters_that_send_no_confidences_join_others() -> None:
     )
     assert not two.support_confidences
     assert supports_agree(two)
-    _append_drafts(one, two)
+    join_drafts(one, two)
     assert supports_agree(one)
     assert list(one.support_confidences) == [500, 0]
 
