@@ -19,7 +19,7 @@ from orchestrator.counters import Counters
 from orchestrator.draft_exchange import DraftExchange
 from orchestrator.drafter_link import DrafterLink
 from orchestrator.drafting import Attachment
-from orchestrator.faults import DRAFTING_ENDS, RETRY_DELAY_S
+from orchestrator.faults import RETRY_DELAY_S
 from orchestrator.placement import DrafterRequirement, can_do, check_drafter, choose_drafter
 from orchestrator.policy import PolicyInForce
 from orchestrator.reports import Reports
@@ -27,6 +27,7 @@ from orchestrator.sequence_state import ConductorSequenceState
 from orchestrator.sequences import ConductorSequences, Sequence
 from orchestrator.verifier_link import VerifierLink
 from paceline.contract.errors import IncompatiblePeerError, UnavailableError
+from paceline.contract.failures import DRAFTING_ENDS
 from paceline.v1 import drafter_pb2, peer_pb2
 
 MAX_REOPENS_IN_A_ROW = 8

@@ -16,7 +16,7 @@ import grpc
 from orchestrator.peer_link import StreamTiming
 from orchestrator.peer_stream import PeerStream
 from paceline.v1 import drafter_pb2, drafter_pb2_grpc, peer_pb2
-from services.runtime.channel import Tls
+from services.runtime.tls import Tls
 
 STALL_S = 0.25
 """Steps no longer wait for the drafts of a drafter whose answer is overdue by more."""

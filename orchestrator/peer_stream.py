@@ -27,8 +27,9 @@ from paceline.contract.errors import (
     UnavailableError,
 )
 from paceline.v1 import peer_pb2
-from services.runtime.channel import Tls, open_channel
+from services.runtime.channel import open_channel
 from services.runtime.error_mapping import from_rpc_error
+from services.runtime.tls import Tls
 
 RequestT = TypeVar("RequestT")
 ResponseT = TypeVar("ResponseT")

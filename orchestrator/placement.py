@@ -12,6 +12,7 @@ from typing import Literal, Protocol, TypeVar
 
 from paceline import PROTOCOL_VERSION
 from paceline.contract.errors import IncompatiblePeerError
+from paceline.contract.fields import can_use_features
 from paceline.v1 import peer_pb2, sampling_pb2
 
 Placement = Literal["colocated", "separate", "none"]
@@ -110,10 +111,7 @@ def is_called(candidate: Candidate, wanted: str) -> bool:
 
 def can_do(info: peer_pb2.PeerInfo, reads_features: bool | None) -> bool:
     """Whether a drafter can draft with the target's features, or without them, as is asked."""
-    if reads_features is None:
-        return True
-    reads_any = info.tap.width > 0
-    return reads_any if reads_features else not reads_any or info.tap.is_optional
+    return can_use_features(reads_features, has_tap=info.tap.width > 0, is_tap_optional=info.tap.is_optional)
 
 
 def check_protocol(info: peer_pb2.PeerInfo) -> None:

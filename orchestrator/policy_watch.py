@@ -14,7 +14,8 @@ import structlog
 
 from orchestrator.peer_stream import END
 from paceline.v1 import scheduler_pb2, scheduler_pb2_grpc
-from services.runtime.channel import Tls, open_channel
+from services.runtime.channel import open_channel
+from services.runtime.tls import Tls
 
 KEY_POLL_S = 0.1
 BACKOFF_S = (0.2, 5.0)

@@ -14,7 +14,8 @@ import structlog
 
 from orchestrator.reports import Reports
 from paceline.v1 import scheduler_pb2_grpc
-from services.runtime.channel import Tls, open_channel
+from services.runtime.channel import open_channel
+from services.runtime.tls import Tls
 
 INTERVAL_S = 0.25
 WRITE_TIMEOUT_S = 2.0

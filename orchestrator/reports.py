@@ -15,8 +15,9 @@ from typing import Any
 
 from orchestrator.draft_acceptance import AcceptanceCounter
 from orchestrator.sequence_stats import passes_per_position
+from paceline.contract.limits import MAX_TENANTS
 from paceline.v1 import drafter_pb2, generation_pb2, scheduler_pb2, target_pb2
-from services.runtime.tenants import MAX_TENANTS, OTHER
+from services.runtime.tenants import OTHER
 
 MAX_SAMPLES = 2048
 MAX_PEERS = 64

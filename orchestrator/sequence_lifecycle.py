@@ -15,7 +15,7 @@ import structlog
 from orchestrator.commit_log import CommitLog
 from orchestrator.counters import Counters
 from orchestrator.draft_dispatcher import DraftDispatcher
-from orchestrator.faults import RESOURCE_EXHAUSTED, RETRIABLE_CODES, RETRY_DELAY_S, error_of
+from orchestrator.faults import RETRY_DELAY_S, error_of
 from orchestrator.output_queue import Ending, OutputQueue
 from orchestrator.placement import DrafterRequirement, Placement
 from orchestrator.reports import Reports
@@ -23,6 +23,7 @@ from orchestrator.sequence_state import ConductorSequenceState
 from orchestrator.sequences import ConductorSequences, Sequence
 from orchestrator.verifier_link import VerifierLink
 from paceline.contract.errors import PacelineError, StreamProtocolError, UnavailableError
+from paceline.contract.failures import RETRIABLE_CODES, StatusCode
 from paceline.v1 import orchestrator_pb2, peer_pb2, sampling_pb2, target_pb2
 
 log = structlog.get_logger()
@@ -172,7 +173,7 @@ class SequenceLifecycle:
         error = error_of(failure)
         log.warning("sequence failed at the verifier", request_id=sequence.request_id, reason=failure.reason)
         is_first_opening = sequence.state is ConductorSequenceState.OPENING and sequence.num_resumes == 0
-        is_refusal = is_first_opening and failure.code == RESOURCE_EXHAUSTED
+        is_refusal = is_first_opening and failure.code == StatusCode.RESOURCE_EXHAUSTED
         if failure.code in RETRIABLE_CODES and not is_refusal:
             self.set_back(sequence, error, delay_s=RETRY_DELAY_S * 2**sequence.num_resumes)
         else:

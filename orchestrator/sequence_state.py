@@ -30,7 +30,3 @@ TRANSITIONS: dict[ConductorSequenceState, frozenset[ConductorSequenceState]] = {
     ),
     ConductorSequenceState.FINISHED: frozenset(),
 }
-
-
-class IllegalTransitionError(RuntimeError):
-    """A change of state that the table does not allow: a bug in the conductor."""

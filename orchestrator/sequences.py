@@ -14,12 +14,10 @@ from dataclasses import dataclass, field
 from orchestrator.commit_log import CommitLog
 from orchestrator.drafting import Drafting
 from orchestrator.output_queue import OutputQueue
-from orchestrator.sequence_state import TRANSITIONS, ConductorSequenceState, IllegalTransitionError
+from orchestrator.sequence_state import TRANSITIONS, ConductorSequenceState
 from orchestrator.sequence_stats import SequenceStats, passes_per_position
+from paceline.contract.errors import IllegalTransitionError
 from paceline.v1 import generation_pb2, sampling_pb2
-
-MAX_DRAFT_NODES = 64
-"""Most draft nodes that one sequence may have in one step."""
 
 
 @dataclass(slots=True, eq=False)

@@ -1,7 +1,7 @@
-"""ConductorService at the wire: checks a request, starts it in the lifecycle, and streams what the output queue holds.
+"""ConductorService at the wire: checks a request, starts it in the lifecycle, and streams its output queue.
 
-Knows gRPC and nothing of peers. Every request that is taken up ends in exactly one frame with a finish reason, or
-in an error status where nothing was streamed yet.
+Knows gRPC and nothing of peers. Every admitted request ends in exactly one frame with a finish reason. A request that
+fails before its first token ends in an error status instead.
 """
 
 from __future__ import annotations
@@ -13,17 +13,19 @@ import structlog
 
 from orchestrator.placement import DrafterRequirement
 from orchestrator.sequence_lifecycle import SequenceLifecycle
-from orchestrator.sequences import MAX_DRAFT_NODES, Sequence
+from orchestrator.sequences import Sequence
+from paceline.contract import limits
 from paceline.contract.errors import CapacityError, InvalidRequestError
-from paceline.sampling.params import MAX_TOKEN_ID
+from paceline.contract.fields import (
+    check_integer,
+    check_length,
+    check_new_tokens,
+    check_prompt,
+    check_stop_token_ids,
+    check_tenant,
+)
 from paceline.v1 import orchestrator_pb2, orchestrator_pb2_grpc, peer_pb2, sampling_pb2
-from services.runtime.sampling import check_log_probs, check_token_ids, sampling_params
-from services.runtime.tenants import check_tenant
-
-MAX_REQUEST_ID_BYTES = 64
-MAX_DRAFTER_NAME = 256
-MAX_STREAM_INTERVAL = 1024
-MAX_STOP_TOKENS = 64
+from services.runtime.sampling import check_speculation, log_prob_counts, sampling_params
 
 log = structlog.get_logger()
 
@@ -46,7 +48,7 @@ class ConductorServicer(orchestrator_pb2_grpc.ConductorServiceServicer):
     async def Run(
         self, request: orchestrator_pb2.RunRequest, context: Any
     ) -> AsyncIterator[orchestrator_pb2.RunResponse]:
-        """Streams one request's tokens, then its end."""
+        """Stream one request's tokens, then its end."""
         max_draft_nodes = check_run(request, self._verifier())
         if max_draft_nodes:
             self._check_requirement(DrafterRequirement.read(request.speculation))
@@ -81,7 +83,7 @@ class ConductorServicer(orchestrator_pb2_grpc.ConductorServiceServicer):
     def _check_requirement(self, requirement: DrafterRequirement) -> None:
         name = f" called {requirement.name[:64]!r}" if requirement.name else ""
         if requirement.name and not self._may_have_drafter(DrafterRequirement(requirement.name)):
-            raise InvalidRequestError("speculation.drafter", f"no drafter is{name}")
+            raise InvalidRequestError("speculation.drafter", f"there is no drafter{name}")
         if requirement.reads_features is not None and not self._may_have_drafter(requirement):
             what = "reads" if requirement.reads_features else "drafts without"
             raise InvalidRequestError(
@@ -90,55 +92,39 @@ class ConductorServicer(orchestrator_pb2_grpc.ConductorServiceServicer):
 
 
 def check_run(request: orchestrator_pb2.RunRequest, verifier: peer_pb2.PeerInfo | None) -> int:
-    """Checks every field again, as far as it can be known here; returns the most draft nodes.
+    """Check every field of a request again; return its most draft nodes.
+
+    Args:
+        request: as sent by a gateway.
+        verifier: its limits apply; None where it has not been reached yet.
 
     Raises:
         InvalidRequestError: naming the field.
     """
-    if not request.request_id or len(request.request_id) > MAX_REQUEST_ID_BYTES:
-        raise InvalidRequestError("request_id", f"must have 1 to {MAX_REQUEST_ID_BYTES} characters")
+    vocab_size = limits.MAX_TOKEN_ID if verifier is None else verifier.vocab_size
+    max_positions = limits.MAX_POSITIONS if verifier is None else verifier.max_positions
     num_tokens = len(request.prompt_token_ids)
-    if num_tokens == 0:
-        raise InvalidRequestError("prompt_token_ids", "must not be empty")
-    if request.num_resumed_tokens >= num_tokens:
-        raise InvalidRequestError("num_resumed_tokens", "must leave at least one token of the prompt")
+    check_length("request_id", request.request_id, 1, limits.MAX_REQUEST_ID_CHARACTERS)
+    check_prompt("prompt_token_ids", request.prompt_token_ids, vocab_size, max_positions)
     check_tenant("tenant", request.tenant)
-    if request.max_new_tokens < 1:
-        raise InvalidRequestError("max_new_tokens", "must be at least 1")
-    if request.num_resumed_tokens >= request.max_new_tokens:
-        raise InvalidRequestError("num_resumed_tokens", "must leave something to generate")
-    if len(request.stop_token_ids) > MAX_STOP_TOKENS:
-        raise InvalidRequestError("stop_token_ids", f"at most {MAX_STOP_TOKENS} are allowed")
+    check_new_tokens(request.max_new_tokens, request.num_resumed_tokens, num_tokens, max_positions)
+    num_positions = num_tokens - request.num_resumed_tokens + request.max_new_tokens
+    if num_positions > max_positions:
+        raise InvalidRequestError(
+            "max_new_tokens", f"asks for {num_positions} positions, the model has {max_positions}"
+        )
+    check_stop_token_ids("stop_token_ids", request.stop_token_ids, vocab_size)
     if not request.sampling.HasField("seed") or request.sampling.mode == sampling_pb2.VERIFY_MODE_UNSPECIFIED:
-        raise InvalidRequestError("sampling", "seed and mode must be set")
-    vocab_size = MAX_TOKEN_ID if verifier is None else verifier.vocab_size
-    check_token_ids(sampling_params(request.sampling), vocab_size)
-    check_log_probs(request.log_probs, vocab_size)
-    if request.stop_token_ids and max(request.stop_token_ids) >= vocab_size:
-        raise InvalidRequestError("stop_token_ids", f"must be below the vocabulary size {vocab_size}")
-    if verifier is not None:
-        if max(request.prompt_token_ids) >= verifier.vocab_size:
-            raise InvalidRequestError(
-                "prompt_token_ids", f"must be below the vocabulary size {verifier.vocab_size}"
-            )
-        num_positions = num_tokens - request.num_resumed_tokens + request.max_new_tokens
-        if num_positions > verifier.max_positions:
-            raise InvalidRequestError(
-                "max_new_tokens",
-                f"{num_positions} positions are asked for, the model has {verifier.max_positions}",
-            )
-    if request.stream_interval > MAX_STREAM_INTERVAL:
-        raise InvalidRequestError("stream_interval", f"must be at most {MAX_STREAM_INTERVAL}")
-    options = request.speculation
-    if len(options.drafter) > MAX_DRAFTER_NAME:
-        raise InvalidRequestError("speculation.drafter", f"must have at most {MAX_DRAFTER_NAME} characters")
-    if options.disabled:
+        raise InvalidRequestError("sampling", "must have a seed and a mode")
+    sampling_params(request.sampling, vocab_size)
+    log_prob_counts(request.log_probs, vocab_size)
+    check_integer("stream_interval", request.stream_interval, 0, limits.MAX_STREAM_INTERVAL)
+    check_speculation(request.speculation)
+    if request.speculation.disabled:
         return 0
-    if not options.HasField("max_draft_tokens"):
-        return MAX_DRAFT_NODES
-    if not 1 <= options.max_draft_tokens <= MAX_DRAFT_NODES:
-        raise InvalidRequestError("speculation.max_draft_tokens", f"must be between 1 and {MAX_DRAFT_NODES}")
-    return int(options.max_draft_tokens)
+    if not request.speculation.HasField("max_draft_tokens"):
+        return limits.MAX_DRAFT_NODES
+    return int(request.speculation.max_draft_tokens)
 
 
 def _log_end(sequence: Sequence, finish_reason: sampling_pb2.FinishReason) -> None:

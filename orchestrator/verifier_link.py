@@ -19,7 +19,7 @@ from orchestrator.peer_stream import PeerStream
 from orchestrator.placement import check_protocol
 from paceline.contract.errors import IncompatiblePeerError
 from paceline.v1 import peer_pb2, target_pb2, target_pb2_grpc
-from services.runtime.channel import Tls
+from services.runtime.tls import Tls
 
 MAX_PENDING_DRAFT_TOKENS = 16_384
 """Draft tokens kept for a verifier that does not read; more are dropped, since they would be stale when it reads."""

@@ -21,7 +21,7 @@ from rich.console import Console
 from paceline.assets import drafters_dir, shipped_drafter
 from paceline.contract.errors import InvalidRequestError
 from paceline.embedded import Deployment, DeploymentOptions, Placement
-from paceline.embedded.errors import DeploymentError
+from paceline.embedded.failure import DeploymentError
 from paceline.models import resolve
 
 

@@ -16,7 +16,7 @@ from rich.table import Table
 from paceline.cli import deployment_flags as flags
 from paceline.cli.launch import running
 from paceline.embedded import Deployment, Placement, Ports
-from paceline.embedded.errors import DeploymentError, hint_for
+from paceline.embedded.failure import DeploymentError, hint_for
 from paceline.embedded.ports import FIRST_METRICS_PORT, FIRST_PORT
 from paceline.models import DEFAULT_MODEL
 

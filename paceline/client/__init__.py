@@ -5,7 +5,6 @@ Responsible for: what applications import. Deliberately does not know: servers, 
 
 from paceline.client.aio import AsyncPacelineClient
 from paceline.client.blocking import PacelineClient
-from paceline.client.errors import DeadlineError, OverloadedError, ServerError
 from paceline.client.events import (
     Chunk,
     Completion,
@@ -16,10 +15,17 @@ from paceline.client.events import (
     Started,
     Stats,
 )
+from paceline.client.failed_call import OverloadedError, ServerError
 from paceline.client.log_probs import TokenLogProb
 from paceline.client.requests import Message, Prompt
 from paceline.client.retry import RetryPolicy
-from paceline.contract.errors import CapacityError, InvalidRequestError, PacelineError, UnavailableError
+from paceline.contract.errors import (
+    CapacityError,
+    DeadlineError,
+    InvalidRequestError,
+    PacelineError,
+    UnavailableError,
+)
 
 __all__ = [
     "AsyncPacelineClient",

@@ -18,8 +18,8 @@ from grpc import aio
 
 from paceline.client.blocking import DEFAULT_ENDPOINT, DEFAULT_TIMEOUT_S
 from paceline.client.channel import OPTIONS, TlsFiles
-from paceline.client.errors import ServerError, from_failed_call
 from paceline.client.events import Completion, Event, ModelInfo
+from paceline.client.failed_call import ServerError, from_failed_call
 from paceline.client.order import EventOrder
 from paceline.client.requests import Prompt, build_request, check_single, for_completion
 from paceline.client.retry import RetryPolicy

@@ -15,8 +15,8 @@ from typing import Any
 import grpc
 
 from paceline.client.channel import OPTIONS, TlsFiles
-from paceline.client.errors import ServerError, from_failed_call
 from paceline.client.events import Completion, Event, ModelInfo
+from paceline.client.failed_call import ServerError, from_failed_call
 from paceline.client.order import EventOrder
 from paceline.client.requests import Prompt, build_request, check_single, for_completion
 from paceline.client.retry import RetryPolicy

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from paceline.client.errors import OverloadedError
+from paceline.client.failed_call import OverloadedError
 from paceline.contract.errors import CapacityError, PacelineError, UnavailableError
 
 

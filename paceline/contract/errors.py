@@ -1,8 +1,8 @@
-"""Errors that a caller can act on.
+"""Errors with a meaning for the caller.
 
-Every error that crosses a process edge derives from PacelineError and knows its gRPC status, so that one
-interceptor (services.runtime.error_mapping) maps all of them. This file knows nothing of gRPC itself: statuses are
-names.
+Every error that crosses a process edge derives from `PacelineError` and names its gRPC status. One interceptor
+(services.runtime.error_mapping) maps all of them. This file does not know gRPC: a status is a name of
+`paceline.contract.failures.StatusCode`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ class PacelineError(Exception):
     """Base of all errors with a meaning for the caller.
 
     Attributes:
-        status: name of the gRPC status code this error becomes at a process edge.
+        status: name of the gRPC status code that this error becomes at a process edge.
         reason: machine-readable cause in capitals, stable across versions.
     """
 
@@ -21,7 +21,12 @@ class PacelineError(Exception):
 
 
 class InvalidRequestError(PacelineError, ValueError):
-    """A request field that cannot be honoured; names the field."""
+    """A field of a request has a value that cannot be honoured.
+
+    Attributes:
+        field: path of the field, such as ``sampling.logit_bias[50000]``.
+        description: what is wrong with its value.
+    """
 
     status = "INVALID_ARGUMENT"
     reason = "INVALID_FIELD"
@@ -31,26 +36,37 @@ class InvalidRequestError(PacelineError, ValueError):
         self.field = field
         self.description = description
 
+    def inside(self, message: str) -> InvalidRequestError:
+        """The same error, with the field's path extended by the message that holds the field."""
+        return InvalidRequestError(f"{message}.{self.field}", self.description)
+
 
 class IncompatiblePeerError(PacelineError):
-    """A drafter made for another target, or a peer that speaks another protocol version."""
+    """A drafter was made for another target, or a peer speaks another protocol version."""
 
     status = "FAILED_PRECONDITION"
     reason = "INCOMPATIBLE_PEER"
 
 
 class TokenizerError(PacelineError):
-    """The model directory's tokenizer or chat template cannot be used."""
+    """The tokenizer or the chat template of the model directory cannot be used."""
 
     status = "FAILED_PRECONDITION"
     reason = "UNUSABLE_TOKENIZER"
 
 
 class CapacityError(PacelineError):
-    """No room for another sequence now; trying again later may work."""
+    """There is no room for another sequence now; a later attempt may find room."""
 
     status = "RESOURCE_EXHAUSTED"
     reason = "CAPACITY_EXHAUSTED"
+
+
+class DeadlineError(PacelineError):
+    """The time given to a call is over, or too short to do the work."""
+
+    status = "DEADLINE_EXCEEDED"
+    reason = "DEADLINE_EXCEEDED"
 
 
 class UnavailableError(PacelineError):
@@ -61,20 +77,20 @@ class UnavailableError(PacelineError):
 
 
 class DrainingError(UnavailableError):
-    """The process is shutting down and admits nothing new."""
+    """The process shuts down and admits nothing new."""
 
     reason = "DRAINING"
 
 
 class UnknownSequenceError(PacelineError):
-    """A sequence id that this process does not hold (any more)."""
+    """The process does not hold a sequence with this id, or does not hold it any more."""
 
     status = "NOT_FOUND"
     reason = "UNKNOWN_SEQUENCE"
 
 
 class StreamProtocolError(PacelineError):
-    """A stream whose frames break the protocol, such as one without a hello."""
+    """A frame breaks the protocol of its stream, for example a first frame without a hello."""
 
     status = "FAILED_PRECONDITION"
     reason = "BAD_FRAME"
@@ -94,3 +110,7 @@ class ExportRefusedError(TrainingError):
     """The current weights must not be served; the message says why. Training continues."""
 
     reason = "EXPORT_REFUSED"
+
+
+class IllegalTransitionError(RuntimeError):
+    """A transition table does not allow this change of state: a bug in our own code. It never crosses an edge."""

@@ -21,7 +21,7 @@ from types import TracebackType
 
 from paceline.embedded.commands import MODULES, server_flags
 from paceline.embedded.cores import CorePlan, plan_cores, thread_environment
-from paceline.embedded.errors import DeploymentError
+from paceline.embedded.failure import DeploymentError
 from paceline.embedded.options import DeploymentOptions
 from paceline.embedded.ports import Ports
 from paceline.embedded.process import ChildProcess, last_lines

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from paceline.grammar.checker import GrammarChecker
     from paceline.grammar.compiler import CompiledGrammar, GrammarCompiler
-    from paceline.grammar.errors import ConstraintError
+    from paceline.grammar.refusal import ConstraintError
     from paceline.grammar.rule import GrammarRule
 
 _HOMES = {
     "CompiledGrammar": "compiler",
-    "ConstraintError": "errors",
+    "ConstraintError": "refusal",
     "GrammarChecker": "checker",
     "GrammarCompiler": "compiler",
     "GrammarRule": "rule",

@@ -24,7 +24,7 @@ from typing import Any
 
 from paceline.contract.errors import UnavailableError
 from paceline.grammar.cache import ConstraintCache
-from paceline.grammar.errors import ConstraintError
+from paceline.grammar.refusal import ConstraintError
 from paceline.sampling.params import Constraint
 
 # Wall-clock bounds; processor time is the child's own to limit, so that a busy machine refuses nothing that is sound.

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from paceline.grammar.errors import ConstraintError
 from paceline.grammar.forms import grammar_text
+from paceline.grammar.refusal import ConstraintError
 from paceline.sampling.params import Constraint, ConstraintKind
 
 # Largest grammar in symbols, and states of its lexer: 1 to 2 KB each, for every running sequence. The fuel of a step is

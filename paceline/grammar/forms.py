@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from llguidance import LLMatcher
 
-from paceline.grammar.errors import ConstraintError
+from paceline.grammar.refusal import ConstraintError
 from paceline.sampling.params import Constraint, ConstraintKind
 
 if TYPE_CHECKING:

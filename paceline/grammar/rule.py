@@ -19,8 +19,8 @@ from torch import Tensor
 
 from paceline.drafts import DraftTree
 from paceline.grammar.compiler import CompiledGrammar
-from paceline.grammar.errors import shortened
 from paceline.grammar.masks import forbid, num_words
+from paceline.grammar.refusal import shortened
 from paceline.sampling.rules import RuleError
 
 # Processor time of masks: each row earns its sequence some, saved up to a bound. Common masks take 0.02 to 2 ms; a

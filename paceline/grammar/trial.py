@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.grammar.compiler import GrammarCompiler, is_dead_end
-from paceline.grammar.errors import ConstraintError
+from paceline.grammar.refusal import ConstraintError
 from paceline.sampling.params import Constraint, ConstraintKind
 
 MAX_CPU_S = 1.0
@@ -37,7 +37,7 @@ def try_grammar(compiler: GrammarCompiler, constraint: Constraint) -> str | None
     try:
         grammar = compiler.compile(constraint)
     except ConstraintError as error:
-        return error.message
+        return error.description
     matcher, chance = grammar.start(), random.Random(0)
     for _ in range(NUM_TOKENS):
         mask = matcher.compute_bitmask()

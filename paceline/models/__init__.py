@@ -3,26 +3,16 @@
 Importing this package imports neither torch nor transformers.
 """
 
-from paceline.models.cache import cache_dir, cached, resolve
+from paceline.models.cache import NotFetchedError, cache_dir, cached, resolve
 from paceline.models.end_tokens import end_tokens
-from paceline.models.errors import (
-    ConversionError,
-    FetchError,
-    ModelError,
-    NotFetchedError,
-    UnknownModelError,
-)
 from paceline.models.fingerprint import model_fingerprint, tokenizer_fingerprint
-from paceline.models.registry import DEFAULT_MODEL, MODELS, ModelEntry, lookup
+from paceline.models.registry import DEFAULT_MODEL, MODELS, ModelEntry, UnknownModelError, lookup
 from paceline.models.tokenizer_files import copy_tokenizer
 
 __all__ = [
     "DEFAULT_MODEL",
     "MODELS",
-    "ConversionError",
-    "FetchError",
     "ModelEntry",
-    "ModelError",
     "NotFetchedError",
     "UnknownModelError",
     "cache_dir",

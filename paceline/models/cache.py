@@ -10,10 +10,13 @@ import os
 import sys
 from pathlib import Path
 
-from paceline.models.errors import NotFetchedError, UnknownModelError
-from paceline.models.registry import MODELS
+from paceline.models.registry import MODELS, ModelError, UnknownModelError
 
 CACHE_VARIABLE = "PACELINE_CACHE"
+
+
+class NotFetchedError(ModelError):
+    """The model is in the registry, but not in the cache yet."""
 
 
 def cache_dir() -> Path:

@@ -9,10 +9,14 @@ from __future__ import annotations
 from importlib.util import find_spec
 from pathlib import Path
 
-from paceline.models.errors import ConversionError
+from paceline.models.registry import ModelError
 
 # transformers wants these for GGUF files and would say so late.
 NEEDED = ("accelerate", "gguf", "sentencepiece", "torch", "transformers")
+
+
+class ConversionError(ModelError):
+    """The weights could not be turned into a safetensors directory."""
 
 
 def convert_gguf(gguf: Path, out: Path) -> None:

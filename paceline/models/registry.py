@@ -8,7 +8,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paceline.models.errors import UnknownModelError
+from paceline.contract.errors import PacelineError
+
+
+class ModelError(PacelineError):
+    """A model cannot be found, fetched or converted."""
+
+    status = "FAILED_PRECONDITION"
+    reason = "MODEL_UNAVAILABLE"
+
+
+class UnknownModelError(ModelError):
+    """The text is neither a model directory nor a name in the registry."""
 
 
 @dataclass(frozen=True, slots=True)

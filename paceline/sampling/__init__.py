@@ -19,13 +19,7 @@ if TYPE_CHECKING:
     from paceline.sampling.log_probs import TokenLogProbs, token_log_probs
     from paceline.sampling.min_tokens import MinTokens
     from paceline.sampling.noise import NoiseRole, gumbel, gumbel_at, seed_tensor, uniform, uniform_scalar
-    from paceline.sampling.params import (
-        Constraint,
-        ConstraintKind,
-        ParameterError,
-        SamplingParams,
-        VerifyMode,
-    )
+    from paceline.sampling.params import Constraint, ConstraintKind, SamplingParams, VerifyMode
     from paceline.sampling.penalties import Penalties
     from paceline.sampling.processors import RowParams, process_logits, target_probs
     from paceline.sampling.rows import maxima_of
@@ -47,7 +41,6 @@ _HOMES = {
     "LogitRule": "rules",
     "MinTokens": "min_tokens",
     "NoiseRole": "noise",
-    "ParameterError": "params",
     "Penalties": "penalties",
     "RowParams": "processors",
     "RuleError": "rules",
@@ -95,7 +88,6 @@ __all__ = [
     "LogitRule",
     "MinTokens",
     "NoiseRole",
-    "ParameterError",
     "Penalties",
     "RowParams",
     "RuleError",

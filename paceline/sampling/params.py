@@ -14,18 +14,9 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum
 
-MAX_SEED = 2**64 - 1
-MAX_TOP_K = 2**31 - 1
-MAX_TOKEN_ID = 2**31 - 1
-MAX_PENALTY = 2.0
-MAX_REPETITION_PENALTY = 10.0
-MAX_BIAS = 100.0
-MAX_BIASES = 1024
-MAX_BAD_RUNS = 256
-MAX_BAD_RUN_TOKENS = 32
-MAX_CONSTRAINT_BYTES = 1 << 16
-MAX_CHOICES = 1024
-MAX_TOP_LOG_PROBS = 20
+from paceline.contract import limits
+from paceline.contract.errors import InvalidRequestError
+from paceline.contract.fields import check_count, check_integer, check_number
 
 
 class VerifyMode(StrEnum):
@@ -89,22 +80,13 @@ class Constraint:
     def __post_init__(self) -> None:
         field = f"constraint.{self.kind}"
         if self.kind is ConstraintKind.CHOICE:
-            if not 1 <= len(self.choices) <= MAX_CHOICES or not all(self.choices):
-                raise ParameterError(field, f"must have 1 to {MAX_CHOICES} texts, none of them empty")
+            most = limits.MAX_CONSTRAINT_CHOICES
+            if not 1 <= len(self.choices) <= most or not all(self.choices):
+                raise InvalidRequestError(field, f"must have 1 to {most} texts, none of them empty")
         elif self.kind is not ConstraintKind.JSON_OBJECT and not self.text:
-            raise ParameterError(field, "must not be empty")
+            raise InvalidRequestError(field, "must not be empty")
         num_bytes = len(self.text.encode()) + sum(len(choice.encode()) for choice in self.choices)
-        if num_bytes > MAX_CONSTRAINT_BYTES:
-            raise ParameterError(field, f"has {num_bytes} bytes, at most {MAX_CONSTRAINT_BYTES} are possible")
-
-
-class ParameterError(ValueError):
-    """A sampling parameter that cannot be honoured. ``field`` is the parameter's name."""
-
-    def __init__(self, field: str, message: str) -> None:
-        super().__init__(f"{field} {message}")
-        self.field = field
-        self.message = message
+        check_count(field, num_bytes, limits.MAX_CONSTRAINT_BYTES, "bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,72 +125,46 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = ()
     bad_runs: tuple[tuple[int, ...], ...] = ()
     min_tokens: int = 0
-    typical_epsilon: float = 0.09
-    typical_delta: float = 0.3
+    typical_epsilon: float = limits.DEFAULT_TYPICAL_EPSILON
+    typical_delta: float = limits.DEFAULT_TYPICAL_DELTA
     constraint: Constraint | None = None
 
     def __post_init__(self) -> None:
-        _check_number("temperature", self.temperature)
-        if self.temperature < 0:
-            raise ParameterError("temperature", f"must be 0 or more, got {self.temperature!r}")
-        _check_integer("top_k", self.top_k, MAX_TOP_K)
-        _check_number("top_p", self.top_p)
-        if not 0 < self.top_p <= 1:
-            raise ParameterError("top_p", f"must be above 0 and at most 1, got {self.top_p!r}")
-        _check_number("min_p", self.min_p)
-        if not 0 <= self.min_p <= 1:
-            raise ParameterError("min_p", f"must be between 0 and 1, got {self.min_p!r}")
-        _check_integer("seed", self.seed, MAX_SEED)
+        check_number("temperature", self.temperature, 0, math.inf)
+        check_integer("top_k", self.top_k, 0, limits.MAX_TOP_K)
+        check_number("top_p", self.top_p, 0, 1, is_low_allowed=False)
+        check_number("min_p", self.min_p, 0, 1)
+        check_integer("seed", self.seed, 0, limits.MAX_SEED)
         if self.mode is not None and not isinstance(self.mode, VerifyMode):
-            raise ParameterError(
+            raise InvalidRequestError(
                 "mode", f"must be one of {[mode.value for mode in VerifyMode]}, got {self.mode!r}"
             )
         if self.mode is VerifyMode.GREEDY and not self.is_greedy:
-            raise ParameterError(
-                "mode", f"greedy contradicts temperature {self.temperature!r}; send temperature 0"
+            raise InvalidRequestError(
+                "mode", f"greedy needs temperature 0, and the temperature is {self.temperature!r}"
             )
         self._check_rules()
-        for field in ("typical_epsilon", "typical_delta"):
-            value = getattr(self, field)
-            _check_number(field, value)
-            if not 0 < value <= 1:
-                raise ParameterError(field, f"must be above 0 and at most 1, got {value!r}")
+        check_number("typical_epsilon", self.typical_epsilon, 0, 1, is_low_allowed=False)
+        check_number("typical_delta", self.typical_delta, 0, 1, is_low_allowed=False)
 
     def _check_rules(self) -> None:
-        _check_number("repetition_penalty", self.repetition_penalty)
-        if not 0 < self.repetition_penalty <= MAX_REPETITION_PENALTY:
-            raise ParameterError(
-                "repetition_penalty",
-                f"must be above 0 and at most {MAX_REPETITION_PENALTY}, got {self.repetition_penalty!r}",
-            )
-        for field in ("presence_penalty", "frequency_penalty"):
-            value = getattr(self, field)
-            _check_number(field, value)
-            if not -MAX_PENALTY <= value <= MAX_PENALTY:
-                raise ParameterError(
-                    field, f"must be between {-MAX_PENALTY} and {MAX_PENALTY}, got {value!r}"
-                )
-        if len(self.logit_bias) > MAX_BIASES or len({token for token, _ in self.logit_bias}) < len(
-            self.logit_bias
-        ):
-            raise ParameterError("logit_bias", f"must have at most {MAX_BIASES} token ids, each once")
+        most = limits.MAX_REPETITION_PENALTY
+        check_number("repetition_penalty", self.repetition_penalty, 0, most, is_low_allowed=False)
+        check_number("presence_penalty", self.presence_penalty, -limits.MAX_PENALTY, limits.MAX_PENALTY)
+        check_number("frequency_penalty", self.frequency_penalty, -limits.MAX_PENALTY, limits.MAX_PENALTY)
+        check_count("logit_bias", len(self.logit_bias), limits.MAX_BIASES, "entries")
+        if len({token for token, _ in self.logit_bias}) < len(self.logit_bias):
+            raise InvalidRequestError("logit_bias", "must name each token once")
         for token, bias in self.logit_bias:
-            _check_integer("logit_bias", token, MAX_TOKEN_ID)
-            _check_number("logit_bias", bias)
-            if not -MAX_BIAS <= bias <= MAX_BIAS:
-                raise ParameterError(
-                    "logit_bias", f"must be between {-MAX_BIAS} and {MAX_BIAS}, got {bias!r} for {token}"
-                )
-        if len(self.bad_runs) > MAX_BAD_RUNS or any(
-            not 1 <= len(run) <= MAX_BAD_RUN_TOKENS for run in self.bad_runs
-        ):
-            raise ParameterError(
-                "bad_runs", f"must be at most {MAX_BAD_RUNS} runs of 1 to {MAX_BAD_RUN_TOKENS} tokens"
-            )
-        for run in self.bad_runs:
-            for token in run:
-                _check_integer("bad_runs", token, MAX_TOKEN_ID)
-        _check_integer("min_tokens", self.min_tokens, MAX_TOKEN_ID)
+            check_integer(f"logit_bias[{token}]", token, 0, limits.MAX_TOKEN_ID)
+            check_number(f"logit_bias[{token}]", bias, -limits.MAX_BIAS, limits.MAX_BIAS)
+        check_count("bad_runs", len(self.bad_runs), limits.MAX_BAD_RUNS, "runs")
+        for index, run in enumerate(self.bad_runs):
+            field = f"bad_runs[{index}].token_ids"
+            check_integer(field, len(run), 1, limits.MAX_BAD_RUN_TOKENS, "tokens")
+            for position, token in enumerate(run):
+                check_integer(f"{field}[{position}]", token, 0, limits.MAX_TOKEN_ID)
+        check_integer("min_tokens", self.min_tokens, 0, limits.MAX_TOKEN_ID)
 
     @property
     def has_rules(self) -> bool:
@@ -234,17 +190,3 @@ class SamplingParams:
         if self.is_greedy:
             return VerifyMode.GREEDY
         return self.mode or VerifyMode.COUPLED
-
-
-def _check_number(field: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ParameterError(field, f"must be a number, got {value!r}")
-    if not math.isfinite(value):
-        raise ParameterError(field, f"must be finite, got {value!r}")
-
-
-def _check_integer(field: str, value: object, largest: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ParameterError(field, f"must be an integer, got {value!r}")
-    if not 0 <= value <= largest:
-        raise ParameterError(field, f"must be between 0 and {largest}, got {value!r}")

@@ -16,21 +16,15 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
+from paceline.contract.errors import InvalidRequestError
 from paceline.drafts import DraftTree
 
 
-class RuleError(Exception):
-    """A rule that cannot go on: its sequence ends with this error, and nothing else notices.
+class RuleError(InvalidRequestError):
+    """A rule leaves no token to choose. Its sequence ends with this error; other sequences are not affected.
 
-    Attributes:
-        field: the sampling parameter behind the rule.
-        message: why it cannot go on.
+    ``field`` names the sampling parameter behind the rule.
     """
-
-    def __init__(self, field: str, message: str) -> None:
-        super().__init__(f"{field} {message}")
-        self.field = field
-        self.message = message
 
 
 @runtime_checkable

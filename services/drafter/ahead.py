@@ -15,10 +15,10 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
+from paceline.contract.limits import MAX_DRAFT_LENGTH
 from paceline.methods.drafter import Drafter, OutcomeRequest, may_rank
 from paceline.trie import DraftEntry
 from paceline.v1 import drafter_pb2
-from services.drafter.requests import MAX_DRAFT_TOKENS
 from services.drafter.rounds import DraftRounds
 from services.drafter.sequence import DraftSequence
 from services.drafter.session import DraftSession
@@ -95,7 +95,7 @@ class DraftingAhead:
                 sequence_id=sequence.local_id,
                 num_tokens=self._rounds.num_tokens(sequence, sequence.session.plan.draft_ahead),
                 max_outcomes=sequence.session.plan.outcomes,
-                max_nodes=MAX_DRAFT_TOKENS,
+                max_nodes=MAX_DRAFT_LENGTH,
                 sampling=sequence.sampling,
                 partition=sequence.partition,
                 num_partitions=sequence.num_partitions,

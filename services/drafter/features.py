@@ -19,11 +19,13 @@ import grpc
 import structlog
 
 from paceline.contract.errors import IncompatiblePeerError, InvalidRequestError, PacelineError
+from paceline.contract.failures import FailureReason
 from paceline.v1 import peer_pb2, target_pb2, target_pb2_grpc
 from services.drafter.inbox import DrafterInbox, Features, FeaturesLost
 from services.runtime import feature_parts, tensors
-from services.runtime.channel import MAX_MESSAGE_BYTES, Tls, open_channel
+from services.runtime.channel import MAX_MESSAGE_BYTES, open_channel
 from services.runtime.error_mapping import from_rpc_error
+from services.runtime.tls import Tls
 
 CONNECT_TIMEOUT_S = 3.0
 BACKOFF_S = (0.1, 2.0)
@@ -107,7 +109,7 @@ class Subscription:
             except PacelineError as refusal:
                 error = refusal
             if isinstance(error, IncompatiblePeerError):
-                self._lose_all("INCOMPATIBLE_PEER", str(error))
+                self._lose_all(FailureReason.INCOMPATIBLE_PEER, str(error))
             backoff_s = BACKOFF_S[0] if self._instance_id else min(2 * backoff_s, BACKOFF_S[1])
             if str(error) != reason:
                 reason = str(error)
@@ -132,7 +134,9 @@ class Subscription:
                 if route.instance_id != self._instance_id:
                     self.routes.pop(sequence_id, None)
                     self._inbox.put(
-                        FeaturesLost(route.local_id, "FEATURES_LOST", "the verifier was restarted")
+                        FeaturesLost(
+                            route.local_id, FailureReason.FEATURES_LOST, "the verifier was restarted"
+                        )
                     )
             self._log.info("features subscribed", instance_id=self._instance_id)
             async for chunk in call:
@@ -168,20 +172,24 @@ class Subscription:
                 self._parts,
             )  # [n, width]
         except InvalidRequestError as error:
-            self._inbox.put(FeaturesLost(route.local_id, "FEATURES_LOST", f"malformed features: {error}"))
+            self._inbox.put(
+                FeaturesLost(route.local_id, FailureReason.FEATURES_LOST, f"malformed features: {error}")
+            )
             return
         if chunk.start + rows.shape[0] > self._info.max_positions:
             message = f"features of {rows.shape[0]} positions from {chunk.start}: too long a text"
-            self._inbox.put(FeaturesLost(route.local_id, "FEATURES_LOST", message))
+            self._inbox.put(FeaturesLost(route.local_id, FailureReason.FEATURES_LOST, message))
             return
         tokens, last_only = tuple(chunk.tokens), self._info.tap.last_only
         if last_only and rows.shape[0] > 1:
             message = f"features of {rows.shape[0]} positions, one expected"
-            self._inbox.put(FeaturesLost(route.local_id, "FEATURES_LOST", message))
+            self._inbox.put(FeaturesLost(route.local_id, FailureReason.FEATURES_LOST, message))
             return
         most = chunk.start + 1 if last_only else rows.shape[0]  # at least one token stood before them
         if len(tokens) > most or max(tokens, default=0) >= self._info.vocab_size:
-            self._inbox.put(FeaturesLost(route.local_id, "FEATURES_LOST", "malformed tokens beside features"))
+            self._inbox.put(
+                FeaturesLost(route.local_id, FailureReason.FEATURES_LOST, "malformed tokens beside features")
+            )
             return
         self._inbox.put(Features(route.local_id, chunk.start, rows, tokens, time.monotonic()))
 

@@ -15,11 +15,12 @@ from dataclasses import dataclass
 
 import structlog
 
+from paceline.contract.failures import FailureReason, StatusCode
 from paceline.methods.drafter import Drafter
 from paceline.v1 import drafter_pb2, peer_pb2
 from services.drafter.ahead import DraftingAhead
 from services.drafter.inbox import DrafterInbox, Features, FeaturesLost, Frame, Item, Opening, SessionEnded
-from services.drafter.requests import ABORTED, INTERNAL, OUT_OF_RANGE, RESOURCE_EXHAUSTED, failure
+from services.drafter.requests import failure
 from services.drafter.rounds import DraftRounds, RoundLimits
 from services.drafter.sequence import DraftSequence, Want
 from services.drafter.session import DraftSession
@@ -111,7 +112,12 @@ class DraftLoop:
         asked = {s.session for s in due if s.want is not None and s.want.frame_id}
         answers = self._rounds.draft(due) if due else {}
         for sequence in self._rounds.take_broken():
-            self._fail(sequence, INTERNAL, "DRAFT_FAILED", "the drafter failed on this sequence")
+            self._fail(
+                sequence,
+                StatusCode.INTERNAL,
+                FailureReason.DRAFT_FAILED,
+                "the drafter failed on this sequence",
+            )
         self._check_features(now)
         self._answer(answers, asked)
         if due or (self._inbox.is_empty and self._draft_ahead()) or self._failures:
@@ -134,7 +140,7 @@ class DraftLoop:
         elif isinstance(item, FeaturesLost):
             reader = self._sequences.get(item.local_id)
             if reader is not None:
-                self._fail(reader, ABORTED, item.reason, item.message)
+                self._fail(reader, StatusCode.ABORTED, item.reason, item.message)
 
     def _apply_frame(self, frame: Frame) -> None:
         session = frame.session
@@ -174,7 +180,7 @@ class DraftLoop:
         self._sequences[sequence.local_id] = session.sequences[sequence.wire_id] = sequence
         if len(self._sequences) > self._limits.max_sequences:
             message = f"this drafter holds {self._limits.max_sequences} sequences"
-            self._fail(sequence, RESOURCE_EXHAUSTED, "CAPACITY_EXHAUSTED", message)
+            self._fail(sequence, StatusCode.RESOURCE_EXHAUSTED, FailureReason.CAPACITY_EXHAUSTED, message)
             return
         if self._guard(sequence, lambda: self._drafter.open(sequence.local_id, opening.tokens)):
             self._want(sequence, frame.frame_id, frame.arrived_at)
@@ -185,14 +191,14 @@ class DraftLoop:
             return
         if commit.start > sequence.length:
             message = f"commit from {commit.start}, known up to {sequence.length}"
-            self._fail(sequence, ABORTED, "COMMIT_GAP", message)
+            self._fail(sequence, StatusCode.ABORTED, FailureReason.COMMIT_GAP, message)
             return
         fresh = commit.tokens[sequence.length - commit.start :]
         if not fresh:
             return
         if sequence.length + len(fresh) >= self._limits.max_positions:
             message = f"this drafter has {self._limits.max_positions} positions"
-            self._fail(sequence, OUT_OF_RANGE, "OUT_OF_POSITIONS", message)
+            self._fail(sequence, StatusCode.OUT_OF_RANGE, FailureReason.OUT_OF_POSITIONS, message)
             return
         if self._extend(sequence, fresh):
             self._want(sequence, frame.frame_id, frame.arrived_at)
@@ -285,7 +291,12 @@ class DraftLoop:
         for session, answer in answers.items():
             session.push(answer)
         for sequence in self._rounds.take_broken():
-            self._fail(sequence, INTERNAL, "DRAFT_FAILED", "the drafter failed on this sequence")
+            self._fail(
+                sequence,
+                StatusCode.INTERNAL,
+                FailureReason.DRAFT_FAILED,
+                "the drafter failed on this sequence",
+            )
         return bool(answers)
 
     # Ends.
@@ -299,7 +310,7 @@ class DraftLoop:
                 sequence.missing_since = now
             elif now - sequence.missing_since > self._limits.feature_loss_s:
                 message = f"features end at {sequence.num_features}, the text at {sequence.length}"
-                self._fail(sequence, ABORTED, "FEATURES_LOST", message)
+                self._fail(sequence, StatusCode.ABORTED, FailureReason.FEATURES_LOST, message)
 
     def _is_missing(self, sequence: DraftSequence) -> bool:
         """A commit proves that the target has run all positions before it; until one comes, it may not have begun."""
@@ -315,7 +326,9 @@ class DraftLoop:
             call()
         except Exception as error:
             log.exception("the drafter failed on a sequence", sequence_id=sequence.wire_id)
-            self._fail(sequence, INTERNAL, "DRAFT_FAILED", f"{type(error).__name__}: {error}")
+            self._fail(
+                sequence, StatusCode.INTERNAL, FailureReason.DRAFT_FAILED, f"{type(error).__name__}: {error}"
+            )
             return False
         return True
 

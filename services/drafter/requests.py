@@ -9,22 +9,15 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator
 
+from paceline.contract import limits
 from paceline.contract.errors import InvalidRequestError
+from paceline.contract.failures import FailureReason, StatusCode
+from paceline.contract.fields import check_integer, check_prompt, check_reads_features
 from paceline.v1 import drafter_pb2, peer_pb2
 from services.drafter.inbox import Frame, Opening
 from services.drafter.session import DraftSession, Plan
 from services.runtime.frames import unpack_commits
 from services.runtime.sampling import sampling_params
-
-INVALID_ARGUMENT = 3
-RESOURCE_EXHAUSTED = 8
-ABORTED = 10
-OUT_OF_RANGE = 11
-FAILED_PRECONDITION = 9
-INTERNAL = 13
-
-MAX_DRAFT_TOKENS = 64
-MAX_PARTITIONS = 64
 
 
 class FrameReader:
@@ -62,18 +55,27 @@ class FrameReader:
                 opening = self._opening(message)
                 admit(message, opening)
             except InvalidRequestError as error:
-                failures.append(failure(message.sequence_id, INVALID_ARGUMENT, error.reason, str(error)))
+                failures.append(
+                    failure(message.sequence_id, StatusCode.INVALID_ARGUMENT, error.reason, str(error))
+                )
             except OutOfPositionsError as error:
-                failures.append(failure(message.sequence_id, OUT_OF_RANGE, "OUT_OF_POSITIONS", str(error)))
+                failures.append(
+                    failure(
+                        message.sequence_id,
+                        StatusCode.OUT_OF_RANGE,
+                        FailureReason.OUT_OF_POSITIONS,
+                        str(error),
+                    )
+                )
             else:
                 openings.append(opening)
         plan = None
         if request.HasField("plan"):
             plan = Plan(
-                min(request.plan.draft_length, MAX_DRAFT_TOKENS),
-                min(request.plan.draft_ahead, MAX_DRAFT_TOKENS),
-                min(request.plan.max_nodes, MAX_DRAFT_TOKENS),
-                min(request.plan.outcomes, MAX_DRAFT_TOKENS),
+                min(request.plan.draft_length, limits.MAX_DRAFT_LENGTH),
+                min(request.plan.draft_ahead, limits.MAX_DRAFT_LENGTH),
+                min(request.plan.max_nodes, limits.MAX_DRAFT_LENGTH),
+                min(request.plan.outcomes, limits.MAX_DRAFT_LENGTH),
             )
         return Frame(
             session=session,
@@ -88,22 +90,16 @@ class FrameReader:
 
     def _opening(self, message: drafter_pb2.OpenDraftSequence) -> Opening:
         tokens = tuple(message.token_ids)
+        num_partitions = message.num_partitions or 1
         if message.sequence_id == 0:
             raise InvalidRequestError("sequence_id", "must be above 0")
-        if not tokens:
-            raise InvalidRequestError("token_ids", "must not be empty")
-        if max(tokens) >= self._vocab_size:
-            raise InvalidRequestError("token_ids", f"{max(tokens)} is not below {self._vocab_size}")
-        if not 1 <= message.max_draft_tokens <= MAX_DRAFT_TOKENS:
-            raise InvalidRequestError("max_draft_tokens", f"must be between 1 and {MAX_DRAFT_TOKENS}")
-        num_partitions = message.num_partitions or 1
-        if not message.partition < num_partitions <= MAX_PARTITIONS:
-            raise InvalidRequestError(
-                "share", f"must be below num_partitions, and that at most {MAX_PARTITIONS}"
-            )
+        check_prompt("token_ids", tokens, self._vocab_size, limits.MAX_POSITIONS)
+        check_integer("max_draft_tokens", message.max_draft_tokens, 1, limits.MAX_DRAFT_LENGTH)
+        check_integer("num_partitions", num_partitions, 1, limits.MAX_PARTITIONS)
+        check_integer("partition", message.partition, 0, num_partitions - 1)
         if len(tokens) >= self._max_positions:
             raise OutOfPositionsError(
-                f"{len(tokens)} tokens, this drafter has {self._max_positions} positions"
+                f"the text has {len(tokens)} tokens, this drafter has {self._max_positions} positions"
             )
         return Opening(
             local_id=next(self._local_ids),
@@ -114,20 +110,13 @@ class FrameReader:
             max_draft_tokens=message.max_draft_tokens,
             partition=message.partition,
             num_partitions=num_partitions,
-            reads_features=self._reads_features(message),
+            reads_features=check_reads_features(
+                message.reads_features if message.HasField("reads_features") else None,
+                has_tap=self._tap.width > 0,
+                is_tap_optional=self._tap.is_optional,
+                drafter="this drafter",
+            ),
         )
-
-    def _reads_features(self, message: drafter_pb2.OpenDraftSequence) -> bool:
-        has_tap = self._tap.width > 0
-        if not message.HasField("reads_features"):
-            return has_tap
-        if message.reads_features and not has_tap:
-            raise InvalidRequestError("reads_features", "must not be true: this drafter reads no features")
-        if not message.reads_features and has_tap and not self._tap.is_optional:
-            raise InvalidRequestError(
-                "reads_features", "must not be false: this drafter cannot draft without features"
-            )
-        return bool(message.reads_features)
 
 
 class OutOfPositionsError(ValueError):

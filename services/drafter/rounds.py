@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import structlog
 
+from paceline.contract.limits import MAX_DRAFT_LENGTH
 from paceline.methods.drafter import Drafter, DraftRequest
 from paceline.trie import DraftEntry
 from paceline.v1 import drafter_pb2
-from services.drafter.requests import MAX_DRAFT_TOKENS
 from services.drafter.sequence import DraftSequence
 from services.drafter.session import DraftSession
 from services.runtime import metrics
@@ -140,7 +140,7 @@ class DraftRounds:
     def num_tokens(self, sequence: DraftSequence, length: int) -> int:
         """As many tokens in a row as were asked for, and as fit the request, the frames and the drafter's positions."""
         room = self._limits.max_positions - sequence.length
-        return min(length, sequence.max_draft_tokens, MAX_DRAFT_TOKENS, room)
+        return min(length, sequence.max_draft_tokens, MAX_DRAFT_LENGTH, room)
 
     def run(
         self, wanted: Sequence[tuple[DraftSequence, int]], *, may_branch: bool = False

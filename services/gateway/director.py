@@ -15,11 +15,17 @@ from collections.abc import AsyncGenerator
 import grpc
 from grpc import aio
 
-from paceline.contract.errors import CapacityError, InvalidRequestError, PacelineError, UnavailableError
+from paceline.contract.errors import (
+    CapacityError,
+    DeadlineError,
+    InvalidRequestError,
+    PacelineError,
+    UnavailableError,
+)
 from paceline.v1 import orchestrator_pb2, orchestrator_pb2_grpc
-from services.gateway.errors import DeadlineError
-from services.runtime.channel import Tls, open_channel
+from services.runtime.channel import open_channel
 from services.runtime.error_mapping import from_rpc_error
+from services.runtime.tls import Tls
 
 _MAX_CONDUCTOR_CHANNELS = 64
 _ADMIT_TIMEOUT_S = 10.0

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 
 from paceline.contract.errors import UnavailableError
 from paceline.v1 import generation_pb2, orchestrator_pb2, sampling_pb2
+from services.gateway.checked_request import CheckedRequest
 from services.gateway.detokenizer import Detokenizer
-from services.gateway.requests import CheckedRequest
 from services.gateway.served_model import ServedModel
 from services.gateway.stop import StopTextMatcher
 from services.runtime.log_probs import check_log_probs, cut_log_probs, join_log_probs

@@ -10,7 +10,7 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from paceline.contract.errors import CapacityError, InvalidRequestError
+from paceline.contract.errors import CapacityError
 from paceline.grammar import ConstraintError, GrammarChecker
 from paceline.v1 import sampling_pb2
 from services.gateway.served_model import ServedModel
@@ -68,4 +68,4 @@ class ConstraintChecker:
         try:
             self._checker.check(constraint)
         except ConstraintError as error:
-            raise InvalidRequestError(f"sampling.{error.field}", error.message) from None
+            raise error.inside("sampling") from None

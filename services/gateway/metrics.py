@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from paceline.v1 import sampling_pb2
+from services.gateway.checked_request import CheckedRequest
 from services.gateway.generation import Generation
-from services.gateway.requests import CheckedRequest
 from services.runtime import metrics
 
 

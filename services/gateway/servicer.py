@@ -16,15 +16,15 @@ from contextlib import aclosing
 import structlog
 from grpc import aio
 
-from paceline.contract.errors import CapacityError, PacelineError, UnavailableError
+from paceline.contract.errors import CapacityError, DeadlineError, PacelineError, UnavailableError
 from paceline.v1 import generation_pb2, generation_pb2_grpc, sampling_pb2
 from services.gateway import metrics
+from services.gateway.checked_request import CheckedRequest
 from services.gateway.choices import merged
 from services.gateway.director import DirectorClient
-from services.gateway.errors import DeadlineError
 from services.gateway.generation import Generation
 from services.gateway.grammar_checker import ConstraintChecker
-from services.gateway.requests import CheckedRequest, RequestChecker, check_num_choices
+from services.gateway.requests import RequestChecker, check_num_choices
 from services.gateway.served_model import ModelWatch, ServedModel
 from services.gateway.tokenizer import ModelTokenizer
 from services.runtime.tenants import HEADER

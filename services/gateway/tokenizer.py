@@ -3,7 +3,7 @@
 Responsible for: text and conversations to token ids, and detokenizers for the way back. Deliberately does not know:
 limits and validation of requests, gRPC.
 
-Called by: :mod:`services.gateway.requests` (prompts) and :mod:`services.gateway.servicer` (detokenizers).
+Called by: :mod:`services.gateway.prompt` (prompts) and :mod:`services.gateway.servicer` (detokenizers).
 """
 
 from __future__ import annotations

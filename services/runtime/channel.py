@@ -1,23 +1,22 @@
-"""gRPC channel and server options: the one place where they are written.
+"""gRPC channel and server options of all processes.
 
 Responsible for: message caps, keepalive with ping timeout, matching server ping limits, TLS credentials and
 opening channels. Deliberately does not know: services, deadlines or retries; callers set a deadline on every
 call.
 
-A frozen peer is noticed within about keepalive time plus ping timeout; without the ping timeout gRPC takes a
-minute.
+A frozen peer is noticed after about keepalive time plus ping timeout. Without the ping timeout gRPC needs a minute.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
 from grpc import aio
 
 from paceline.contract.errors import InvalidRequestError
+from services.runtime.tls import Tls
 
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 KEEPALIVE_TIME_MS = 10_000
@@ -25,23 +24,6 @@ KEEPALIVE_TIMEOUT_MS = 5_000
 PING_TIMEOUT_MS = 5_000
 
 Options = list[tuple[str, int | str]]
-
-
-@dataclass(frozen=True, slots=True)
-class Tls:
-    """PEM files of a process.
-
-    Attributes:
-        cert: certificate chain; needed to serve, and by a client that proves who it is.
-        key: private key of ``cert``.
-        ca: authorities; a server with one demands client certificates, a client checks the server against it.
-        server_name: name expected in the server's certificate, where it is not the host of the endpoint.
-    """
-
-    cert: Path | None = None
-    key: Path | None = None
-    ca: Path | None = None
-    server_name: str | None = None
 
 
 def channel_options() -> Options:

@@ -28,12 +28,13 @@ from grpc_reflection.v1alpha import reflection
 
 from paceline.atomic_write import write_json
 from paceline.contract.errors import DrainingError, PacelineError, UnavailableError
-from services.runtime.channel import Tls, server_credentials, server_options
+from services.runtime.channel import server_credentials, server_options
 from services.runtime.error_mapping import ErrorInterceptor
 from services.runtime.logs import configure_logs
 from services.runtime.metrics import serve_metrics
 from services.runtime.settings import ServerSettings
 from services.runtime.tasks import end_task
+from services.runtime.tls import Tls
 
 if TYPE_CHECKING:
     from threading import Thread

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from paceline.contract.errors import InvalidRequestError
+from paceline.contract.fields import check_tenant
+from paceline.contract.limits import MAX_TENANTS
 from paceline.scheduling.reliability import Reliability
 from paceline.scheduling.speed import TimedPass
 from paceline.v1 import scheduler_pb2
-from services.runtime.tenants import MAX_TENANTS, check_tenant
 from services.scheduler.draft_acceptance import MAX_DRAFTERS, DrafterAcceptance
 from services.scheduler.measurements import (
     MAX_POSITIONS,

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Self
 
-from services.runtime.tenants import MAX_TENANTS, OTHER
+from paceline.contract.limits import MAX_TENANTS
+from services.runtime.tenants import OTHER
 from services.scheduler.layout import integer, text
 
 _MAX_COUNT = 2**53

@@ -77,7 +77,7 @@ class RequestGrammars:
                 self._compiled.put(constraint, grammar)
             return GrammarRule(grammar, spec.stop_token_ids, resumed)
         except (ConstraintError, RuleError) as error:
-            raise InvalidRequestError(f"sampling.{error.field}", error.message) from None
+            raise error.inside("sampling") from None
 
     def _loaded_compiler(self) -> GrammarCompiler:
         if self._compiler is None:

@@ -10,6 +10,7 @@ from collections.abc import Sequence as TokenSequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
+from paceline.contract.errors import IllegalTransitionError
 from paceline.ngram import NgramProposal, merge_proposal
 from paceline.sampling import DraftFilter, LogitRule, SamplingParams, VerifyMode
 from paceline.scheduling.calibration import Calibrator
@@ -37,10 +38,6 @@ TRANSITIONS: dict[TargetSequenceState, frozenset[TargetSequenceState]] = {
     TargetSequenceState.RUNNING: frozenset({TargetSequenceState.WAITING, TargetSequenceState.FINISHED}),
     TargetSequenceState.FINISHED: frozenset(),
 }
-
-
-class IllegalTransitionError(RuntimeError):
-    """A change of state that the table does not allow: a bug of ours."""
 
 
 class Finish(Enum):

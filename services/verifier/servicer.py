@@ -18,6 +18,7 @@ from paceline.contract.errors import (
     PacelineError,
     StreamProtocolError,
 )
+from paceline.contract.failures import StatusCode
 from paceline.v1 import peer_pb2, target_pb2, target_pb2_grpc
 from services.runtime.feature_taps import describe_tap
 from services.runtime.frames import unpack_drafts
@@ -32,10 +33,6 @@ from services.verifier.session import VerifySession
 from services.verifier.specs import sequence_spec
 
 log = structlog.get_logger()
-
-INVALID_ARGUMENT = 3
-INTERNAL = 13
-UNAVAILABLE = 14
 
 
 class TargetServicer(target_pb2_grpc.TargetServiceServicer):
@@ -131,12 +128,12 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
 
     def _open(self, session: VerifySession, opening: target_pb2.OpenSequence) -> None:
         if self._draining.is_set():
-            self._refuse(session, opening.key, UNAVAILABLE, DrainingError("shutting down"))
+            self._refuse(session, opening.key, StatusCode.UNAVAILABLE, DrainingError("shutting down"))
             return
         try:
             spec = sequence_spec(opening, self._info)
         except InvalidRequestError as error:
-            self._refuse(session, opening.key, INVALID_ARGUMENT, error)
+            self._refuse(session, opening.key, StatusCode.INVALID_ARGUMENT, error)
             return
         if spec.sampling.constraint is None:
             self._inbox.put(Open(session, spec))
@@ -150,12 +147,14 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         try:
             rule = await self._constraints.rule(spec)
         except InvalidRequestError as error:
-            self._refuse(session, spec.key, INVALID_ARGUMENT, error)
+            self._refuse(session, spec.key, StatusCode.INVALID_ARGUMENT, error)
         except PacelineError as error:
-            self._refuse(session, spec.key, UNAVAILABLE, error)
+            self._refuse(session, spec.key, StatusCode.UNAVAILABLE, error)
         except Exception as error:  # a request that is never answered would hang
             log.exception("a constraint could not be compiled", session=session.number, key=spec.key)
-            self._refuse(session, spec.key, INTERNAL, PacelineError(f"{type(error).__name__}: {error}"))
+            self._refuse(
+                session, spec.key, StatusCode.INTERNAL, PacelineError(f"{type(error).__name__}: {error}")
+            )
         else:
             self._inbox.put(Open(session, spec, rule))
 

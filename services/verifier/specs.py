@@ -1,24 +1,29 @@
-"""Checks an OpenSequence from the wire and turns it into a SequenceSpec.
+"""Checks of an OpenSequence message, and the specification made of it.
 
-Every id and count is compared with the model's limits here, before anything indexes a tensor with it.
+Every id and count is compared with the model's limits here, before it indexes a tensor.
 """
 
 from __future__ import annotations
 
+from paceline.contract import limits
 from paceline.contract.errors import InvalidRequestError
+from paceline.contract.fields import (
+    check_integer,
+    check_new_tokens,
+    check_prompt,
+    check_reads_features,
+    check_stop_token_ids,
+)
 from paceline.v1 import peer_pb2, target_pb2
-from services.runtime.sampling import check_log_probs, check_token_ids, sampling_params
+from services.runtime.sampling import log_prob_counts, sampling_params
 from services.verifier.sequence import SequenceSpec
-
-MAX_STOP_TOKENS = 64
-MAX_DRAFT_NODES = 1024
 
 
 def sequence_spec(opening: target_pb2.OpenSequence, info: peer_pb2.PeerInfo) -> SequenceSpec:
     """A checked specification.
 
     Args:
-        opening: as it came.
+        opening: as received.
         info: of this verifier.
 
     Raises:
@@ -28,29 +33,12 @@ def sequence_spec(opening: target_pb2.OpenSequence, info: peer_pb2.PeerInfo) -> 
     prompt = tuple(opening.prompt_token_ids)
     if opening.key == 0:
         raise InvalidRequestError("key", "must be above 0")
-    if not prompt:
-        raise InvalidRequestError("prompt_token_ids", "must not be empty")
-    if len(prompt) >= max_positions:
-        raise InvalidRequestError(
-            "prompt_token_ids", f"has {len(prompt)} tokens, at most {max_positions - 1} fit"
-        )
-    if max(prompt) >= vocab_size:
-        raise InvalidRequestError("prompt_token_ids", f"token id {max(prompt)} is not below {vocab_size}")
-    if opening.num_resumed_tokens >= len(prompt):
-        raise InvalidRequestError("num_resumed_tokens", "must be smaller than the prompt")
-    if not opening.num_resumed_tokens < opening.max_new_tokens <= max_positions:
-        raise InvalidRequestError("max_new_tokens", f"must be between 1 and {max_positions} and not used up")
-    if len(opening.stop_token_ids) > MAX_STOP_TOKENS:
-        raise InvalidRequestError("stop_token_ids", f"at most {MAX_STOP_TOKENS} are allowed")
-    if opening.stop_token_ids and max(opening.stop_token_ids) >= vocab_size:
-        raise InvalidRequestError(
-            "stop_token_ids", f"token id {max(opening.stop_token_ids)} is not below {vocab_size}"
-        )
-    if opening.max_draft_nodes > MAX_DRAFT_NODES:
-        raise InvalidRequestError("max_draft_nodes", f"must be at most {MAX_DRAFT_NODES}")
-    sampling = sampling_params(opening.sampling)
-    check_token_ids(sampling, vocab_size)
-    num_top, num_prompt_top = check_log_probs(opening.log_probs, vocab_size)
+    check_prompt("prompt_token_ids", prompt, vocab_size, max_positions)
+    check_new_tokens(opening.max_new_tokens, opening.num_resumed_tokens, len(prompt), max_positions)
+    check_stop_token_ids("stop_token_ids", opening.stop_token_ids, vocab_size)
+    check_integer("max_draft_nodes", opening.max_draft_nodes, 0, limits.MAX_DRAFT_NODES)
+    sampling = sampling_params(opening.sampling, vocab_size)
+    num_top, num_prompt_top = log_prob_counts(opening.log_probs, vocab_size)
     return SequenceSpec(
         key=opening.key,
         epoch=opening.epoch,
@@ -69,13 +57,14 @@ def sequence_spec(opening: target_pb2.OpenSequence, info: peer_pb2.PeerInfo) -> 
 
 
 def _reads_features(opening: target_pb2.OpenSequence, info: peer_pb2.PeerInfo) -> bool:
+    """Whether features are kept for a drafter; a drafter of the verifier's own must be able to do as asked."""
     if not opening.HasField("reads_features"):
         return True
-    has_drafter = bool(info.method)
-    if opening.reads_features and has_drafter and not info.tap.width:
-        raise InvalidRequestError("reads_features", f"must not be true: {info.method} reads no features")
-    if not opening.reads_features and has_drafter and info.tap.width and not info.tap.is_optional:
-        raise InvalidRequestError(
-            "reads_features", f"must not be false: {info.method} cannot draft without features"
-        )
-    return opening.reads_features
+    if not info.method:
+        return opening.reads_features
+    return check_reads_features(
+        opening.reads_features,
+        has_tap=info.tap.width > 0,
+        is_tap_optional=info.tap.is_optional,
+        drafter=info.method,
+    )

@@ -11,7 +11,7 @@ import secrets
 
 import structlog
 
-from paceline.contract.errors import InvalidRequestError
+from paceline.contract.failures import FailureReason, StatusCode
 from paceline.sampling import RuleError
 from paceline.target import TargetEngine
 from paceline.trie import DraftError
@@ -29,10 +29,6 @@ from services.verifier.sequence import TargetSequence, TargetSequenceState
 from services.verifier.session import VerifySession
 
 log = structlog.get_logger()
-
-INVALID_ARGUMENT = 3
-RESOURCE_EXHAUSTED = 8
-KV_CACHE_EXHAUSTED = "KV_CACHE_EXHAUSTED"
 
 
 class TargetSequences:
@@ -150,11 +146,16 @@ class TargetSequences:
         session, spec = command.session, command.spec
         self.admit()  # who came before it is not counted as waiting where there is room
         if not self.kv_allocator.can_hold(len(spec.prompt)):
-            self._refuse(session, spec.key, KV_CACHE_EXHAUSTED, "the prompt does not fit into the KV cache")
+            self._refuse(
+                session,
+                spec.key,
+                FailureReason.KV_CACHE_EXHAUSTED,
+                "the prompt does not fit into the KV cache",
+            )
             return
         if len(self.waiting) >= self._max_waiting:
             message = f"{len(self.running)} sequences run and {self._max_waiting} wait"
-            self._refuse(session, spec.key, "CAPACITY_EXHAUSTED", message)
+            self._refuse(session, spec.key, FailureReason.CAPACITY_EXHAUSTED, message)
             return
         sequence = TargetSequence(
             sequence_id=self._next_id,
@@ -190,15 +191,17 @@ class TargetSequences:
             self._drafter.feed(sequence.sequence_id, 0, features)
 
     def _refuse(self, session: VerifySession, key: int, reason: str, message: str) -> None:
-        failure = peer_pb2.SequenceFailure(key=key, code=RESOURCE_EXHAUSTED, reason=reason, message=message)
+        failure = peer_pb2.SequenceFailure(
+            key=key, code=StatusCode.RESOURCE_EXHAUSTED, reason=reason, message=message
+        )
         session.push(target_pb2.VerifyResponse(failures=[failure]))
 
     def _fail(
         self,
         sequence: TargetSequence,
         message: str,
-        reason: str = KV_CACHE_EXHAUSTED,
-        code: int = RESOURCE_EXHAUSTED,
+        reason: str = FailureReason.KV_CACHE_EXHAUSTED,
+        code: int = StatusCode.RESOURCE_EXHAUSTED,
     ) -> None:
         """End one sequence, by default for want of room; the others do not notice."""
         failure = peer_pb2.SequenceFailure(
@@ -212,8 +215,7 @@ class TargetSequences:
 
     def fail_rule(self, sequence: TargetSequence, error: RuleError) -> None:
         """End one sequence that a rule of its own request leaves nothing to choose from."""
-        refusal = InvalidRequestError(f"sampling.{error.field}", error.message)
-        self._fail(sequence, str(refusal), refusal.reason, INVALID_ARGUMENT)
+        self._fail(sequence, str(error.inside("sampling")), error.reason, StatusCode.INVALID_ARGUMENT)
 
     def _drop(self, sequence: TargetSequence, *, keep: bool = True) -> None:
         del self._by_id[sequence.sequence_id]

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.client.errors import DeadlineError, OverloadedError, ServerError
+from paceline.client.failed_call import OverloadedError, ServerError
 from paceline.client.retry import RetryPolicy
-from paceline.contract.errors import DrainingError, InvalidRequestError, PacelineError, UnavailableError
+from paceline.contract.errors import (
+    DeadlineError,
+    DrainingError,
+    InvalidRequestError,
+    PacelineError,
+    UnavailableError,
+)
 
 POLICY = RetryPolicy(max_attempts=3, base_s=1.0, cap_s=3.0)
 

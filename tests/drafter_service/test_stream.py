@@ -168,7 +168,7 @@ async def test_shares_out_of_range_are_refused(bench: Bench, partition: int, num
     conductor = await bench.serve(ScriptedDrafter())
     await conductor.send(opens=[opening(1, PROMPT, partition=partition, num_partitions=num_partitions)])
     (failure,) = (await conductor.read()).failures
-    assert "share" in failure.message
+    assert "partition" in failure.message
 
 
 async def test_outcomes_that_fail_cost_nothing_but_themselves(bench: Bench) -> None:

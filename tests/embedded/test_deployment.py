@@ -20,7 +20,7 @@ import pytest
 import paceline
 from paceline.client import PacelineClient, RetryPolicy
 from paceline.embedded import Deployment, DeploymentOptions, Placement
-from paceline.embedded.errors import DeploymentError
+from paceline.embedded.failure import DeploymentError
 from paceline.embedded.ports import is_free
 from paceline.models import model_fingerprint
 from tests.gateway.tiny_model import write_model_dir

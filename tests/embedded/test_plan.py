@@ -11,7 +11,7 @@ from paceline.contract.errors import InvalidRequestError
 from paceline.embedded import DeploymentOptions, Placement, Ports
 from paceline.embedded.commands import server_flags
 from paceline.embedded.cores import parse_cores, plan_cores, thread_environment
-from paceline.embedded.errors import DeploymentError
+from paceline.embedded.failure import DeploymentError
 from paceline.embedded.ports import ROLES, is_free
 
 HERE = Path("model")

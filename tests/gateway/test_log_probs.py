@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from paceline.contract.errors import UnavailableError
 from paceline.token_bytes import TokenBytes
 from paceline.v1 import generation_pb2, orchestrator_pb2, sampling_pb2
+from services.gateway.checked_request import CheckedRequest
 from services.gateway.detokenizer import Detokenizer
 from services.gateway.generation import Generation
-from services.gateway.requests import CheckedRequest
 from services.gateway.served_model import ServedModel
 from services.runtime.log_probs import cut_log_probs, join_log_probs
 from tests.gateway.scripted_conductor import log_probs_of

@@ -97,7 +97,7 @@ def test_refused_by_name(checker: GrammarChecker, kind: ConstraintKind, text: st
     with pytest.raises(ConstraintError, match=reason) as caught:
         checker.check(Constraint(kind, text))
     assert caught.value.field == f"constraint.{kind}"
-    assert len(caught.value.message) < 400
+    assert len(caught.value.description) < 400
     with pytest.raises(ConstraintError, match=reason):  # remembered
         checker.check(Constraint(kind, text))
     checker.check(CONSTRAINTS["json_schema"])
@@ -137,7 +137,7 @@ def test_a_verdict_is_looked_up_from_many_threads_and_tried_once(model_dir: Path
         try:
             checker.check(Constraint(REGEX, "("))
         except ConstraintError as error:
-            refusals.append(error.message)
+            refusals.append(error.description)
 
     threads = [threading.Thread(target=ask) for _ in range(8)]
     try:

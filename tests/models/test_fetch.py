@@ -11,8 +11,8 @@ import pytest
 import torch
 from rich.console import Console
 
-from paceline.models import FetchError, NotFetchedError, UnknownModelError, cached, resolve
-from paceline.models.fetch import PROVENANCE_FILE, fetch
+from paceline.models import NotFetchedError, UnknownModelError, cached, resolve
+from paceline.models.fetch import PROVENANCE_FILE, FetchError, fetch
 from paceline.models.registry import MODELS
 from paceline.target import SequenceRows, TargetEngine
 from tests.models.conftest import Index

@@ -19,7 +19,7 @@ from orchestrator.placement import DrafterRequirement, check_drafter, choose_dra
 from orchestrator.policy import PolicyInForce, PolicyOverrides
 from orchestrator.ray_environment import prepare_environment
 from orchestrator.reports import MAX_SAMPLES, Reports
-from orchestrator.sequence_state import TRANSITIONS, ConductorSequenceState, IllegalTransitionError
+from orchestrator.sequence_state import TRANSITIONS, ConductorSequenceState
 from orchestrator.sequence_stats import SequenceStats, passes_per_position
 from orchestrator.sequences import ConductorSequences, Sequence
 from orchestrator.settings import OrchestratorSettings
@@ -28,6 +28,7 @@ from orchestrator.step_report import acceptance_by_commit
 from orchestrator.verifier_link import VerifierLink
 from paceline.contract.errors import (
     CapacityError,
+    IllegalTransitionError,
     IncompatiblePeerError,
     InvalidRequestError,
     StreamProtocolError,

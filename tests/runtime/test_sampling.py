@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from paceline.contract.errors import InvalidRequestError
 from paceline.sampling import SamplingParams
 from paceline.v1 import sampling_pb2
-from services.runtime.sampling import check_log_probs, check_token_ids, sampling_params
+from services.runtime.sampling import log_prob_counts, sampling_params
 
 
 def test_an_empty_message_has_the_documented_defaults() -> None:
@@ -44,27 +46,28 @@ def test_every_field_is_carried_over() -> None:
 
 
 @pytest.mark.parametrize(
-    ("params", "field"),
+    ("fields", "field"),
     [
-        (SamplingParams(logit_bias=((3, 1.0), (10, 1.0))), "sampling.logit_bias[10]"),
-        (SamplingParams(bad_runs=((3,), (1, 10))), "sampling.bad_runs[1].token_ids[1]"),
-        (SamplingParams(bad_runs=tuple((token,) for token in range(10))), "sampling.bad_runs"),
+        ({"logit_bias": {3: 1.0, 10: 1.0}}, "sampling.logit_bias[10]"),
+        ({"bad_runs": [{"token_ids": [3]}, {"token_ids": [1, 10]}]}, "sampling.bad_runs[1].token_ids[1]"),
+        ({"bad_runs": [{"token_ids": [token]} for token in range(10)]}, "sampling.bad_runs"),
     ],
 )
-def test_tokens_are_compared_with_the_vocabulary(params: SamplingParams, field: str) -> None:
+def test_tokens_are_compared_with_the_vocabulary(fields: dict[str, Any], field: str) -> None:
+    message = sampling_pb2.SamplingParams(**fields)
     with pytest.raises(InvalidRequestError) as caught:
-        check_token_ids(params, 10)
+        sampling_params(message, 10)
     assert caught.value.field == field
-    check_token_ids(params, 11)
+    sampling_params(message, 11)
 
 
 def test_log_prob_options() -> None:
     options = sampling_pb2.LogProbOptions
-    assert check_log_probs(options(), 100) == (None, None)
-    assert check_log_probs(options(num_top=0, num_prompt_top=20), 100) == (0, 20)
+    assert log_prob_counts(options(), 100) == (None, None)
+    assert log_prob_counts(options(num_top=0, num_prompt_top=20), 100) == (0, 20)
     for bad, field in ((options(num_top=21), "num_top"), (options(num_prompt_top=21), "num_prompt_top")):
         with pytest.raises(InvalidRequestError) as caught:
-            check_log_probs(bad, 100)
+            log_prob_counts(bad, 100)
         assert caught.value.field == f"log_probs.{field}"
     with pytest.raises(InvalidRequestError):
-        check_log_probs(options(num_top=8), 7)  # more than there are
+        log_prob_counts(options(num_top=8), 7)  # more than there are

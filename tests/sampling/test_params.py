@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from paceline.sampling import ParameterError, SamplingParams, VerifyMode
+from paceline.contract.errors import InvalidRequestError
+from paceline.sampling import SamplingParams, VerifyMode
 
 
 @pytest.mark.parametrize(
@@ -41,15 +42,15 @@ from paceline.sampling import ParameterError, SamplingParams, VerifyMode
         ("presence_penalty", -math.inf),
         ("frequency_penalty", -2.1),
         ("frequency_penalty", math.nan),
-        ("logit_bias", ((1, 100.5),)),
-        ("logit_bias", ((1, math.nan),)),
-        ("logit_bias", ((-1, 1.0),)),
+        ("logit_bias[1]", ((1, 100.5),)),
+        ("logit_bias[1]", ((1, math.nan),)),
+        ("logit_bias[-1]", ((-1, 1.0),)),
         ("logit_bias", ((1, 1.0), (1, 2.0))),
         ("logit_bias", tuple((token, 1.0) for token in range(1025))),
-        ("bad_runs", ((),)),
-        ("bad_runs", ((1,) * 33,)),
+        ("bad_runs[0].token_ids", ((),)),
+        ("bad_runs[0].token_ids", ((1,) * 33,)),
         ("bad_runs", ((1,),) * 257),
-        ("bad_runs", ((-1,),)),
+        ("bad_runs[0].token_ids[0]", ((-1,),)),
         ("min_tokens", -1),
         ("min_tokens", 2.0),
         ("mode", "greedy"),
@@ -57,8 +58,8 @@ from paceline.sampling import ParameterError, SamplingParams, VerifyMode
     ],
 )
 def test_out_of_range_values_are_refused_by_name(field: str, value: object) -> None:
-    with pytest.raises(ParameterError) as raised:
-        SamplingParams(**{field: value})  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequestError) as raised:
+        SamplingParams(**{field.partition("[")[0]: value})  # type: ignore[arg-type]
     assert raised.value.field == field
     assert str(raised.value).startswith(field)
 

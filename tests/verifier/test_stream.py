@@ -158,7 +158,7 @@ async def test_malformed_drafts_are_counted_and_harmless(verifier: Process, plai
     ("fields", "named"),
     [
         ({"prompt_token_ids": []}, "prompt_token_ids"),
-        ({"prompt_token_ids": [VOCAB_SIZE]}, "prompt_token_ids"),
+        ({"prompt_token_ids": [VOCAB_SIZE]}, "prompt_token_ids[0]"),
         ({"prompt_token_ids": [1] * MAX_POSITIONS}, "prompt_token_ids"),
         ({"max_new_tokens": 0}, "max_new_tokens"),
         ({"max_new_tokens": 10**9}, "max_new_tokens"),

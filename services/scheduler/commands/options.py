@@ -12,7 +12,8 @@ import typer
 
 from paceline.atomic_write import write_text
 from paceline.contract.errors import UnavailableError
-from services.scheduler.commands.sources import DEFAULT_REDIS, Known, TlsFiles, read
+from services.runtime.tls import Tls
+from services.scheduler.commands.sources import DEFAULT_REDIS, Known, read
 
 Redis = Annotated[str | None, typer.Option(help=f"Read this Redis; {DEFAULT_REDIS} by default.")]
 Scheduler = Annotated[str | None, typer.Option(help="Ask a scheduler instead, host:port.")]
@@ -39,7 +40,7 @@ def known_subjects(
     Raises:
         UnavailableError: nothing has been measured.
     """
-    known = read(redis, scheduler, model, TlsFiles(tls_ca, tls_cert, tls_key))
+    known = read(redis, scheduler, model, Tls(ca=tls_ca, cert=tls_cert, key=tls_key))
     if not known:
         source = scheduler or "redis"
         raise UnavailableError(f"{source} holds no measurements{f' of {model}...' if model else ''} yet")

@@ -9,10 +9,10 @@ import asyncio
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 from paceline.contract.errors import InvalidRequestError, PacelineError, UnavailableError
+from services.runtime.tls import Tls
 from services.scheduler.measurements import PARTS, SCHEMA_VERSION, Measurements, Part
 from services.scheduler.subject import Subject
 
@@ -46,16 +46,7 @@ class Known:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class TlsFiles:
-    """PEM files for a scheduler that demands TLS; none for one that does not."""
-
-    ca: Path | None = None
-    cert: Path | None = None
-    key: Path | None = None
-
-
-def read(redis: str | None, scheduler: str | None, model: str, tls: TlsFiles) -> list[Known]:
+def read(redis: str | None, scheduler: str | None, model: str, tls: Tls) -> list[Known]:
     """Everything known, by subject.
 
     Args:
@@ -111,17 +102,15 @@ def _from_redis(url: str) -> list[Known]:
         raise InvalidRequestError("redis", str(error)) from error
 
 
-async def _from_scheduler(endpoint: str, files: TlsFiles) -> list[Known]:
+async def _from_scheduler(endpoint: str, tls: Tls) -> list[Known]:
     import grpc
 
     from paceline.v1 import scheduler_pb2, scheduler_pb2_grpc
-    from services.runtime.channel import Tls, open_channel
+    from services.runtime.channel import open_channel
     from services.runtime.error_mapping import from_rpc_error
 
-    is_tls = files.ca is not None
-    tls = Tls(cert=files.cert, key=files.key, ca=files.ca) if is_tls else None
     try:
-        async with open_channel(endpoint, tls) as channel:
+        async with open_channel(endpoint, tls if tls.ca is not None else None) as channel:
             stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
             listed = await stub.ListSubjects(scheduler_pb2.ListSubjectsRequest(), timeout=_TIMEOUT_S)
             known = []

@@ -18,13 +18,6 @@ from paceline.contract.errors import CapacityError, PacelineError
 _DETAILS_KEY = "grpc-status-details-bin"
 
 
-class DeadlineError(PacelineError):
-    """The time given to the call was over before its end."""
-
-    status = "DEADLINE_EXCEEDED"
-    reason = "DEADLINE_EXCEEDED"
-
-
 class ServerError(PacelineError):
     """Anything else that went wrong at the server; `status` and `reason` say more."""
 
@@ -78,7 +71,7 @@ def from_failed_call(call: FailedCall) -> PacelineError:
     elif code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         error = OverloadedError(message, retry_after_s)
     elif code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        error = DeadlineError(message)
+        error = errors.DeadlineError(message)
     elif code is grpc.StatusCode.FAILED_PRECONDITION and reason == errors.IncompatiblePeerError.reason:
         error = errors.IncompatiblePeerError(message)
     else:

@@ -1,0 +1,76 @@
+"""Limits and defaults that more than one process keeps, each written once with its unit and its reason.
+
+A limit belongs here when two processes must agree on it, or when a comment of a proto names it. A limit that only one
+file knows stays in that file. Tests compare the numbers in the protos, in the settings and in the chart with these.
+"""
+
+from __future__ import annotations
+
+# Tokens and positions.
+
+MAX_TOKEN_ID = 2**31 - 1
+"""Token ids fit a signed 32-bit integer, as in every tokenizer."""
+MAX_POSITIONS = 2**31 - 1
+"""Positions fit a signed 32-bit integer."""
+
+# Sampling parameters.
+
+MAX_SEED = 2**64 - 1
+"""The noise is keyed by 64 bits."""
+MAX_TEMPERATURE = 100.0
+"""A higher temperature gives a uniform distribution for all practical purposes."""
+MAX_TOP_K = 2**31 - 1
+MAX_PENALTY = 2.0
+"""The range of OpenAI's API, from -2 to 2."""
+MAX_REPETITION_PENALTY = 10.0
+MAX_BIAS = 100.0
+"""The range of OpenAI's API, from -100 to 100."""
+MAX_BIASES = 1024
+"""Entries of a logit bias; vLLM takes as many."""
+MAX_BAD_RUNS = 256
+"""Each costs a comparison with the text per step and row."""
+MAX_BAD_RUN_TOKENS = 32
+MAX_BAD_WORDS = 64
+MAX_BAD_WORD_BYTES = 256
+MAX_CONSTRAINT_BYTES = 1 << 16
+"""Bytes of a schema, an expression or a grammar, or of all choices together."""
+MAX_CONSTRAINT_CHOICES = 1024
+MAX_TOP_LOG_PROBS = 20
+"""Alternatives beside each token, as in OpenAI's API."""
+DEFAULT_TYPICAL_EPSILON = 0.09
+"""Medusa's own value (Cai et al., 2401.10774)."""
+DEFAULT_TYPICAL_DELTA = 0.3
+"""Medusa's own value."""
+
+# Requests.
+
+DEFAULT_MAX_TOKENS = 128
+MAX_COMPLETIONS = 16
+"""Completions of one prompt."""
+MAX_STOP_CONDITIONS = 8
+MAX_STOP_TEXT_BYTES = 256
+MAX_STOP_TOKENS = 64
+"""Stop tokens of a sequence: a request's own and the model's end tokens."""
+MAX_MESSAGES = 4096
+"""Turns of a chat."""
+MAX_STREAM_INTERVAL = 1024
+"""Tokens that are sent together."""
+MAX_REQUEST_ID_CHARACTERS = 64
+MAX_TENANT_CHARACTERS = 64
+MAX_TENANTS = 64
+"""Tenants with statistics of their own; each is a label of a metric."""
+MAX_DRAFTER_CHARACTERS = 256
+"""A request names a drafter by name, method or endpoint; a host name alone may have 253 characters."""
+
+# Drafts.
+
+MAX_DRAFT_LENGTH = 64
+"""Tokens in a row per draft. A depth then fits the 6 bits that an acceptance sample gives it."""
+MAX_DRAFT_NODES = 64
+"""Draft nodes of one sequence in one step. More have never paid: a step's cost grows with each row."""
+MAX_STEP_NODES = 1024
+"""Draft nodes over all sequences of one step."""
+MAX_OUTCOMES = 64
+"""Verification outcomes of one step that are drafted past."""
+MAX_PARTITIONS = 64
+"""Drafters that share the outcomes of one sequence."""
