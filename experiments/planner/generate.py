@@ -1,9 +1,9 @@
 """Generates step traces from a seed: they are simulated, not recorded.
 
-Responsible for: worlds that change the way real ones do, and their sizes. Acceptance drifts with the text, sequences come
-and go, a link becomes slow, and every time has noise and outliers. Step and draft times are those of SmolLM2-135M and its
-EAGLE-3 drafter on CPU cores, or of a faster pair. `python -m experiments.planner generate FOLDER` writes the traces; the
-tests generate the same ones.
+Responsible for: worlds that change the way real ones do, and their sizes. Acceptance drifts with the text,
+sequences come and go, a link becomes slow, and every time has noise and outliers. Step and draft times are
+those of SmolLM2-135M and its EAGLE-3 drafter on CPU cores, or of a faster pair. `python -m experiments.planner
+generate FOLDER` writes the traces; the tests generate the same ones.
 """
 
 from __future__ import annotations

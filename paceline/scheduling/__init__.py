@@ -4,8 +4,9 @@ from paceline.scheduling.acceptance import AcceptanceEstimator
 from paceline.scheduling.budget import StepTable, allocate_nodes
 from paceline.scheduling.curves import StepCurve
 from paceline.scheduling.cycles import CostModel, Evaluation
+from paceline.scheduling.draft_times import DraftTimeModel
+from paceline.scheduling.durations import DurationSketch
 from paceline.scheduling.inputs import MeasuredHits, Placement, PlanInputs
-from paceline.scheduling.network import DraftTimeModel, DurationSketch
 from paceline.scheduling.planner import evaluate, evaluate_policy, plan
 from paceline.scheduling.policy import Policy
 from paceline.scheduling.state import PolicyMode, PolicyState

@@ -1,11 +1,10 @@
 """How likely a drafted token is accepted, per position in the draft.
 
-Responsible for: decayed counts, their posterior rates, and the products the planner needs.
+Responsible for: decayed counts, their posterior rates, and the products that the planner needs.
 
 Deliberately does not know: tokens, confidences of single tokens, sequences, storage.
 
-Called by: the verifier and the conductor (observe), the scheduler service (store), the planner's callers
-(rates).
+Called by: the scheduler service, which collects and stores the counts and passes the rates to the planner.
 """
 
 from __future__ import annotations
@@ -20,14 +19,13 @@ SCHEMA_VERSION = 1
 class AcceptanceEstimator:
     """Conditional acceptance per position: P(token j accepted | all before it accepted).
 
-    The rate of a position without data is the rate of the position before it; the first position starts at
-    the prior. Each rate is a posterior mean with that guess as a Beta prior, so a few rounds cannot swing it
-    to 0 or 1.
+    Each rate is a posterior mean with a Beta prior, so that a few rounds cannot move it to 0 or 1. The prior of
+    the first position is ``prior_rate``; the prior of any other position is the rate of the position before it.
 
     Args:
         max_positions: deepest position counted.
         half_life: rounds after which an old round counts half.
-        prior_rate: what to expect of the first position before anything is known.
+        prior_rate: expected rate of the first position before anything is known.
         prior_weight: how many rounds the prior is worth.
     """
 
@@ -47,11 +45,10 @@ class AcceptanceEstimator:
         self._prior_weight = prior_weight
 
     def observe(self, num_drafted: int, num_accepted: int) -> None:
-        """One verified path: of ``num_drafted`` tokens the first ``num_accepted`` were accepted."""
+        """Add one verified path: of ``num_drafted`` tokens the first ``num_accepted`` were accepted."""
         if not 0 <= num_accepted <= num_drafted:
             raise ValueError(f"{num_accepted} accepted of {num_drafted} drafted")
-        # Only positions whose predecessors were accepted are trials; what lies behind a rejection says
-        # nothing.
+        # Only a position whose predecessors were all accepted is a trial.
         for position in range(min(num_drafted, num_accepted + 1, len(self._attempts))):
             self._attempts[position] = self._attempts[position] * self._decay + 1.0
             accepted = 1.0 if position < num_accepted else 0.0
@@ -96,11 +93,11 @@ class AcceptanceEstimator:
         """Read `to_dict`'s value back.
 
         Raises:
-            ValueError: another schema version, or counts that cannot be.
+            ValueError: another schema version, or counts that are out of range.
         """
         if value.get("schema_version") != SCHEMA_VERSION:
             raise ValueError(
-                f"acceptance of schema version {value.get('schema_version')!r}, not {SCHEMA_VERSION}"
+                f"acceptance has schema version {value.get('schema_version')!r}, expected {SCHEMA_VERSION}"
             )
         attempts = [float(count) for count in value["attempts"]]
         accepts = [float(count) for count in value["accepts"]]
@@ -109,7 +106,7 @@ class AcceptanceEstimator:
             for trials, hits in zip(attempts, accepts, strict=True)
         )
         if not plausible:
-            raise ValueError("acceptance counts that cannot be")
+            raise ValueError("acceptance counts must be finite, and accepts not above attempts")
         estimator = cls(len(attempts), half_life, prior_rate, prior_weight)
         estimator._attempts, estimator._accepts = attempts, accepts
         return estimator

@@ -1,12 +1,12 @@
 """How many draft nodes each sequence of one step verifies.
 
-Responsible for: the set of nodes that maximises expected committed tokens per second of this step, and the table of
-step times that the choice looks into.
+Responsible for: the set of nodes that maximises expected committed tokens per second of this step, and the
+table of step times that the choice reads.
 
 Deliberately does not know: tokens, trees, the network (a draft that has not arrived has no nodes here).
 
-Called by: the verifier, once per step; its time counts as target time, so it is vectorised: one sort of all nodes,
-running sums, one division by a slice of a table.
+Called by: the verifier, once per step. Its time counts as target time, so it is vectorised: one sort of all
+nodes, running sums, one division by a slice of a table.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ Floats = npt.NDArray[np.float64]
 
 
 class StepTable:
-    """Step time over rows as an array, so that a choice costs a slice and not a call for each row.
+    """Step time over rows as an array, so that a choice costs one slice and not one call per row.
 
     Args:
-        step_time: seconds of a step over that many rows; asked once for each number that a curve tells apart
-            (`bucket_of`) and linear in between, which is exact for a `StepCurve`.
-        max_rows: largest number of rows looked up. At least 1.
+        step_time: seconds of a step over that many rows. It is called once for each number of rows that a curve
+            distinguishes (`bucket_of`); values in between are interpolated, which is exact for a `StepCurve`.
+        max_rows: largest number of rows in the table. At least 1.
     """
 
     def __init__(self, step_time: Callable[[int], float], max_rows: int) -> None:
@@ -48,7 +48,7 @@ class StepTable:
         """Seconds of a step.
 
         Raises:
-            ValueError: more rows than the table holds.
+            ValueError: more rows than the table has.
         """
         return float(self.range(rows, rows)[0])
 
@@ -58,7 +58,7 @@ class StepTable:
         """Seconds of steps over ``first`` to ``last`` rows, both included.
 
         Raises:
-            ValueError: more rows than the table holds.
+            ValueError: more rows than the table has.
         """
         if not 0 <= first <= last <= self.max_rows:
             raise ValueError(f"rows {first} to {last} of a table up to {self.max_rows}")
@@ -77,28 +77,27 @@ def allocate_nodes(
 ) -> tuple[int, ...]:
     """Choose how many of each sequence's nodes to verify (DSpark, arXiv 2607.05147, Algorithm 1).
 
-    Maximises (n + sum of chosen path acceptances) / (overhead + step_time(other_rows + n + chosen nodes)). For a fixed
-    number of nodes the largest path acceptances are best, and as they fall along every path that set is closed under
-    parents, in a chain and in a tree. All numbers of nodes are tried, because a measured curve has plateaus behind
-    steps.
+    Maximises (n + sum of chosen path acceptances) / (overhead + step_time(other_rows + n + chosen nodes)). For
+    a fixed number of nodes the largest path acceptances are best. Path acceptances fall along every path, so
+    that set contains the parent of each of its nodes, in a chain and in a tree. All numbers of nodes are
+    evaluated, because a measured curve has plateaus and steps.
 
-    In rejection mode the scan stops at the first number that does not improve: a path acceptance further down
-    depends on
-    the tokens above it, and looking at it to decide on those would bias what is committed. So whether a node is
-    chosen follows from larger path acceptances alone: of its ancestors, of nodes of its own sequence that were ranked
-    before it, of others.
+    In rejection mode the scan stops at the first number that does not improve. A path acceptance further down
+    depends on the tokens above it, and reading it to decide about those tokens would bias what is committed. So
+    whether a node is chosen depends on larger path acceptances alone: of its ancestors, of nodes of its
+    sequence that rank before it, and of other sequences.
 
     Args:
-        path_acceptances: per sequence, its nodes' path acceptances, falling, parents first (as `DraftTrie.select`
-            returns them).
+        path_acceptances: per sequence, its nodes' path acceptances, falling, parents first (as
+            `DraftTrie.select` returns them).
         step_time: seconds of a step over that many rows. A `StepTable` makes this fast.
         is_rejection: whether a sequence of the step is in a mode that verifies draws.
-        other_rows: rows in the step besides, such as prefill chunks.
-        overhead_s: time per step that does not depend on rows, such as attention over the context, or a drafter in
-            turn.
-        scale: calibration: the path acceptances are this many times as large in truth. A sequence's root counts 1
+        other_rows: further rows in the step, such as prefill chunks.
+        overhead_s: time per step that does not depend on rows, such as attention over the context, or a
+            co-located drafter.
+        scale: calibration: the factor by which true path acceptances are larger. A sequence's root counts 1
             regardless.
-        max_nodes: most nodes to choose in all; None for no limit.
+        max_nodes: most nodes to choose over all sequences; None for no limit.
 
     Returns:
         For each sequence how many of its first nodes to verify.
@@ -112,8 +111,7 @@ def allocate_nodes(
     if limit <= 0:
         return (0,) * num_sequences
     values: Floats = np.fromiter(itertools.chain.from_iterable(path_acceptances), np.float64, num_nodes)
-    # Sorting values is three times as fast as ranking their indices, and only the last one chosen has to be told from
-    # its equals.
+    # Sorting values is three times as fast as ranking their indices. Ties matter only at the last value chosen.
     falling = np.negative(values)
     falling.sort()
     expected = np.empty(limit + 1)
@@ -149,7 +147,7 @@ def _seconds(step_time: Callable[[int], float], first: int, more: int) -> Floats
 
 @functools.lru_cache(maxsize=16)
 def _knots(max_rows: int) -> tuple[int, ...]:
-    """The row counts up to a limit that stand for a bucket of a curve, 1 and the limit itself included."""
+    """The row counts up to a limit that stand for a bucket of a curve, including 1 and the limit itself."""
     if max_rows < 1:
         raise ValueError(f"max_rows must be at least 1, got {max_rows}")
     buckets = {bucket_of(rows) for rows in range(1, max_rows + 1)}

@@ -1,10 +1,11 @@
 """What a plan depends on.
 
-Responsible for: the inputs' names, units and ranges, and the probabilities that follow from acceptance.
+Responsible for: names, units and ranges of the inputs, and the probabilities that follow from acceptance.
 
-Deliberately does not know: where they were measured, what they cost (`cycles`), what is decided (`planner`).
+Deliberately does not know: where inputs were measured, what a choice costs (`cycles`), what is decided
+(`planner`).
 
-Called by: the scheduler service and the simulator make them; `cycles`, `planner` and `state` read them.
+Called by: the scheduler service and the simulator create inputs; `cycles`, `planner` and `state` read them.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _LEAST_ODDS = 1e-4
 
 
 class Placement(StrEnum):
-    """Where a sequence's drafter sits."""
+    """Where a sequence's drafter runs: in the verifier's process, or in a process of its own."""
 
     COLOCATED = "colocated"
     SEPARATE = "separate"
@@ -29,21 +30,21 @@ class Placement(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class MeasuredHits:
-    """How often a step's outcome had been drafted past.
+    """How often a step's verification outcome had been drafted past.
 
     Attributes:
-        rate: share of steps, 0 to 1.
-        draft_length: tokens of the drafts that were verified then.
-        outcomes: outcomes drafted past then; at least 1.
+        rate: fraction of steps, 0 to 1.
+        draft_length: tokens of the drafts that were verified in these steps.
+        num_outcomes: outcomes that were drafted past; at least 1.
     """
 
     rate: float
     draft_length: int
-    outcomes: int
+    num_outcomes: int
 
     def __post_init__(self) -> None:
-        if not 0 <= self.rate <= 1 or self.draft_length < 1 or self.outcomes < 1:
-            raise ValueError(f"hits that cannot be: {self}")
+        if not 0 <= self.rate <= 1 or self.draft_length < 1 or self.num_outcomes < 1:
+            raise ValueError(f"rate must be in [0, 1], draft_length and num_outcomes at least 1: {self}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,29 +53,31 @@ class PlanInputs:
 
     Attributes:
         placement: which cost model applies.
-        acceptance: conditional acceptance per draft position; positions beyond repeat the last.
+        acceptance: conditional acceptance per draft position; positions beyond the last repeat it.
         step_time: seconds of a target step over that many rows.
         draft_time: seconds to draft that many tokens for every sequence, at the present load.
         rtt_s: mean time on the wire and in serialisation, both ways. Ignored when co-located.
-        rtt_p95_s: its 95th percentile, for the hold; None takes the mean.
-        queue_s: mean wait at the drafter for what it was busy with.
-        overlap_s: how much of draft and round trip is hidden: behind the target's own bookkeeping, or because features
-            are on the wire beside commits, which are measured one by one. At most half of what they add up to.
-        concurrent_slowdown: how much longer, as a fraction, a step takes while the drafter works: 0 on machines of
-            their own, more where the two share a memory bus.
+        rtt_p95_s: 95th percentile of the round trip, for the wait budget; None takes the mean.
+        queue_s: mean wait at the drafter until it begins.
+        overlap_s: how much of draft and round trip is hidden, behind the target's own bookkeeping or because
+            features travel beside commits. At most half of the whole wait counts.
+        concurrent_slowdown: the fraction by which a step takes longer while the drafter works: 0 on separate
+            machines, more where target and drafter use one memory bus.
         num_sequences: sequences that decode together.
         max_draft_length: the longest draft allowed.
         max_nodes: most draft nodes per sequence and step.
         max_wait_s: the longest a sequence may wait.
         margin: speculation must be faster than plain decoding by this fraction.
-        max_outcomes: most outcomes of a step that a separate drafter may draft past while it is made; 0 where it
-            cannot.
-        enumeration_time: seconds to draft past (outcomes, tokens each) for every sequence, at the present load. None
-            takes a draft's time for each outcome: what it is at worst.
-        sibling_acceptance: chance that the drafter's next choice is the target's token, given that all before it were
-            not. None takes half the acceptance of a first choice; independent choices would reach all of it.
-        ahead_fraction: of the tokens that a draft of true features gets accepted, how many one gets that was drafted
-            past an outcome, on the drafter's own outputs. 1 for drafters that read tokens alone.
+        max_outcomes: most verification outcomes that a separate drafter may draft past during a step; 0 where
+            it cannot.
+        speculation_cache_time: seconds to draft past (outcomes, tokens each) for every sequence, at the present
+            load. None takes a draft's time for each outcome, the worst case.
+        sibling_acceptance: chance that the drafter's next choice is the target's token, given that its earlier
+            choices were not. None takes half the acceptance of a first choice; independent choices would reach
+            all of it.
+        ahead_fraction: of the tokens that a draft from true features gets accepted, the fraction that a draft
+            past an outcome gets, which is made from the drafter's own outputs. 1 for drafters that read tokens
+            alone.
         measured_hits: corrects the hit rate that follows from acceptance; None where nothing was measured.
     """
 
@@ -93,7 +96,7 @@ class PlanInputs:
     max_wait_s: float = 0.05
     margin: float = 0.05
     max_outcomes: int = 0
-    enumeration_time: Callable[[int, int], float] | None = None
+    speculation_cache_time: Callable[[int, int], float] | None = None
     sibling_acceptance: float | None = None
     ahead_fraction: float = 1.0
     measured_hits: MeasuredHits | None = None
@@ -118,16 +121,16 @@ class PlanInputs:
 
     @property
     def slowest_rtt_s(self) -> float:
-        """The round trip that a hold allows for."""
+        """The round trip that the wait budget allows for."""
         return self.rtt_s if self.rtt_p95_s is None else max(self.rtt_p95_s, self.rtt_s)
 
     def wait_s(self, length: int) -> float:
-        """How long after a step a draft of this length is there."""
+        """Seconds from the end of a step until a draft of this length has arrived."""
         whole_s = self.whole_wait_s(length)
         return whole_s - min(self.overlap_s, whole_s / 2)
 
     def whole_wait_s(self, length: int) -> float:
-        """The same without what overlaps today."""
+        """The same without any overlap."""
         return self.draft_time(length) + self.rtt_s + self.queue_s
 
     @property
@@ -141,22 +144,24 @@ class PlanInputs:
         rates += [rates[-1] if rates else 0.0] * (length - len(rates))
         return list(itertools.accumulate(rates, lambda product, rate: product * rate))
 
-    def enumeration_s(self, outcomes: int, ahead: int) -> float:
+    def speculation_cache_s(self, outcomes: int, ahead: int) -> float:
         """Seconds to draft ``ahead`` tokens past each of some outcomes."""
-        if self.enumeration_time is not None:
-            return self.enumeration_time(outcomes, ahead)
+        if self.speculation_cache_time is not None:
+            return self.speculation_cache_time(outcomes, ahead)
         return outcomes * self.draft_time(ahead)
 
     def hit_rates(self, draft_length: int, max_outcomes: int) -> tuple[float, ...]:
-        """P(a step's outcome is among the likeliest 1, 2, .. ``max_outcomes``) when so long a draft is verified.
+        """P(a step's outcome is among the likeliest 1, 2, .. ``max_outcomes``) when a draft of this length is
+        verified.
 
-        A measured rate moves the odds of all of them by what it moves its own.
+        A measured hit rate changes the odds of all estimates by the factor by which it changes the odds of its
+        own.
         """
         estimates = self._estimated_hit_rates(draft_length, max_outcomes)
         measured = self.measured_hits
         if measured is None:
             return estimates
-        there = self._estimated_hit_rates(measured.draft_length, measured.outcomes)[-1]
+        there = self._estimated_hit_rates(measured.draft_length, measured.num_outcomes)[-1]
         factor = _odds(measured.rate) / _odds(there)
         return tuple(
             odds / (1 + odds) if rate > 0 else 0.0

@@ -21,7 +21,7 @@ class VerificationOutcome:
 
     Attributes:
         num_accepted: drafted tokens that are accepted.
-        choice: which of the drafter's choices the target's own token is, 0 for its first.
+        choice: rank of the target's own token among the drafter's choices, 0 for its first choice.
         chance: probability of this outcome.
     """
 
@@ -33,23 +33,25 @@ class VerificationOutcome:
 def likeliest_outcomes(
     acceptance: Sequence[float], sibling_acceptance: float, draft_length: int, max_outcomes: int
 ) -> tuple[VerificationOutcome, ...]:
-    """The likeliest outcomes of a step, likeliest first.
+    """The likeliest verification outcomes of a step, likeliest first.
 
-    An outcome is how many of g drafted tokens are accepted and the token of the target's that follows. m < g accepted,
-    with probability path acceptance(m) (1 - a_{m+1}), are followed by the drafter's second choice there, its third,
-    and so on:
-    the first was rejected. All g accepted are followed by its first choice with probability a_{g+1}, or a later one. So
-    most outcomes go where a rejection is likely, geometrically fewer elsewhere (the fan-out of 2603.03251).
+    An outcome is the number of accepted tokens out of g, and the target's own token after them. With
+    probability path acceptance(m) (1 - a_{m+1}) exactly m < g tokens are accepted. The drafter's first choice
+    was rejected there, so the target's token is its second choice, its third, and so on. If all g tokens are
+    accepted, the token is the drafter's first choice with probability a_{g+1}, or a later one. So most outcomes
+    lie where a rejection is likely, geometrically fewer elsewhere (the fan-out of arXiv 2603.03251).
 
     Args:
-        acceptance: conditional acceptance per position, the first of the draft first; positions beyond repeat the last.
-        sibling_acceptance: chance that a further choice is the target's token, given that all before it were not.
+        acceptance: conditional acceptance per position, from the first of the draft; positions beyond the last
+            repeat it.
+        sibling_acceptance: chance that a further choice is the target's token, given that all choices before it
+            were not.
         draft_length: `g`, tokens of the draft being verified.
         max_outcomes: how many to list.
     """
     if not acceptance:
         return ()
-    # (minus the next choice's chance, accepted, that choice, what is left after it)
+    # (minus the next choice's chance, accepted, that choice, probability left after it)
     branches: list[tuple[float, int, int, float]] = []
     path_acceptance = 1.0
     for position in range(draft_length + 1):
@@ -74,10 +76,10 @@ def likeliest_outcomes(
 def outcome_hit_rates(
     acceptance: Sequence[float], sibling_acceptance: float, draft_length: int, max_outcomes: int
 ) -> tuple[float, ...]:
-    """Chance that a step's outcome is among the likeliest 1, 2, .. `max_outcomes`; see `likeliest_outcomes`.
+    """Chance that a step's outcome is among the likeliest 1, 2, .. `max_outcomes` (see `likeliest_outcomes`).
 
     Returns:
-        `max_outcomes` chances that do not fall and do not exceed 1.
+        `max_outcomes` chances; they do not fall and do not exceed 1.
     """
     if not acceptance:
         return (0.0,) * max_outcomes

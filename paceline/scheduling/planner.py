@@ -1,8 +1,9 @@
 """The best way to speculate under the cost model, and the policy that carries it out.
 
-Responsible for: the search over lengths, waiting, outcomes and tokens past each of them; node budget and reason.
+Responsible for: the search over lengths, waiting, outcomes and tokens past each outcome; node budget and
+reason.
 
-Deliberately does not know: estimators, clocks, history (that is `state`), single tokens (that is `budget`).
+Deliberately does not know: estimators, clocks, history (`state`), single tokens (`budget`).
 
 Called by: `state.PolicyState`, the scheduler service, the simulator.
 """
@@ -16,30 +17,33 @@ from paceline.scheduling.cycles import CostModel, Evaluation
 from paceline.scheduling.inputs import Placement, PlanInputs
 from paceline.scheduling.policy import Policy
 
-# A tree may lengthen a step by this factor over a chain of the same depth, and have this many nodes for each of its
-# levels. EAGLE-3 on SmolLM2, depth 5: 12 nodes in place of 5 gave a quarter more tokens per pass for a step a tenth
-# longer.
+# A tree may lengthen a step by this factor over a chain of the same depth, and may have this many nodes per
+# level. EAGLE-3 on SmolLM2, depth 5: 12 nodes in place of 5 gave a quarter more tokens per pass for a step a
+# tenth longer.
 _TREE_STEP = 1.12
 NODES_PER_LEVEL = 3
-# A hold that ends just before the draft lands costs the wait and the draft; one that is longer costs nothing as long as
-# drafts come. Draft times vary too, not only round trips.
+# A wait that ends just before the draft arrives costs both the wait and the draft. A longer wait budget costs
+# nothing as long as drafts arrive. Draft times vary too, not only round trips.
 _WAIT_SLACK = 1.5
-# What is drafted ahead is used where all of the draft was accepted. Below this chance it only costs messages, and below
-# the share by which a drafter at work slows the target down it costs more than it brings.
+# Tokens drafted ahead are used where all of the draft was accepted. Below this chance they only cost
+# messages. Below the fraction by which a drafter at work slows the target down they cost more than they
+# bring.
 _MIN_AHEAD_PATH_ACCEPTANCE = 0.2
-# What paths past outcomes must bring: they cost messages, and a drafter's time, that the model does not price.
+# The fraction that a speculation cache must gain: it costs messages and drafter time that the model does not
+# price.
 _OUTCOMES_MARGIN = 0.01
-# Numbers of outcomes that are tried: a few more or less change a hit rate little.
+# Numbers of outcomes that are evaluated: a few more or less change a hit rate little.
 _OUTCOMES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-# Lengths that are tried together with outcomes: their product is what a plan costs, some 5 ms at 8 and 8.
+# Lengths that are evaluated together with outcomes. A plan's time grows with their product: some 5 ms at 8
+# and 8.
 _PATH_LENGTHS = (*range(1, 13), 16, 20, 24, 32, 48, 64)
 
 
 def evaluate(inputs: PlanInputs) -> Evaluation:
-    """The best choice; plain decoding (length 0, speedup 1) takes part.
+    """The best choice; plain decoding (length 0, speedup 1) is one of the candidates.
 
-    Of equals the first is taken, in the order plain, shorter, running before holding. Outcomes must bring something
-    that is worth their messages.
+    Of equal choices the first is taken, in the order plain, shorter, running before waiting. A speculation
+    cache must bring more than its messages cost.
     """
     model = CostModel(inputs)
     is_separate = inputs.placement is Placement.SEPARATE
@@ -50,11 +54,11 @@ def evaluate(inputs: PlanInputs) -> Evaluation:
     if not is_separate:
         return best
     path_lengths = [length for length in _PATH_LENGTHS if length <= inputs.longest_draft]
-    enumerating = _best(
+    cached = _best(
         model,
         best,
         (
-            model.enumerating(length, waits_for_drafts, outcomes, ahead)
+            model.cached(length, waits_for_drafts, outcomes, ahead)
             for outcomes in _OUTCOMES
             if outcomes <= inputs.max_outcomes
             for length in path_lengths
@@ -62,7 +66,7 @@ def evaluate(inputs: PlanInputs) -> Evaluation:
             for ahead in path_lengths
         ),
     )
-    return enumerating if enumerating.tokens_per_s > best.tokens_per_s * (1 + _OUTCOMES_MARGIN) else best
+    return cached if cached.tokens_per_s > best.tokens_per_s * (1 + _OUTCOMES_MARGIN) else best
 
 
 def _best(model: CostModel, first: Evaluation, others: Iterable[Evaluation]) -> Evaluation:
@@ -80,7 +84,7 @@ def policy_of(inputs: PlanInputs, evaluation: Evaluation, version: int, reason: 
         return Policy.off(version, reason)
     load = inputs.num_sequences
     limit_s = inputs.step_time(load * (1 + length)) * _TREE_STEP
-    budget, most = max(length, evaluation.ahead), min(inputs.max_nodes, NODES_PER_LEVEL * length)
+    budget, most = max(length, evaluation.draft_ahead), min(inputs.max_nodes, NODES_PER_LEVEL * length)
     while budget < most and inputs.step_time(load * (2 + budget)) <= limit_s:
         budget += 1
     return Policy(
@@ -90,7 +94,7 @@ def policy_of(inputs: PlanInputs, evaluation: Evaluation, version: int, reason: 
         math.ceil(min(evaluation.wait_budget_s * _WAIT_SLACK, inputs.max_wait_s) * 1e6),
         _ahead(inputs, evaluation),
         reason,
-        evaluation.outcomes,
+        evaluation.num_outcomes,
     )
 
 
@@ -98,8 +102,8 @@ def _ahead(inputs: PlanInputs, evaluation: Evaluation) -> int:
     """Tokens to draft while the target verifies."""
     length = evaluation.draft_length
     if inputs.placement is not Placement.SEPARATE or inputs.max_outcomes:
-        return evaluation.ahead
-    # A drafter that cannot tell outcomes apart may still go on from the end of its draft.
+        return evaluation.draft_ahead
+    # A drafter that cannot draft past several outcomes may still continue from the end of its draft.
     needed = max(_MIN_AHEAD_PATH_ACCEPTANCE, inputs.concurrent_slowdown)
     if inputs.path_acceptances(length)[-1] < needed:
         return 0
@@ -113,12 +117,12 @@ def evaluate_policy(inputs: PlanInputs, policy: Policy) -> Evaluation:
     """What a policy brings under inputs that may differ from those it was made for."""
     model, waits_for_drafts = CostModel(inputs), policy.wait_budget_us > 0
     if policy.draft_length and policy.outcomes and policy.draft_ahead:
-        return model.enumerating(policy.draft_length, waits_for_drafts, policy.outcomes, policy.draft_ahead)
+        return model.cached(policy.draft_length, waits_for_drafts, policy.outcomes, policy.draft_ahead)
     return model.chain(policy.draft_length, waits_for_drafts)
 
 
 def plan(inputs: PlanInputs, version: int = 1) -> Policy:
-    """The best policy for these inputs alone; off when it would not beat plain decoding by the margin."""
+    """The best policy for these inputs alone; off when it would not be faster than plain decoding by the margin."""
     best = evaluate(inputs)
     if best.speedup < 1 + inputs.margin:
         return Policy.off(version, f"off: best speedup {best.speedup:.3f} is below {1 + inputs.margin:.3f}")
@@ -128,10 +132,11 @@ def plan(inputs: PlanInputs, version: int = 1) -> Policy:
 def describe(evaluation: Evaluation) -> str:
     """One line for people."""
     parts = [f"length {evaluation.draft_length}"]
-    if evaluation.is_enumerating:
+    if evaluation.uses_speculation_cache:
         parts.append(
-            f"{evaluation.ahead} tokens past {evaluation.outcomes} outcomes (hit rate {evaluation.hit_rate:.2f})"
+            f"{evaluation.draft_ahead} tokens past {evaluation.num_outcomes} outcomes"
+            f" (hit rate {evaluation.hit_rate:.2f})"
         )
     if evaluation.waits_for_drafts:
-        parts.append(f"hold up to {evaluation.wait_budget_s * 1e3:.2f} ms")
+        parts.append(f"wait up to {evaluation.wait_budget_s * 1e3:.2f} ms")
     return f"{', '.join(parts)}: expected speedup {evaluation.speedup:.2f}"

@@ -1,11 +1,11 @@
-"""What drafters claimed and what became of it: decayed counts over position and confidence.
+"""How confidences of drafted tokens compare with their acceptance: decayed counts over position and confidence.
 
-Responsible for: trials and acceptances by (position in the draft, confidence bin), their merging, the expected
+Responsible for: trials and acceptances by (position in the draft, confidence bin), merging them, the expected
 calibration error and the points of a reliability diagram.
 
-Deliberately does not know: who calibrates, which drafter it is, storage.
+Deliberately does not know: what calibrates, which drafter it is, storage.
 
-Called by: the scheduler service (one table for each drafter), and whoever reports on a calibration.
+Called by: the scheduler service (one table for each drafter), and reports on calibration.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ NUM_BINS = 20
 """Bins of equal width over confidences from 0 to 1, as in DSpark's evaluation (arXiv 2607.05147)."""
 MAX_POSITIONS = 64
 HALF_LIFE = 16384.0
-"""Trials after which an old one counts half: an error of well under 1% in what stays."""
+"""Trials after which an old trial counts half. The error of what remains is well under 1%."""
 _FORGOTTEN = 1e-3
 
 
 class Cell(NamedTuple):
-    """Decayed sums over trials: a verified token whose predecessors were all accepted is one."""
+    """Decayed sums over trials. A trial is a verified token whose predecessors were all accepted."""
 
     trials: float
     accepted: float
@@ -37,7 +37,7 @@ class Reliability:
 
     Attributes:
         count: trials ever.
-        cells: those that were met.
+        cells: cells with at least one trial.
     """
 
     count: int = 0
@@ -48,20 +48,22 @@ class Reliability:
         """From (position from 0, confidence, trials, accepted), all of one age.
 
         Raises:
-            ValueError: a number that cannot be.
+            ValueError: a number is out of range.
         """
         cells: dict[tuple[int, int], Cell] = {}
         total = 0
         for position, confidence, trials, accepted in counts:
             if not (0 <= position < MAX_POSITIONS and 0.0 <= confidence <= 1.0 and 0 <= accepted <= trials):
-                raise ValueError(f"{accepted} of {trials} at position {position}, confidence {confidence!r}")
+                raise ValueError(
+                    f"{accepted} accepted of {trials} trials at position {position}, confidence {confidence!r}"
+                )
             key = position, bin_of(confidence)
             cells[key] = _sum(cells.get(key), Cell(trials, accepted, confidence * trials))
             total += trials
         return cls(total, cells)
 
     def merged(self, newer: Reliability) -> Reliability:
-        """With newer trials after these: what is here fades by their number."""
+        """This table with newer trials added; its own counts fade by their number."""
         fade = 2.0 ** (-newer.count / HALF_LIFE)
         cells = {
             key: Cell(cell.trials * fade, cell.accepted * fade, cell.confidence * fade)
@@ -74,7 +76,9 @@ class Reliability:
 
     @property
     def error(self) -> float:
-        """Expected calibration error (Naeini et al., 2015): mean distance of confidence and acceptance, 0 to 1."""
+        """Expected calibration error (Naeini et al., 2015): mean distance of confidence and acceptance, from 0 to
+        1.
+        """
         bins = self._bins()
         total = math.fsum(cell.trials for cell in bins.values())
         if not total:
@@ -82,14 +86,14 @@ class Reliability:
         return math.fsum(abs(cell.confidence - cell.accepted) for cell in bins.values()) / total
 
     def diagram(self) -> list[tuple[float, float, float]]:
-        """(mean confidence, acceptance, decayed trials) of each bin that was met, by rising confidence."""
+        """(mean confidence, acceptance, decayed trials) of each bin with trials, by rising confidence."""
         return [
             (cell.confidence / cell.trials, cell.accepted / cell.trials, cell.trials)
             for _, cell in sorted(self._bins().items())
         ]
 
     def by_position(self) -> list[tuple[float, float]]:
-        """(acceptance, decayed trials) by position, from 0; acceptance 0 where there were none."""
+        """(acceptance, decayed trials) by position, from 0; acceptance 0 where there were no trials."""
         sums: dict[int, Cell] = {}
         for (position, _), cell in self.cells.items():
             sums[position] = _sum(sums.get(position), cell)
@@ -99,7 +103,7 @@ class Reliability:
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """A JSON value; cells are [position, bin, trials, accepted, sum of confidences], the error is for people."""
+        """A JSON value. Cells are [position, bin, trials, accepted, sum of confidences]; the error is for people."""
         return {
             "count": self.count,
             "expected_calibration_error": self.error,
@@ -111,10 +115,10 @@ class Reliability:
         """Read `to_dict`'s value back.
 
         Raises:
-            ValueError: a number that cannot be.
+            ValueError: a number is out of range.
         """
         if type(value["count"]) is not int or not 0 <= value["count"] < 2**53:
-            raise ValueError(f"{value['count']!r} trials")
+            raise ValueError(f"count must be an integer from 0 to 2^53, got {value['count']!r}")
         cells: dict[tuple[int, int], Cell] = {}
         for position, which, *numbers in value["cells"]:
             if type(position) is not int or type(which) is not int or len(numbers) != 3:
@@ -122,11 +126,11 @@ class Reliability:
             if any(
                 not isinstance(n, int | float) or isinstance(n, bool) or not 0 <= n < 1e12 for n in numbers
             ):
-                raise ValueError(f"counts that cannot be: {numbers}")
+                raise ValueError(f"the counts of a cell must be numbers from 0 to 1e12, got {numbers}")
             cell = Cell(*(float(n) for n in numbers))
             is_plausible = max(cell.accepted, cell.confidence) <= cell.trials * (1 + 1e-9)
             if not (0 <= position < MAX_POSITIONS and 0 <= which < NUM_BINS and cell.trials and is_plausible):
-                raise ValueError(f"a cell that cannot be: {position}, {which}, {cell}")
+                raise ValueError(f"cell of position {position}, bin {which} is out of range: {cell}")
             cells[position, which] = cell
         return cls(value["count"], cells)
 

@@ -1,10 +1,10 @@
-"""Fits that a few outliers do not move, and the point in a series from which on everything took another time.
+"""Fits that a few outliers do not move, and the point in a series where the level changed.
 
 Responsible for: weighted medians, a non-negative linear fit, and a change point in log-ratios.
 
 Deliberately does not know: what is measured.
 
-Called by: `curves` and `network`.
+Called by: `curve_fit` and `draft_times`.
 """
 
 from __future__ import annotations
@@ -21,31 +21,29 @@ FloatArray = npt.NDArray[np.float64]
 
 _MAD_TO_SIGMA = 1.4826
 _SIGNIFICANT = 3.0  # standard errors
-_REJECT = 5.0  # in units of the scale: residuals that the last iterations leave out
+_REJECT = 5.0  # in units of the scale: the last iterations leave out larger residuals
 _NUM_ITERATIONS = 24
 _NUM_ABSOLUTE_ITERATIONS = 16
-_SMALLEST_RESIDUAL = (
-    1e-3  # of the largest one that is no outlier: bounds the weight of a sample that fits exactly
-)
-_RIDGE = 1e-6  # decides between coefficients that the samples do not tell apart, and nothing else
+_SMALLEST_RESIDUAL = 1e-3  # of the scale of residuals: bounds the weight of a sample that fits exactly
+_RIDGE = 1e-6  # decides only between coefficients that the samples do not distinguish
 
 MIN_SHIFT_SAMPLES = 16
 """Samples after a change before it is believed."""
 MIN_SHIFT = math.log(1.15)
-"""A change that counts: by 15%, either way."""
-_MIN_BEFORE = 32  # samples before a change: with fewer, a few outliers among them look like one
-_MIN_GROUP_BEFORE = 8  # of them in a group whose median is compared with
-_SHIFT_FRACTION = 0.75  # of the samples after a change that must lie on its side of MIN_SHIFT
+"""The least change that counts: 15%, in either direction."""
+_MIN_BEFORE = 32  # samples before a change: with fewer, a few outliers among them look like a change
+_MIN_GROUP_BEFORE = 8  # samples before a change in a group, for its median to be used
+_SHIFT_FRACTION = 0.75  # of the samples after a change that must lie beyond MIN_SHIFT on one side
 
 
 def weighted_median(values: Sequence[float], weights: Sequence[float]) -> float:
     """The smallest value at which half of the weight is reached.
 
     Raises:
-        ValueError: there is no value.
+        ValueError: there are no values.
     """
     if not values:
-        raise ValueError("no values, no median")
+        raise ValueError("no values: a median needs at least one")
     ranked = sorted(zip(values, weights, strict=True))
     half = sum(weights) / 2
     reached = 0.0
@@ -62,16 +60,18 @@ def nonnegative_fit(
     weights: Sequence[float],
     prior: Sequence[float | None],
 ) -> tuple[float, ...]:
-    """Coefficients, none negative: least absolute deviations, then least squares without what these leave far out.
+    """Non-negative coefficients: least absolute deviations first, then least squares without the residuals far
+    outside.
 
-    Both by iteratively reweighted least squares (Holland and Welsch, 1977). Absolute deviations alone stand a quarter
-    of outliers on one side; least squares over what is left use the others better.
+    Both use iteratively reweighted least squares (Holland and Welsch, 1977). Least absolute deviations tolerate
+    a quarter of outliers on one side. Least squares over the rest then use the remaining samples better.
 
     Args:
         features: `[samples, coefficients]`, at most 6 coefficients.
         targets: `[samples]`.
         weights: `[samples]`, not negative.
-        prior: `[coefficients]`, what holds where the samples do not say otherwise; None for one that takes the rest.
+        prior: `[coefficients]`, the value where the samples do not decide; None for the coefficient that takes
+            the rest.
 
     Returns:
         `[coefficients]`; the prior where there are no samples.
@@ -108,14 +108,15 @@ def shrunken(
     weights: Sequence[float],
     coefficients: Sequence[float],
 ) -> tuple[float, ...]:
-    """Coefficients less what noise alone may have made of them.
+    """Coefficients reduced by what noise alone may have contributed.
 
-    Each is multiplied by 1 - (3 / t)^2, and is 0 for t below 3, with t its ratio to its standard error (as in the
-    non-negative garrote, Breiman, 1995): a slope over a narrow range is not carried on to far values.
+    Each is multiplied by 1 - (3 / t)^2, and is 0 for t below 3, where t is its ratio to its standard error (as
+    in the non-negative garrote, Breiman, 1995). So a slope over a narrow range is not extrapolated to far
+    values.
 
     Args:
         features, targets, weights: as `nonnegative_fit` was given; the features centred.
-        coefficients: what it returned.
+        coefficients: the result of that fit.
     """
     x = np.asarray(features, dtype=np.float64).reshape(len(targets), len(coefficients))
     fitted = np.asarray(coefficients, dtype=np.float64)
@@ -124,7 +125,7 @@ def shrunken(
         return tuple(0.0 for _ in coefficients)
     residuals = np.abs(np.asarray(targets, dtype=np.float64) - x @ fitted)
     scale = _MAD_TO_SIGMA * weighted_median(residuals.tolist(), base.tolist())
-    # Decayed weights count as so many samples as their newest would.
+    # Weights are relative to the newest sample, which counts as one sample.
     gram = x.T @ (x * (base / base.max())[:, None])
     variances = scale**2 * np.diag(np.linalg.pinv(gram))
     ratios = _SIGNIFICANT**2 * variances / np.maximum(fitted**2, 1e-300)
@@ -166,7 +167,7 @@ class Shift:
     """A lasting change in a series.
 
     Attributes:
-        start: index of the first sample after it.
+        start: index of the first sample after the change.
         factor: by how much everything takes longer since; below 1 where it became faster.
     """
 
@@ -177,13 +178,13 @@ class Shift:
 def find_shift(groups: Sequence[int], values: Sequence[float]) -> Shift | None:
     """The clearest lasting change of all groups by one factor, or None.
 
-    Candidates are changes 16, 24, 32, 48, ... samples ago. Each sample after a candidate is compared with the median of
-    its group before it; the change counts where three quarters of these ratios lie on one side of 15%, so that outliers
-    alone, however large, are not taken for one. Among those that count the one is taken that leaves the least to
-    explain, by the sum of absolute log-ratios to the medians on either side of it (an L1 change point).
+    Candidates are changes 16, 24, 32, 48, ... samples ago. Each sample after a candidate is compared with the
+    median of its group before it. The change counts where three quarters of these ratios lie on one side of
+    15%: outliers alone, however large, do not suffice. Of the changes that count the best explanation is taken:
+    the least sum of absolute log-ratios to the medians on either side (an L1 change point).
 
     Args:
-        groups: which samples may be compared with each other, such as a bucket of rows, in order of time.
+        groups: which samples are comparable, such as a bucket of rows, in order of time.
         values: the samples, above 0.
     """
     num_samples = len(values)

@@ -1,11 +1,11 @@
-"""Policies over time: hysteresis, a guard on what was really measured, and probes.
+"""Policies over time: hysteresis, a check against measured speed, and probes.
 
-Responsible for: not flapping between lengths, turning speculation off where it does not pay, trying it again
-later.
+Responsible for: not alternating between lengths, turning speculation off where it does not pay, and probing it
+again later.
 
 Deliberately does not know: real time (the clock is passed in), estimators, transports.
 
-Called by: the scheduler service and, when it is unreachable, nobody: the last policy stays in force.
+Called by: the scheduler service. While the scheduler is unreachable, the last policy stays in force.
 
     state    leaves for  when
     on       off         expected, or measured, speedup below 1 + margin
@@ -14,9 +14,10 @@ Called by: the scheduler service and, when it is unreachable, nobody: the last p
     probing  on          probe over, and expected speedup at least 1 + margin + hysteresis, unless measured otherwise
     probing  off         probe over otherwise, or measured as a loss before
 
-A trial is made in the cheapest way that tells something, and what trials cost is bounded twice. Its loss, as the model
-expects it or as the last measurement had it, whichever is more, must be paid for by the time since the last one: by the
-word of a model that a measurement refuted, trials would be free. And pauses double with each trial in vain.
+A probe is made in the cheapest way that gives information. The cost of probes is bounded twice. First, the
+expected loss of a probe must be paid for by the time since the last one. That loss is the model's or that of
+the last measurement, whichever is larger: a model that a measurement refuted would take probes for free.
+Second, pauses double with each probe in vain.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ from paceline.scheduling.inputs import Placement, PlanInputs
 from paceline.scheduling.planner import describe, evaluate, policy_of
 from paceline.scheduling.policy import Policy
 
-_MAX_DOUBLINGS = 4  # of the pause between two trials
+_MAX_DOUBLINGS = 4  # of the pause between two probes
 
 
 class PolicyMode(StrEnum):
-    """What the state machine is doing."""
+    """State of the policy: see the module's table."""
 
     ON = "on"
     OFF = "off"
@@ -48,12 +49,13 @@ class PolicyState:
     Args:
         clock: monotonic seconds.
         hysteresis: extra expected speedup needed to turn on again.
-        stickiness: another choice of length, waiting and outcomes must beat the present one by this fraction.
-        probe_interval_s: how long speculation stays off before it is tried again, the first time.
-        probe_duration_s: how long a trial lasts.
-        probe_length: draft length of a trial.
-        max_probe_loss: share of plain decoding's tokens that trials may cost: where a trial is slow, the next one waits
-            longer.
+        stickiness: another choice of length, waiting and outcomes must be faster than the present one by this
+            fraction.
+        probe_interval_s: how long speculation stays off before its first probe.
+        probe_duration_s: how long a probe lasts.
+        probe_length: draft length of a probe.
+        max_probe_loss: fraction of plain decoding's tokens that probes may cost. After a slow probe the next
+            one waits longer.
     """
 
     def __init__(
@@ -84,14 +86,13 @@ class PolicyState:
         self._max_probe_loss = max_probe_loss
         self._mode = PolicyMode.ON
         self._since = clock()
-        self._is_distrusted = (
-            False  # a measurement contradicted the model; only another measurement can clear it
-        )
-        self._loss = 0.0  # share of plain decoding's tokens that speculation cost when it was last measured
-        self._num_vain = 0  # trials in a row, and what went before them, that did not pay
-        self._refuted = math.inf  # what was expected at the last of them
+        # Whether a measurement contradicted the model; only another measurement can clear this.
+        self._is_distrusted = False
+        self._loss = 0.0  # fraction of plain decoding's tokens that speculation cost when last measured
+        self._num_vain = 0  # periods of speculation and probes in a row that did not pay
+        self._refuted = math.inf  # expected speed-up at the last of them
         self._evaluation: Evaluation | None = None
-        self._tried: Evaluation | None = None
+        self._probed: Evaluation | None = None
         self._current = Policy.off(0, "nothing planned yet")
 
     @property
@@ -101,7 +102,7 @@ class PolicyState:
 
     @property
     def mode(self) -> PolicyMode:
-        """What the state machine is doing."""
+        """The present state."""
         return self._mode
 
     def decide(self, inputs: PlanInputs, measured_speedup: float | None = None) -> Policy:
@@ -110,7 +111,7 @@ class PolicyState:
         Args:
             inputs: present estimates.
             measured_speedup: measured tokens per second while speculating over those of plain decoding; None
-                when there is no fresh measurement. Ignored while speculation is off.
+                without a fresh measurement. Ignored while speculation is off.
         """
         best = evaluate(inputs)
         expected = best.speedup
@@ -119,7 +120,7 @@ class PolicyState:
         if self._mode is PolicyMode.ON:
             if measured_speedup is not None and measured_speedup < leave:
                 if elapsed_s >= self._pause_s:
-                    self._num_vain = 0  # it has paid in between
+                    self._num_vain = 0  # speculation has paid in between
                 self._is_distrusted, self._loss = True, max(0.0, 1 - measured_speedup)
                 self._note_vain(expected)
                 return self._turn_off(f"off: measured speedup {measured_speedup:.3f} is below {leave:.3f}")
@@ -141,9 +142,9 @@ class PolicyState:
             self._switch(PolicyMode.ON)
             return self._speculate(inputs, best)
         if expected >= self._refuted + self._hysteresis:
-            self._num_vain = 0  # not what was refuted
+            self._num_vain = 0  # the expectation has changed since it was refuted
         if elapsed_s >= self._pause_s and inputs.longest_draft > 0:
-            probe = self._tried = self._probe(inputs, best)
+            probe = self._probed = self._probe(inputs, best)
             loss_s = self._probe_duration_s * max(self._loss, 1 - probe.speedup)
             if loss_s <= elapsed_s * self._max_probe_loss:
                 self._switch(PolicyMode.PROBING)
@@ -152,24 +153,24 @@ class PolicyState:
 
     @property
     def _pause_s(self) -> float:
-        """How long speculation stays off before it is tried again."""
+        """How long speculation stays off before it is probed again."""
         return self._probe_interval_s * float(1 << min(max(self._num_vain - 1, 0), _MAX_DOUBLINGS))
 
     def _judge_probe(self, inputs: PlanInputs, measured_speedup: float, enter: float) -> None:
-        """The model is trusted again where a trial paid, or brought as little as the model now says of it."""
-        assert self._tried is not None, "a trial was made"
-        predicted = CostModel(inputs).again(self._tried).speedup
+        """Trust the model again where a probe paid, or brought as little as the model now predicts for it."""
+        assert self._probed is not None, "a probe was made"
+        predicted = CostModel(inputs).again(self._probed).speedup
         is_lost = measured_speedup < enter
         self._is_distrusted = is_lost and measured_speedup < predicted - self._hysteresis
         self._loss = max(0.0, 1 - measured_speedup) if is_lost else 0.0
 
     def _note_vain(self, expected: float) -> None:
-        """Speculation was on, or tried, and did not pay as far as anybody knows."""
+        """Count a period or a probe of speculation that did not pay, as far as is known."""
         self._refuted = expected
         self._num_vain += 1
 
     def _probe(self, inputs: PlanInputs, best: Evaluation) -> Evaluation:
-        """What is tried: what the model would choose, or else the cheapest way to a draft of the set length."""
+        """The choice to probe: the model's best, or else the cheapest way to a draft of the probe length."""
         length = min(self._probe_length, inputs.longest_draft)
         ways = (False, True) if inputs.placement is Placement.SEPARATE else (False,)
         model = CostModel(inputs)
@@ -179,7 +180,7 @@ class PolicyState:
         return max(probes, key=lambda probe: probe.speedup)
 
     def _speculate(self, inputs: PlanInputs, best: Evaluation) -> Policy:
-        """Publish the best choice, or keep the present one when it is nearly as good."""
+        """Publish the best choice, or keep the present one if it is nearly as good."""
         previous = self._evaluation
         if previous is not None and previous.draft_length:
             model = CostModel(inputs)
@@ -199,7 +200,7 @@ class PolicyState:
         self._since = self._clock()
 
     def _publish(self, policy: Policy) -> Policy:
-        """Put a policy in force; the version rises only when applying it changes something."""
+        """Put a policy in force. The version rises only when applying it changes something."""
         if self._current.version == 0 or policy.differs_from(self._current):
             self._current = dataclasses.replace(policy, version=self._current.version + 1)
         return self._current

@@ -177,8 +177,8 @@ class Planner:
             return Policy.off(0, reason)
         is_separate = self._subject.placement == "separate"
         wait_budget_us = int(self._limits.max_wait_s * 1e6) if is_separate else 0
-        # A narrow tree: step times are flat over a few rows and then rise, and a curve that knows the steep part alone
-        # makes the flat part look dear.
+        # A narrow tree: step times are flat over a few rows and then rise, and a curve that knows the steep
+        # part alone makes the flat part look dear.
         budget = min(length + _COLD_EXTRA_NODES, self._limits.max_nodes_per_sequence)
         # Drafting ahead on a shared memory bus would make every step look slow.
         ahead = length if is_separate and not self._limits.concurrent_slowdown else 0
@@ -208,7 +208,7 @@ class Planner:
             return draft_model.seconds(steps, num_together)
 
         @cache
-        def enumeration_time(num_outcomes: int, num_tokens: int) -> float:
+        def speculation_cache_time(num_outcomes: int, num_tokens: int) -> float:
             return draft_time(num_tokens) * (1 + limits.outcome_cost * (num_outcomes - 1))
 
         return PlanInputs(
@@ -226,7 +226,7 @@ class Planner:
             max_wait_s=limits.max_wait_s,
             margin=limits.margin,
             max_outcomes=0 if is_one_pass else limits.max_outcomes,
-            enumeration_time=enumeration_time,
+            speculation_cache_time=speculation_cache_time,
             ahead_fraction=1.0 if method is None else method.ahead_fraction,
             measured_hits=hits,
         )

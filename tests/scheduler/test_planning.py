@@ -116,14 +116,14 @@ def test_a_drafter_that_is_always_wrong_is_turned_off_and_probed_later() -> None
     assert planner.decide(useless, 1).policy.draft_length == 0
 
 
-def test_a_slow_network_turns_speculation_off_or_stops_the_hold() -> None:
+def test_a_slow_network_turns_speculation_off_or_stops_the_wait() -> None:
     near = Planner(subject(), LIMITS, Clock()).decide(measured(rtt_us=500), 1)
     far = Planner(subject(), LIMITS, Clock()).decide(measured(rtt_us=400_000), 1)
     assert near.expected_speedup > far.expected_speedup
     assert far.policy.wait_budget_us <= LIMITS.max_wait_s * 1e6
 
 
-def test_the_hold_covers_draft_and_round_trip() -> None:
+def test_the_wait_budget_covers_draft_and_round_trip() -> None:
     decision = Planner(subject(), LIMITS, Clock()).decide(measured(rtt_us=2_000), 1)
     assert decision.policy.wait_budget_us >= 1_000 * decision.policy.draft_length
 
@@ -378,7 +378,7 @@ def test_waits_for_the_rest_of_a_draft_and_old_ones_teach_nothing() -> None:
 
 
 def test_a_longer_wait_than_modelled_does_not_lengthen_the_model() -> None:
-    """Such waits are holds that ran out: the measured speed speaks of them."""
+    """Such waits ran out of their budget: the measured speed shows that."""
     planner = Planner(subject(), LIMITS, Clock())
     slow = measured(rtt_us=5_000)
     expected = planner.decide(slow, 1).expected_speedup
@@ -416,7 +416,8 @@ def test_draft_time_is_that_of_the_present_load() -> None:
     both = loaded(*ALONE, *ALONE, *CROWDED, *CROWDED)
     assert expected(both, 32) == pytest.approx(expected(loaded(*CROWDED), 32), rel=0.1)
     assert expected(both, 1) == pytest.approx(expected(loaded(*ALONE), 1), rel=0.05)
-    # Of 32 that are spread over 32 drafters each drafts for one; of one whose drafter serves 32 targets, for all.
+    # Of 32 that are spread over 32 drafters each drafts for one; of one whose drafter serves 32 targets, for
+    # all.
     assert expected(both, 32, round_fraction=1 / 32) > 1.2 * expected(both, 32)
     assert expected(both, 1, round_fraction=32.0) < 0.9 * expected(both, 1)
 

@@ -12,14 +12,9 @@ import numpy as np
 import pytest
 
 from experiments.calibration.outcomes import Recording, held_out_errors, nodes_of
-from paceline.scheduling.calibration import (
-    MAX_POSITIONS,
-    CalibrationError,
-    Calibrator,
-    Node,
-    _fit_temperatures,
-    _fresh_paths,
-)
+from paceline.scheduling.acceptance_regression import MAX_POSITIONS
+from paceline.scheduling.calibration import CalibrationError, Calibrator, Node
+from paceline.scheduling.calibration_temperatures import fit_temperatures, fresh_paths
 from paceline.scheduling.reliability import Reliability
 
 RECORDED = Path(__file__).parent / "outcomes.json"
@@ -149,7 +144,7 @@ def test_a_temperature_is_found_where_products_along_paths_need_one() -> None:
             log_prob = -math.log1p(math.exp(-odds))
             nodes.append(Node(position - 1, log_prob, position, 1.0, is_alive))
         rounds.append(nodes)
-    temperatures = _fit_temperatures([_fresh_paths(nodes) for nodes in rounds], logits)
+    temperatures = fit_temperatures([fresh_paths(nodes) for nodes in rounds], logits)
     assert temperatures[0] == pytest.approx(1.0, abs=0.15)
     assert temperatures[1] == pytest.approx(2.0, abs=0.35)
     assert temperatures[2] == pytest.approx(1.0, abs=0.35)

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.scheduling import StepCurve
-from paceline.scheduling.curves import bucket_of, isotonic
+from paceline.scheduling.curve_fit import isotonic
+from paceline.scheduling.curves import bucket_of
 
 samples = st.lists(
     st.tuples(st.integers(1, 3000), st.floats(1e-5, 10, allow_nan=False)), min_size=1, max_size=40

@@ -91,7 +91,7 @@ def test_waiting_is_chosen_only_when_it_pays() -> None:
     assert far.speedup > 1
 
 
-def test_a_hold_longer_than_allowed_is_never_planned() -> None:
+def test_a_wait_longer_than_allowed_is_never_planned() -> None:
     found = evaluate(inputs(0.8, 0.05, Placement.SEPARATE, rtt_s=0.1, max_wait_s=0.12))
     assert found.wait_budget_s <= 0.12
     assert not found.waits_for_drafts or 0.05 * found.draft_length + 0.1 <= 0.12
@@ -270,7 +270,7 @@ def test_nothing_is_drafted_ahead_that_would_hardly_be_used() -> None:
         assert (policy.draft_ahead > 0) is is_worth_it
 
 
-def test_the_slowest_round_trips_lengthen_the_hold_and_not_the_cost() -> None:
+def test_the_slowest_round_trips_lengthen_the_wait_budget_and_not_the_cost() -> None:
     mean = inputs(0.8, 0.05, Placement.SEPARATE, rtt_s=0.1)
     spread = dataclasses.replace(mean, rtt_p95_s=0.3)
     assert CostModel(spread).chain(4, True).speedup == CostModel(mean).chain(4, True).speedup

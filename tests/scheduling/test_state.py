@@ -86,7 +86,7 @@ def test_speculation_is_tried_again(state: PolicyState, clock: Clock) -> None:
     assert state.current.version == 5  # off, probe, off, probe, on
 
 
-def test_trials_cost_no_more_than_their_share(clock: Clock) -> None:
+def test_probes_cost_no_more_than_their_fraction(clock: Clock) -> None:
     """Three drafted tokens that are never right make a step 1.15 times as long."""
     state = PolicyState(clock, probe_interval_s=10, probe_duration_s=1, probe_length=3, max_probe_loss=0.005)
     hopeless = dataclasses.replace(GOOD, acceptance=(0.0,))
@@ -101,7 +101,7 @@ def test_trials_cost_no_more_than_their_share(clock: Clock) -> None:
     assert probing_s >= 8
     lost = probing_s * (1 - 1 / 1.15)
     assert lost / (plain_s + probing_s) < 0.006
-    # A trial that is expected to cost nothing only waits for its interval.
+    # A probe that is expected to cost nothing only waits for its interval.
     cheap = PolicyState(clock, probe_interval_s=10, probe_duration_s=1, probe_length=1, max_probe_loss=1e-9)
     edge = dataclasses.replace(EDGE, acceptance=(0.04, 0.0))
     cheap.decide(edge)
@@ -126,18 +126,18 @@ def test_a_measurement_overrules_the_model_until_another_one(state: PolicyState,
     assert state.mode is PolicyMode.ON
 
 
-def test_trials_of_what_the_model_promises_in_vain_are_paid_for(clock: Clock) -> None:
-    """The model expects 2.4, every measurement says 0.8: by the model's word each trial would be free."""
+def test_probes_of_what_the_model_promises_in_vain_are_paid_for(clock: Clock) -> None:
+    """The model expects 2.4, every measurement says 0.8: by the model's word each probe would be free."""
     state = PolicyState(clock)
-    trials = run(state, clock, 2000.0, GOOD, measured_speedup=0.8)
-    pauses = [later - earlier for earlier, later in itertools.pairwise(trials)]
+    probes = run(state, clock, 2000.0, GOOD, measured_speedup=0.8)
+    pauses = [later - earlier for earlier, later in itertools.pairwise(probes)]
     assert all(pause >= 0.2 / 0.005 for pause in pauses)
-    assert len(trials) * 1.0 * 0.2 / 2000.0 <= 0.005
+    assert len(probes) * 1.0 * 0.2 / 2000.0 <= 0.005
     assert pauses[-1] == pytest.approx(160.0 + 1.0, abs=1.0)  # doubled until then
     assert pauses[1:] == sorted(pauses[1:])
 
 
-def test_a_trial_that_loses_ends_at_once(state: PolicyState, clock: Clock) -> None:
+def test_a_probe_that_loses_ends_at_once(state: PolicyState, clock: Clock) -> None:
     state.decide(BAD)
     clock.now_s = 10.0
     assert state.decide(BAD).is_speculating
@@ -149,25 +149,25 @@ def test_a_trial_that_loses_ends_at_once(state: PolicyState, clock: Clock) -> No
 def test_pauses_are_short_again_where_more_is_expected_than_was_refuted(clock: Clock) -> None:
     some = dataclasses.replace(GOOD, acceptance=(0.3, 0.0))
     state = PolicyState(clock)
-    trials = run(state, clock, 600.0, some, measured_speedup=0.99)
-    assert 3 < len(trials) < 8
-    clock.now_s = trials[-1] + 15.0
+    probes = run(state, clock, 600.0, some, measured_speedup=0.99)
+    assert 3 < len(probes) < 8
+    clock.now_s = probes[-1] + 15.0
     assert state.mode is PolicyMode.OFF
     assert not state.decide(some).is_speculating
-    assert state.decide(GOOD).is_speculating  # a trial: the model is not trusted, but it says something new
+    assert state.decide(GOOD).is_speculating  # a probe: the model is not trusted, but it says something new
     assert state.mode is PolicyMode.PROBING
 
 
-def test_a_trial_as_slow_as_the_model_says_does_not_discredit_it(clock: Clock) -> None:
-    """Six steps of round trip: a trial runs beside plain steps, and brings nothing. Then the round trip is short."""
+def test_a_probe_as_slow_as_the_model_says_does_not_discredit_it(clock: Clock) -> None:
+    """Six steps of round trip: a probe runs beside plain steps, and brings nothing. Then the round trip is short."""
     far = dataclasses.replace(GOOD, placement=Placement.SEPARATE, acceptance=(0.6,), rtt_s=6.0)
     near = dataclasses.replace(far, rtt_s=0.1)
     state = PolicyState(clock)
     assert not state.decide(far).is_speculating
     clock.now_s = 20.0
-    trial = state.decide(far)
-    assert trial.is_speculating
-    assert trial.wait_budget_us == 0  # to hold would cost two thirds of the time
+    probe = state.decide(far)
+    assert probe.is_speculating
+    assert probe.wait_budget_us == 0  # waiting would cost two thirds of the time
     clock.now_s = 21.0
     assert not state.decide(far, measured_speedup=0.99).is_speculating
     assert state.decide(near).is_speculating
@@ -177,8 +177,8 @@ def test_a_trial_as_slow_as_the_model_says_does_not_discredit_it(clock: Clock) -
 def run(
     state: PolicyState, clock: Clock, until_s: float, inputs: PlanInputs, measured_speedup: float
 ) -> list[float]:
-    """Decides twice a second, with a measurement a second after speculation began; when trials began."""
-    trials: list[float] = []
+    """Decides twice a second, with a measurement a second after speculation began; when probes began."""
+    probes: list[float] = []
     began_s: float | None = None
     while clock.now_s < until_s:
         if not state.current.is_speculating:
@@ -189,9 +189,9 @@ def run(
         was_off = state.mode is PolicyMode.OFF
         state.decide(inputs, measured_speedup if is_measured else None)
         if was_off and state.mode is PolicyMode.PROBING:
-            trials.append(clock.now_s)
+            probes.append(clock.now_s)
         clock.now_s += 0.5
-    return trials
+    return probes
 
 
 def test_measurements_are_ignored_while_off(state: PolicyState) -> None:

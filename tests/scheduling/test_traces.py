@@ -109,7 +109,7 @@ def inputs_of(trace: Trace, num_sequences: int) -> PlanInputs:
         rtt_s=4e-3 if trace.info.placement == "separate" else 0.0,
         num_sequences=num_sequences,
         max_outcomes=8,
-        enumeration_time=lambda outcomes, ahead: trace.draft_s(ahead, outcomes * num_sequences),
+        speculation_cache_time=lambda outcomes, ahead: trace.draft_s(ahead, outcomes * num_sequences),
         sibling_acceptance=0.4,
     )
 
@@ -142,7 +142,7 @@ def test_the_cost_model_predicts_what_replays_measure(length: int, num_sequences
 def test_enumeration_is_predicted_too(outcomes: int, ahead: int, num_sequences: int) -> None:
     trace = steady(load=lambda _: float(num_sequences))
     policy = Policy(1, 4, 4, 50_000, ahead, "", outcomes)
-    expected = CostModel(inputs_of(trace, num_sequences)).enumerating(4, True, outcomes, ahead).speedup
+    expected = CostModel(inputs_of(trace, num_sequences)).cached(4, True, outcomes, ahead).speedup
     assert speedup(trace, policy) == pytest.approx(expected, rel=0.06)
 
 

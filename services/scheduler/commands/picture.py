@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.scheduling.network import sketch_bounds
+from paceline.scheduling.durations import sketch_bounds
 from services.scheduler.commands.sources import Known
 from services.scheduler.commands.stats import CONTEXTS, curve_stats
 from services.scheduler.commands.tables import title

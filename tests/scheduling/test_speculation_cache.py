@@ -44,7 +44,7 @@ def inputs(rate: float, draft_s: float, **changes: object) -> PlanInputs:
         max_draft_length=8,
         max_wait_s=100.0,
         max_outcomes=8,
-        enumeration_time=lambda outcomes, ahead: draft_s * ahead,
+        speculation_cache_time=lambda outcomes, ahead: draft_s * ahead,
     )
     return dataclasses.replace(base, **changes)  # type: ignore[arg-type]
 
@@ -64,7 +64,7 @@ def test_with_one_length_it_is_the_published_form(
     """SSD's form (arXiv 2603.03251), with paths that wait at the verifier and the rest of a late one waited for."""
     hits = MeasuredHits(min(max(hit_rate, 0.001), 0.999), length, outcomes)
     case = inputs(rate, draft_s, rtt_s=rtt_s, queue_s=queue_s, measured_hits=hits)
-    found = CostModel(case).enumerating(length, True, outcomes, length)
+    found = CostModel(case).cached(length, True, outcomes, length)
     params = CycleParams(rate, draft_s, rtt_s + queue_s, length)
     assert found.hit_rate == pytest.approx(hits.rate)
     assert found.speedup == pytest.approx(outcome_speedup(params, hits.rate, build=draft_s * length))
@@ -87,7 +87,7 @@ def simulated(case: PlanInputs, length: int, waits_for_drafts: bool, outcomes: i
         if hit is None:
             hit = source.random() < case.hit_rates(ahead, outcomes)[-1]
         step_s = case.step_time(load * (1 + verified)) * slow
-        drafting_s = case.enumeration_s(outcomes, ahead) if hit else case.draft_time(length)
+        drafting_s = case.speculation_cache_s(outcomes, ahead) if hit else case.draft_time(length)
         wait_s = max(0.0, case.queue_s + drafting_s + case.rtt_s - (step_s if hit else 0.0))
         verified = ahead if hit else length
         right = 0
@@ -114,7 +114,7 @@ def simulated_batch(case: PlanInputs, length: int, outcomes: int, ahead: int, so
     step_s = case.step_time(load * (1 + length)) * slow
     for _ in range(15_000):
         hits = [source.random() < rates[last] for last in verified]
-        late_s = max(0.0, case.queue_s + case.enumeration_s(outcomes, ahead) + case.rtt_s - step_s)
+        late_s = max(0.0, case.queue_s + case.speculation_cache_s(outcomes, ahead) + case.rtt_s - step_s)
         wait_s = late_s if any(hits) else 0.0
         if not all(hits):
             wait_s = max(wait_s, case.queue_s + case.draft_time(length) + case.rtt_s)
@@ -143,7 +143,7 @@ def test_two_lengths_are_two_states(
 ) -> None:
     case = inputs(0.75, 0.08, rtt_s=0.3) if "rtt_s" not in changes else inputs(0.75, 0.08)
     case = dataclasses.replace(case, **changes)  # type: ignore[arg-type]
-    found = CostModel(case).enumerating(length, waits_for_drafts, outcomes, ahead)
+    found = CostModel(case).cached(length, waits_for_drafts, outcomes, ahead)
     measured = simulated(case, length, waits_for_drafts, outcomes, ahead)
     assert found.tokens_per_s == pytest.approx(measured, rel=0.01)
 
@@ -170,7 +170,7 @@ def all_choices(case: PlanInputs) -> list[Evaluation]:
     for length, waits_for_drafts in itertools.product(lengths, (False, True)):
         found.append(CostModel(case).chain(length, waits_for_drafts))
         found += [
-            CostModel(case).enumerating(length, waits_for_drafts, outcomes, ahead)
+            CostModel(case).cached(length, waits_for_drafts, outcomes, ahead)
             for outcomes, ahead in itertools.product(range(1, case.max_outcomes + 1), lengths)
         ]
     return [choice for choice in found if choice.wait_s <= case.max_wait_s]
@@ -182,7 +182,7 @@ def test_the_best_of_all_choices_is_found_and_carried_out(case: PlanInputs) -> N
     best = evaluate(case)
     choices = all_choices(case)
     most, most_without = (
-        max(choice.tokens_per_s for choice in choices if may_enumerate or not choice.is_enumerating)
+        max(choice.tokens_per_s for choice in choices if may_enumerate or not choice.uses_speculation_cache)
         for may_enumerate in (True, False)
     )
     # Outcomes are drafted past where they bring one percent.
@@ -191,9 +191,9 @@ def test_the_best_of_all_choices_is_found_and_carried_out(case: PlanInputs) -> N
     assert best.speedup >= 1
     policy = plan(case)
     if policy.is_speculating:
-        assert (policy.outcomes, policy.draft_length) == (best.outcomes, best.draft_length)
-        assert policy.draft_ahead == best.ahead or not case.max_outcomes
-        assert max(best.ahead, best.draft_length) <= policy.node_budget <= case.max_nodes
+        assert (policy.outcomes, policy.draft_length) == (best.num_outcomes, best.draft_length)
+        assert policy.draft_ahead == best.draft_ahead or not case.max_outcomes
+        assert max(best.draft_ahead, best.draft_length) <= policy.node_budget <= case.max_nodes
         assert policy.wait_budget_us <= case.max_wait_s * 1e6 + 1
         assert evaluate_policy(case, policy).tokens_per_s == pytest.approx(best.tokens_per_s)
         assert Policy.from_dict(policy.to_dict()) == policy
@@ -204,7 +204,7 @@ def test_outcomes_that_are_never_hit_only_cost(
     case: PlanInputs, waits_for_drafts: bool, length: int, outcomes: int, ahead: int
 ) -> None:
     hopeless = dataclasses.replace(case, concurrent_slowdown=0.0, acceptance=(0.0,))
-    found = CostModel(hopeless).enumerating(length, waits_for_drafts, outcomes, ahead)
+    found = CostModel(hopeless).cached(length, waits_for_drafts, outcomes, ahead)
     without = CostModel(hopeless).chain(length, waits_for_drafts)
     assert found.hit_rate == 0
     assert found.tokens_per_s == pytest.approx(without.tokens_per_s)
@@ -214,13 +214,13 @@ def test_a_hit_hides_draft_and_round_trip() -> None:
     """Close drafter, likely text: nearly every step starts at once, with a path of full length."""
     case = inputs(0.8, 0.05, rtt_s=0.3)
     best = evaluate(case)
-    assert best.is_enumerating
+    assert best.uses_speculation_cache
     assert best.speedup > 1.2 * max(
         CostModel(case).chain(length, held).speedup for length in range(1, 9) for held in (False, True)
     )
     policy = plan(case, version=3)
-    assert (policy.outcomes, policy.draft_ahead) == (best.outcomes, best.ahead)
-    assert f"{best.outcomes} outcomes" in policy.reason
+    assert (policy.outcomes, policy.draft_ahead) == (best.num_outcomes, best.draft_ahead)
+    assert f"{best.num_outcomes} outcomes" in policy.reason
     assert f"hit rate {best.hit_rate:.2f}" in policy.reason
 
 
@@ -228,7 +228,7 @@ def test_paths_must_land_before_the_step_ends() -> None:
     """T_p + r <= v: up to there a round trip costs nothing on a hit, beyond it all of it."""
     certain = MeasuredHits(1.0, 4, 8)
     speeds = [
-        CostModel(inputs(0.8, 0.1, rtt_s=rtt_s, measured_hits=certain)).enumerating(4, True, 8, 4).speedup
+        CostModel(inputs(0.8, 0.1, rtt_s=rtt_s, measured_hits=certain)).cached(4, True, 8, 4).speedup
         for rtt_s in (0.0, 0.6, 0.7, 1.6)
     ]
     assert speeds[0] == pytest.approx(speeds[1], rel=1e-3)
@@ -240,7 +240,7 @@ def test_paths_must_land_before_the_step_ends() -> None:
     "changes",
     [
         {"concurrent_slowdown": 1.0},
-        {"enumeration_time": lambda outcomes, ahead: 5.0 * outcomes * ahead},
+        {"speculation_cache_time": lambda outcomes, ahead: 5.0 * outcomes * ahead},
         {"measured_hits": MeasuredHits(0.0, 4, 8)},
         {"ahead_fraction": 0.1},
         {"max_outcomes": 0},
@@ -249,9 +249,9 @@ def test_paths_must_land_before_the_step_ends() -> None:
     ids=["shared-bus", "slow-paths", "no-hits", "bad-ahead", "forbidden", "colocated"],
 )
 def test_outcomes_are_left_where_they_do_not_pay(changes: dict[str, object]) -> None:
-    assert evaluate(inputs(0.8, 0.05, rtt_s=0.3)).is_enumerating
+    assert evaluate(inputs(0.8, 0.05, rtt_s=0.3)).uses_speculation_cache
     best = evaluate(inputs(0.8, 0.05, **{"rtt_s": 0.3, **changes}))
-    assert not best.is_enumerating
+    assert not best.uses_speculation_cache
     assert best.draft_length > 0
 
 
@@ -261,7 +261,7 @@ def test_what_is_drafted_on_own_outputs_brings_its_share() -> None:
 
     def speed(share: float) -> float:
         case = inputs(0.8, 0.1, rtt_s=0.3, measured_hits=certain, ahead_fraction=share)
-        return CostModel(case).enumerating(4, True, 8, 4).speedup
+        return CostModel(case).cached(4, True, 8, 4).speedup
 
     gain = speed(1.0) - 1.0
     assert speed(0.5) == pytest.approx(1.0 + 0.5 * gain, rel=1e-3)
@@ -269,9 +269,9 @@ def test_what_is_drafted_on_own_outputs_brings_its_share() -> None:
 
 
 def test_paths_cost_a_draft_each_unless_it_is_known_better() -> None:
-    case = inputs(0.8, 0.05, enumeration_time=None)
-    assert case.enumeration_s(3, 4) == pytest.approx(3 * 0.2)
-    assert inputs(0.8, 0.05).enumeration_s(3, 4) == pytest.approx(0.2)
+    case = inputs(0.8, 0.05, speculation_cache_time=None)
+    assert case.speculation_cache_s(3, 4) == pytest.approx(3 * 0.2)
+    assert inputs(0.8, 0.05).speculation_cache_s(3, 4) == pytest.approx(0.2)
 
 
 def test_a_measured_hit_rate_moves_its_neighbours_with_it() -> None:
@@ -292,7 +292,7 @@ def test_zero_drafts_cost_what_plain_decoding_costs() -> None:
         case = inputs(0.8, 0.05, num_sequences=load, step_time=affine(1.0, 0.1), concurrent_slowdown=0.5)
         off = evaluate_policy(case, Policy.off(1, "off"))
         assert off.tokens_per_s == load / (1.0 + 0.1 * load)
-        assert (off.speedup, off.wait_budget_s, off.outcomes) == (1.0, 0.0, 0)
+        assert (off.speedup, off.wait_budget_s, off.num_outcomes) == (1.0, 0.0, 0)
 
 
 def shape(policy: Policy) -> tuple[int, int, int]:
@@ -311,7 +311,7 @@ def test_a_policy_stays_with_its_outcomes_while_they_are_nearly_the_best() -> No
     # What is no longer allowed, or far from the best, is given up.
     assert state.decide(dataclasses.replace(case, max_outcomes=0)).outcomes == 0
     assert state.decide(case).outcomes
-    busy = dataclasses.replace(case, enumeration_time=lambda outcomes, ahead: 50.0)
+    busy = dataclasses.replace(case, speculation_cache_time=lambda outcomes, ahead: 50.0)
     assert state.decide(busy).outcomes == 0
 
 
