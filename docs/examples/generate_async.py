@@ -1,4 +1,4 @@
-"""Generate several completions at a time with the asynchronous client, and end one early.
+"""Generate several completions at once with the asynchronous client, and cancel one early.
 
 Start a deployment with ``paceline up``, then: python docs/examples/generate_async.py [HOST:PORT]
 """

@@ -17,7 +17,7 @@ with PacelineClient(endpoint, timeout_s=120) as client:
         elif isinstance(event, Finished):
             print(f"\n[{event.reason}: {event.stats.tokens_per_pass:.2f} tokens per target pass]")
 
-    # The same seed gives the same text, whatever was drafted, and wherever.
+    # The same seed gives the same text, with and without drafts.
     first = client.complete("Once upon a time", max_tokens=20, temperature=0.8, seed=7)
     again = client.complete("Once upon a time", max_tokens=20, temperature=0.8, seed=7, speculation=False)
     print("same text:", first.text == again.text)

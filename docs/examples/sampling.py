@@ -1,4 +1,4 @@
-"""Steer a text, ask for several of it, and look at what the target thought.
+"""Use sampling parameters, ask for several completions, and read log-probabilities.
 
 Start a deployment with ``paceline up``, then: python docs/examples/sampling.py [HOST:PORT]
 """
@@ -24,7 +24,7 @@ with PacelineClient(endpoint, timeout_s=120) as client:
     for choice in choices:
         print(f"seed {choice.seed}: {choice.text!r}")
 
-    # Log-probabilities are the target's own, whatever temperature, penalties and drafts did.
+    # Log-probabilities are those of the target's logits before temperature and penalties. Drafts do not change them.
     completion = client.complete("The capital of France is", max_tokens=4, log_probs=3, prompt_log_probs=0)
     for token in completion.log_probs:
         print(f"token {token.token_id}: probability {math.exp(token.log_prob):.3f}, rank {token.rank}")
