@@ -10,10 +10,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 
+from paceline.contract.limits import MAX_REPORT_ITEMS, MAX_REPORTED_DRAFTERS
 from paceline.v1 import peer_pb2, scheduler_pb2
-
-MAX_CELLS = 4096
-MAX_DRAFTERS = 32
 
 Counts = defaultdict[int, list[int]]
 """[trials, accepted] by cell."""
@@ -44,13 +42,13 @@ class AcceptanceCounter:
         tables = self._drafters.get(drafter)
         for sample in samples:
             if tables is None:
-                if len(self._drafters) == MAX_DRAFTERS:
+                if len(self._drafters) == MAX_REPORTED_DRAFTERS:
                     self.num_dropped += 1
                     continue
                 tables = self._drafters[drafter] = (_counts(), _counts())
             own, calibrated = tables
             cell = sample >> 9
-            if cell not in own and len(own) == MAX_CELLS:
+            if cell not in own and len(own) == MAX_REPORT_ITEMS:
                 self.num_dropped += 1
                 continue
             for counts, index in ((own, cell), (calibrated, sample >> 1 & 255)):

@@ -15,14 +15,11 @@ from typing import Any
 
 from orchestrator.draft_acceptance import AcceptanceCounter
 from orchestrator.sequence_stats import passes_per_position
-from paceline.contract.limits import MAX_TENANTS
+from paceline.contract.limits import MAX_MEASURED_US, MAX_PEER_PAIRS, MAX_TENANTS
 from paceline.v1 import drafter_pb2, generation_pb2, scheduler_pb2, target_pb2
 from services.runtime.tenants import OTHER
 
 MAX_SAMPLES = 2048
-MAX_PEERS = 64
-MAX_US = 600_000_000
-"""The scheduler refuses a frame with a longer time; a longer time is no measurement."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +106,7 @@ class Reports:
                     num_tokens=num_tokens if is_decoding else 0,
                     num_cache_hits=sum(step.cache_hits),
                     may_draft=may_draft,
-                    wait_us=min(step.draft_wait_us + step.colocated_draft_us, MAX_US),
+                    wait_us=min(step.draft_wait_us + step.colocated_draft_us, MAX_MEASURED_US),
                     # The verifier counts verification and commit as overhead, the scheduler as part of the step.
                     other_us=max(0, step.overhead_us + step.forward_us - step.step_us),
                 ),
@@ -143,11 +140,11 @@ class Reports:
             drafter: the drafter's endpoint.
         """
         if frame.num_draft_steps:
-            self._push(self._queues, PeerTime(drafter, min(frame.wait_us, MAX_US)))
+            self._push(self._queues, PeerTime(drafter, min(frame.wait_us, MAX_MEASURED_US)))
         if frame.num_draft_steps and frame.num_sequences:
             self._push_draft(frame.num_draft_steps, frame.num_sequences, frame.draft_us)
         if round_trip_us is not None:
-            self._push(self._round_trips, PeerTime(drafter, min(round_trip_us, MAX_US)))
+            self._push(self._round_trips, PeerTime(drafter, min(round_trip_us, MAX_MEASURED_US)))
 
     def ended(self, tenant: str, stats: generation_pb2.GenerationStats) -> None:
         """Adds a request of a tenant that ended."""
@@ -166,7 +163,7 @@ class Reports:
         if not any(samples):
             return None
         times = (*self._round_trips, *self._queues)
-        drafters = list(dict.fromkeys(time.drafter for time in times))[:MAX_PEERS]
+        drafters = list(dict.fromkeys(time.drafter for time in times))[:MAX_PEER_PAIRS]
         indices = {drafter: index for index, drafter in enumerate(drafters)}
         round_trips = [time for time in self._round_trips if time.drafter in indices]
         queues = [time for time in self._queues if time.drafter in indices]

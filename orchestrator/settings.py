@@ -12,12 +12,13 @@ from pydantic_settings import SettingsConfigDict
 
 from orchestrator.peer_link import StreamTiming
 from orchestrator.placement import PlacementSetting
-from orchestrator.policy import MAX_DRAFT_LENGTH, PolicyOverrides
+from orchestrator.policy import PolicyOverrides
 from orchestrator.sequence_lifecycle import Patience
+from paceline.contract import limits
 from services.runtime.channel import split_endpoint
 from services.runtime.settings import CommaList, Port, ServerSettings
 
-DraftLength = Annotated[int, Field(ge=0, le=MAX_DRAFT_LENGTH)]
+DraftLength = Annotated[int, Field(ge=0, le=limits.MAX_DRAFT_LENGTH)]
 
 
 class OrchestratorSettings(ServerSettings):
@@ -37,7 +38,10 @@ class OrchestratorSettings(ServerSettings):
         None, description="scheduler, host:port; without one a fixed default policy holds"
     )
     drafters_per_sequence: int = Field(
-        1, ge=1, le=64, description="drafters that share the likely outcomes of one sequence's steps"
+        1,
+        ge=1,
+        le=limits.MAX_PARTITIONS,
+        description="drafters that share the likely outcomes of one sequence's steps",
     )
     placement: PlacementSetting = Field(
         "auto",
@@ -51,15 +55,31 @@ class OrchestratorSettings(ServerSettings):
         None, description="outcomes of a step that drafters draft past, in place of the policy's"
     )
     wait_budget_us: int | None = Field(
-        None, ge=0, le=1_000_000, description="longest hold of a step, in place of the policy's"
+        None,
+        ge=0,
+        le=limits.MAX_WAIT_BUDGET_US,
+        description="longest hold of a step, in place of the policy's",
     )
     max_nodes: DraftLength | None = Field(
         None, description="draft nodes of one sequence in one step, in place of the policy's"
     )
-    max_prefill_tokens_per_step: int = Field(256, ge=1, le=65536, description="prompt tokens in one step")
-    max_sequences: int = Field(256, ge=1, le=65536, description="most running requests per conductor")
+    max_prefill_tokens_per_step: int = Field(
+        limits.DEFAULT_PREFILL_TOKENS,
+        ge=1,
+        le=limits.MAX_PREFILL_TOKENS,
+        description="prompt tokens in one step",
+    )
+    max_sequences: int = Field(
+        limits.DEFAULT_MAX_SEQUENCES,
+        ge=1,
+        le=limits.MAX_SEQUENCES,
+        description="most running requests per conductor",
+    )
     lease_s: float = Field(
-        15.0, ge=1, le=600, description="peers free our sequences after this long without a frame"
+        15.0,
+        ge=limits.MIN_LEASE_MS / 1000,
+        le=limits.MAX_LEASE_MS / 1000,
+        description="peers free our sequences after this long without a frame",
     )
     connect_timeout_s: float = Field(3.0, gt=0, le=60, description="deadline of a connection attempt")
     drafter_silence_s: float = Field(

@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 
 from paceline.cli.launch import choose_placement, find_drafter, find_model
+from paceline.contract.limits import MAX_DRAFT_LENGTH
 from paceline.embedded import DeploymentOptions, Placement, Ports
 from paceline.embedded.cores import parse_cores
 
@@ -40,7 +41,10 @@ DrafterCores = Annotated[str | None, typer.Option(help="Cores of the drafter.", 
 DraftLength = Annotated[
     int | None,
     typer.Option(
-        help="Tokens per draft; by default the scheduler decides.", min=0, max=64, rich_help_panel=_PANEL
+        help="Tokens per draft; by default the scheduler decides.",
+        min=0,
+        max=MAX_DRAFT_LENGTH,
+        rich_help_panel=_PANEL,
     ),
 ]
 NgramTokens = Annotated[
@@ -48,7 +52,7 @@ NgramTokens = Annotated[
     typer.Option(
         help="Most tokens to propose from what a text itself repeats; 0: none.",
         min=0,
-        max=64,
+        max=MAX_DRAFT_LENGTH,
         rich_help_panel=_PANEL,
     ),
 ]

@@ -67,10 +67,61 @@ MAX_DRAFTER_CHARACTERS = 256
 MAX_DRAFT_LENGTH = 64
 """Tokens in a row per draft. A depth then fits the 6 bits that an acceptance sample gives it."""
 MAX_DRAFT_NODES = 64
-"""Draft nodes of one sequence in one step. More have never paid: a step's cost grows with each row."""
+"""Draft nodes of one sequence in one step. The conductor never sends more, and larger trees have never paid."""
 MAX_STEP_NODES = 1024
 """Draft nodes over all sequences of one step."""
 MAX_OUTCOMES = 64
 """Verification outcomes of one step that are drafted past."""
 MAX_PARTITIONS = 64
 """Drafters that share the outcomes of one sequence."""
+MAX_SUPPORT_TOKENS = 256
+"""Tokens with a weight in one draft distribution on the wire."""
+MAX_SUPPORT_CONFIDENCE = 1000
+"""Confidences of draft distributions travel in thousandths."""
+
+# The policy.
+
+DEFAULT_DRAFT_LENGTH = 4
+"""Tokens per draft before a scheduler has decided."""
+DEFAULT_STEP_NODES = 64
+"""Draft nodes over all sequences of one step before a scheduler has decided."""
+DEFAULT_WAIT_BUDGET_US = 20_000
+"""Microseconds; wait budget before a scheduler has decided."""
+MAX_WAIT_BUDGET_US = 1_000_000
+"""Microseconds. A longer wait looks like a hung verifier."""
+DEFAULT_PREFILL_TOKENS = 256
+"""Prompt tokens in one step. Running sequences wait while a step runs them, and 256 rows keep that wait short."""
+MAX_PREFILL_TOKENS = 65536
+
+# Processes.
+
+DEFAULT_MAX_SEQUENCES = 256
+"""Sequences that a verifier, a drafter or a conductor holds at once."""
+MAX_SEQUENCES = 65536
+MAX_THREADS = 1024
+"""torch threads of a process."""
+
+# Streams.
+
+MIN_LEASE_MS = 1_000
+"""Milliseconds. A shorter lease runs out in a garbage collection or a slow step."""
+MAX_LEASE_MS = 600_000
+"""Milliseconds. A lost conductor's sequences hold their KV cache for so long."""
+MAX_MESSAGE_BYTES = 64 << 20
+"""Bytes of one gRPC message, in both directions."""
+KEEPALIVE_TIME_MS = 10_000
+"""Milliseconds between two pings of a client; servers accept a ping every 5 s."""
+KEEPALIVE_TIMEOUT_MS = 5_000
+PING_TIMEOUT_MS = 5_000
+"""Milliseconds. Without it gRPC notices a frozen peer after 60 s; with it, after 5 s (grpcio 1.85)."""
+
+# Measurements.
+
+MAX_REPORT_ITEMS = 4096
+"""Items of each list in one frame of a report."""
+MAX_MEASURED_US = 600_000_000
+"""Microseconds. A longer time is not a measurement; the scheduler refuses the whole frame that has one."""
+MAX_PEER_PAIRS = 64
+"""Pairs of conductor and drafter whose round trips are kept apart."""
+MAX_REPORTED_DRAFTERS = 32
+"""Drafters whose acceptance is kept apart."""

@@ -15,9 +15,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from paceline.contract.limits import MAX_DRAFT_LENGTH
+
 NUM_BINS = 20
 """Bins of equal width over confidences from 0 to 1, as in DSpark's evaluation (arXiv 2607.05147)."""
-MAX_POSITIONS = 64
 HALF_LIFE = 16384.0
 """Trials after which an old trial counts half. The error of what remains is well under 1%."""
 _FORGOTTEN = 1e-3
@@ -53,7 +54,9 @@ class Reliability:
         cells: dict[tuple[int, int], Cell] = {}
         total = 0
         for position, confidence, trials, accepted in counts:
-            if not (0 <= position < MAX_POSITIONS and 0.0 <= confidence <= 1.0 and 0 <= accepted <= trials):
+            if not (
+                0 <= position < MAX_DRAFT_LENGTH and 0.0 <= confidence <= 1.0 and 0 <= accepted <= trials
+            ):
                 raise ValueError(
                     f"{accepted} accepted of {trials} trials at position {position}, confidence {confidence!r}"
                 )
@@ -129,7 +132,9 @@ class Reliability:
                 raise ValueError(f"the counts of a cell must be numbers from 0 to 1e12, got {numbers}")
             cell = Cell(*(float(n) for n in numbers))
             is_plausible = max(cell.accepted, cell.confidence) <= cell.trials * (1 + 1e-9)
-            if not (0 <= position < MAX_POSITIONS and 0 <= which < NUM_BINS and cell.trials and is_plausible):
+            if not (
+                0 <= position < MAX_DRAFT_LENGTH and 0 <= which < NUM_BINS and cell.trials and is_plausible
+            ):
                 raise ValueError(f"cell of position {position}, bin {which} is out of range: {cell}")
             cells[position, which] = cell
         return cls(value["count"], cells)

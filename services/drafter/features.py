@@ -20,10 +20,11 @@ import structlog
 
 from paceline.contract.errors import IncompatiblePeerError, InvalidRequestError, PacelineError
 from paceline.contract.failures import FailureReason
+from paceline.contract.limits import MAX_MESSAGE_BYTES
 from paceline.v1 import peer_pb2, target_pb2, target_pb2_grpc
 from services.drafter.inbox import DrafterInbox, Features, FeaturesLost
 from services.runtime import feature_parts, tensors
-from services.runtime.channel import MAX_MESSAGE_BYTES, open_channel
+from services.runtime.channel import open_channel
 from services.runtime.error_mapping import from_rpc_error
 from services.runtime.tls import Tls
 

@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
+from paceline.contract import limits
 from services.runtime.settings import Port, ServerSettings
 
 
@@ -29,10 +30,15 @@ class DrafterSettings(ServerSettings):
     )
     device: str = Field("cpu", description="cpu, cuda:0, cuda:1, ...")
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field("auto", description="compute dtype")
-    threads: int | None = Field(None, ge=1, le=1024, description="torch threads; one per core where absent")
+    threads: int | None = Field(
+        None, ge=1, le=limits.MAX_THREADS, description="torch threads; one per core where absent"
+    )
     cores: str | None = Field(None, description="cores to compute on, such as 0-3,6")
     max_sequences: int = Field(
-        256, ge=1, le=65536, description="sequences held at once, all conductors together"
+        limits.DEFAULT_MAX_SEQUENCES,
+        ge=1,
+        le=limits.MAX_SEQUENCES,
+        description="sequences held at once, all conductors together",
     )
     feature_wait_ms: float = Field(
         100.0,

@@ -16,12 +16,13 @@ import grpc
 from grpc import aio
 
 from paceline.contract.errors import InvalidRequestError
+from paceline.contract.limits import (
+    KEEPALIVE_TIME_MS,
+    KEEPALIVE_TIMEOUT_MS,
+    MAX_MESSAGE_BYTES,
+    PING_TIMEOUT_MS,
+)
 from services.runtime.tls import Tls
-
-MAX_MESSAGE_BYTES = 64 * 1024 * 1024
-KEEPALIVE_TIME_MS = 10_000
-KEEPALIVE_TIMEOUT_MS = 5_000
-PING_TIMEOUT_MS = 5_000
 
 Options = list[tuple[str, int | str]]
 

@@ -17,13 +17,12 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.contract.errors import StreamProtocolError
+from paceline.contract.limits import MAX_DRAFT_LENGTH, MAX_POSITIONS
 from paceline.trie import DraftEntry
 from paceline.v1 import peer_pb2
 from services.runtime.supports import SupportReader, pack_supports
 
-MAX_DRAFT_TOKENS_PER_ENTRY = 64
 MAX_ENTRIES = 4096
-MAX_POSITIONS = 2**31 - 1
 MAX_COMMIT_TOKENS = 2**20
 
 _LOG_PROB_SLACK = 1e-3  # a half-precision log-softmax may round to slightly above zero
@@ -69,7 +68,7 @@ def unpack_drafts(
     vocab_size: int,
     *,
     max_entries: int = MAX_ENTRIES,
-    max_tokens_per_entry: int = MAX_DRAFT_TOKENS_PER_ENTRY,
+    max_tokens_per_entry: int = MAX_DRAFT_LENGTH,
     max_positions: int = MAX_POSITIONS,
 ) -> tuple[list[tuple[int, int, DraftEntry]], int]:
     """Unpack a batch from an untrusted peer; never raises.

@@ -11,10 +11,10 @@ from collections.abc import AsyncIterator
 from typing import TypeVar
 
 from paceline import PROTOCOL_VERSION
-from paceline.contract.errors import IncompatiblePeerError, InvalidRequestError, StreamProtocolError
+from paceline.contract.errors import IncompatiblePeerError, StreamProtocolError
+from paceline.contract.fields import check_integer
+from paceline.contract.limits import MAX_LEASE_MS, MIN_LEASE_MS
 from paceline.v1 import peer_pb2
-
-MIN_LEASE_MS, MAX_LEASE_MS = 1_000, 600_000
 
 FrameT = TypeVar("FrameT")
 
@@ -30,8 +30,7 @@ def check_hello(hello: peer_pb2.StreamHello) -> float:
         raise IncompatiblePeerError(
             f"the caller speaks protocol version {hello.protocol_version}, this process {PROTOCOL_VERSION}"
         )
-    if not MIN_LEASE_MS <= hello.lease_ms <= MAX_LEASE_MS:
-        raise InvalidRequestError("hello.lease_ms", f"must be between {MIN_LEASE_MS} and {MAX_LEASE_MS}")
+    check_integer("hello.lease_ms", hello.lease_ms, MIN_LEASE_MS, MAX_LEASE_MS, "milliseconds")
     return hello.lease_ms / 1000
 
 

@@ -16,12 +16,10 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from paceline.contract.limits import MAX_SUPPORT_CONFIDENCE, MAX_SUPPORT_TOKENS
 from paceline.sampling import MAX_WEIGHT, DraftDistribution
 from paceline.trie import DraftEntry, DrawRule, SiblingDraws
 from paceline.v1 import peer_pb2
-
-MAX_SUPPORT = 256
-MAX_CONFIDENCE = 1000
 
 _WIRE_RULES = {
     DrawRule.WITH_REPLACEMENT: peer_pb2.DRAFT_DRAW_WITH_REPLACEMENT,
@@ -49,7 +47,9 @@ def pack_supports(batch: peer_pb2.DraftBatch, entries: Sequence[DraftEntry]) -> 
             batch.support_tokens.extend(dist.token_ids.tolist())
             weights += dist.weights.numpy().astype("<u2").tobytes()
             said = group.confidence
-            batch.support_confidences.append(0 if said is None else max(1, round(MAX_CONFIDENCE * said)))
+            batch.support_confidences.append(
+                0 if said is None else max(1, round(MAX_SUPPORT_CONFIDENCE * said))
+            )
     batch.support_weights = bytes(weights)
     if not any(batch.support_confidences):
         batch.ClearField("support_confidences")
@@ -93,11 +93,11 @@ class SupportReader:
             self._firsts = [end - count for end, count in zip(self._ends, num_supports.tolist(), strict=True)]
 
     def drawn(self, index: int, entry: DraftEntry) -> DraftEntry | None:
-        """Entry ``index`` of the batch with what its tokens were drawn from; None where that cannot be right.
+        """Entry ``index`` of the batch with the distributions of its tokens; None where they are wrong.
 
-        Checked: a known rule, one distribution for each token with children, 1 to `MAX_SUPPORT` ids in each, below the
-        vocabulary size and distinct, weights above 0, every token one that its distribution can give, no token twice
-        among siblings that were drawn without replacement, and confidences up to `MAX_CONFIDENCE`.
+        Checked: the rule is known; each token with children has one distribution; a distribution has 1 to
+        `MAX_SUPPORT_TOKENS` distinct ids below the vocabulary size, with weights above 0; it can give every token that
+        was drawn from it; siblings drawn without replacement differ; a confidence is at most `MAX_SUPPORT_CONFIDENCE`.
         """
         if not self.is_readable:
             return None
@@ -113,17 +113,21 @@ class SupportReader:
             dist = self._distribution(place)
             tokens = tuple(token for token, p in zip(entry.tokens, entry.parents, strict=True) if p == parent)
             said = self._confidences[place]
-            if dist is None or said > MAX_CONFIDENCE or not set(tokens) <= set(dist.token_ids.tolist()):
+            if (
+                dist is None
+                or said > MAX_SUPPORT_CONFIDENCE
+                or not set(tokens) <= set(dist.token_ids.tolist())
+            ):
                 return None
             if rule is DrawRule.WITHOUT_REPLACEMENT and len(set(tokens)) < len(tokens):
                 return None
-            groups[parent] = SiblingDraws(tokens, rule, dist, said / MAX_CONFIDENCE if said else None)
+            groups[parent] = SiblingDraws(tokens, rule, dist, said / MAX_SUPPORT_CONFIDENCE if said else None)
         return replace(entry, draft_dists=tuple(groups[parent] for parent in entry.parents))
 
     def _distribution(self, place: int) -> DraftDistribution | None:
         begin, end = self._bounds[place], self._bounds[place + 1]
         ids, weights = self._tokens[begin:end], self._weights[begin:end]
-        if not 1 <= len(ids) <= MAX_SUPPORT or len(np.unique(ids)) < len(ids):
+        if not 1 <= len(ids) <= MAX_SUPPORT_TOKENS or len(np.unique(ids)) < len(ids):
             return None
         if int(ids.max()) >= self._vocab_size or int(weights.min()) < 1:
             return None

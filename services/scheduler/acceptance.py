@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
+from paceline.contract.limits import MAX_DRAFT_LENGTH
 from paceline.scheduling import AcceptanceEstimator
 from services.scheduler.layout import SchemaError, batch_scale, faded_sum, integer, number
 
-MAX_POSITIONS = 64
 _ACCEPTANCE_HALF_LIFE = 1024.0  # passes: a few seconds of traffic, an error of about 1%
 
 
@@ -59,8 +59,8 @@ class AcceptancePart:
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> Self:
         """Read the layout back, checking every number."""
-        attempts = tuple(number(n, 1e9) for n in value["attempts"][:MAX_POSITIONS])
-        accepts = tuple(number(n, 1e9) for n in value["accepts"][:MAX_POSITIONS])
+        attempts = tuple(number(n, 1e9) for n in value["attempts"][:MAX_DRAFT_LENGTH])
+        accepts = tuple(number(n, 1e9) for n in value["accepts"][:MAX_DRAFT_LENGTH])
         if len(attempts) != len(accepts):
             raise SchemaError("attempts and accepts differ in length")
         return cls(integer(value["count"], 0, 2**53), attempts, accepts)

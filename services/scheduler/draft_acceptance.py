@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
+from paceline.contract.limits import MAX_REPORTED_DRAFTERS
 from paceline.scheduling.reliability import Reliability
 from services.scheduler.layout import text
 
-MAX_DRAFTERS = 32
 OTHER = "other"
-"""Stands for the drafters beyond MAX_DRAFTERS."""
+"""Stands for the drafters beyond MAX_REPORTED_DRAFTERS."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class DraftAcceptancePart:
         """With newer trials after these; drafters that find no room are counted as one."""
         drafters = dict(self.drafters)
         for name, tables in newer.drafters.items():
-            place = name if name in drafters or len(drafters) < MAX_DRAFTERS else OTHER
+            place = name if name in drafters or len(drafters) < MAX_REPORTED_DRAFTERS else OTHER
             drafters[place] = drafters.get(place, DrafterAcceptance()).merged(tables)
         return type(self)(drafters)
 
@@ -64,7 +64,7 @@ class DraftAcceptancePart:
                 text(tables["drafter"]): DrafterAcceptance(
                     Reliability.from_dict(tables["own"]), Reliability.from_dict(tables["calibrated"])
                 )
-                for tables in value["drafters"][: MAX_DRAFTERS + 1]
+                for tables in value["drafters"][: MAX_REPORTED_DRAFTERS + 1]
             }
         )
 

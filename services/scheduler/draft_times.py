@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
+from paceline.contract.limits import MAX_MEASURED_US
 from paceline.scheduling import DraftTimeModel
 from paceline.scheduling.curves import bucket_of
-from services.scheduler.layout import MAX_US, integer
+from services.scheduler.layout import integer
 
 _MAX_SAMPLES_PER_BUCKET = 16
 _MAX_BUCKETS = 128
@@ -65,7 +66,7 @@ class DraftTimePart:
         buckets: dict[Bucket, tuple[int, tuple[int, ...]]] = {}
         for bucket in value["buckets"][:_MAX_BUCKETS]:
             newest = bucket["samples_us"][-_MAX_SAMPLES_PER_BUCKET:]
-            samples = tuple(integer(us, 1, MAX_US) for us in newest)
+            samples = tuple(integer(us, 1, MAX_MEASURED_US) for us in newest)
             key = integer(bucket["draft_steps"], 1, 4096), integer(bucket["sequences"], 1, 2**31)
             if samples:
                 buckets[key] = (integer(bucket["count"], 1, 2**53), samples)

@@ -6,7 +6,6 @@ Deliberately does not know: any layout. Called by the parts of services.schedule
 from __future__ import annotations
 
 SCHEMA_VERSION = 2
-MAX_US = 600_000_000
 
 
 class SchemaError(ValueError):

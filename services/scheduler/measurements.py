@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from services.scheduler.acceptance import MAX_POSITIONS, AcceptancePart
+from services.scheduler.acceptance import AcceptancePart
 from services.scheduler.draft_acceptance import DraftAcceptancePart
 from services.scheduler.draft_times import DraftTimePart
 from services.scheduler.layout import SCHEMA_VERSION, SchemaError
@@ -23,7 +23,6 @@ from services.scheduler.step_times import MAX_SAMPLES_PER_BUCKET, CurvePart
 from services.scheduler.tenants import TenantsPart
 
 __all__ = [
-    "MAX_POSITIONS",
     "MAX_SAMPLES_PER_BUCKET",
     "PARTS",
     "SCHEMA_VERSION",

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any, ClassVar, Self
 
+from paceline.contract.limits import MAX_PEER_PAIRS
 from paceline.scheduling import DurationSketch
 from services.scheduler.layout import integer, text
 
-MAX_PEERS = 64
 OTHER = ("other", "other")
-"""Stands for the pairs beyond MAX_PEERS."""
+"""Stands for the pairs beyond MAX_PEER_PAIRS."""
 
 Pair = tuple[str, str]
 """Conductor and drafter; empty where a report does not tell."""
@@ -60,7 +60,7 @@ class NetworkPart:
         """With newer durations after these; pairs that find no room are counted as one."""
         pairs = dict(self.pairs)
         for pair, sketch in newer.pairs.items():
-            place = pair if pair in pairs or len(pairs) < MAX_PEERS else OTHER
+            place = pair if pair in pairs or len(pairs) < MAX_PEER_PAIRS else OTHER
             pairs[place] = pairs.get(place, PairSketch()).merged(sketch)
         return type(self)(pairs)
 
@@ -83,7 +83,7 @@ class NetworkPart:
     def from_dict(cls, value: Mapping[str, Any]) -> Self:
         """Read the layout back, checking every number."""
         pairs: dict[Pair, PairSketch] = {}
-        for peer in value["peers"][: MAX_PEERS + 1]:
+        for peer in value["peers"][: MAX_PEER_PAIRS + 1]:
             pair = text(peer["conductor"]), text(peer["drafter"])
             pairs[pair] = PairSketch(
                 DurationSketch.from_dict(peer["round_trip"]), DurationSketch.from_dict(peer["queue"])

@@ -10,13 +10,19 @@ from itertools import pairwise
 
 from paceline.contract.errors import InvalidRequestError
 from paceline.contract.fields import check_tenant
-from paceline.contract.limits import MAX_TENANTS
+from paceline.contract.limits import (
+    MAX_DRAFT_LENGTH,
+    MAX_MEASURED_US,
+    MAX_PEER_PAIRS,
+    MAX_REPORT_ITEMS,
+    MAX_REPORTED_DRAFTERS,
+    MAX_TENANTS,
+)
 from paceline.scheduling.reliability import Reliability
 from paceline.scheduling.speed import TimedPass
 from paceline.v1 import scheduler_pb2
-from services.scheduler.draft_acceptance import MAX_DRAFTERS, DrafterAcceptance
+from services.scheduler.draft_acceptance import DrafterAcceptance
 from services.scheduler.measurements import (
-    MAX_POSITIONS,
     AcceptancePart,
     CurvePart,
     DraftAcceptancePart,
@@ -25,16 +31,14 @@ from services.scheduler.measurements import (
     NetworkPart,
     TenantsPart,
 )
-from services.scheduler.network import MAX_PEERS, Pair
+from services.scheduler.network import Pair
 from services.scheduler.tenants import Use
 
-MAX_SAMPLES_PER_FRAME = 4096
-_MAX_US = 600_000_000
 _MAX_ROWS = 1 << 20
 _MAX_CONTEXT = 1 << 40
 _MAX_TRIALS = 1 << 24
 _MAX_CHARS = 200
-_MAX_USE = 1 << 48
+MAX_MEASURED_USE = 1 << 48
 
 
 def measurements_of(request: scheduler_pb2.ReportRequest, at_ms: int = 0) -> Measurements:
@@ -49,20 +53,20 @@ def measurements_of(request: scheduler_pb2.ReportRequest, at_ms: int = 0) -> Mea
         InvalidRequestError: names the field.
     """
     for field in ("steps", "drafts", "round_trips_us", "queues_us"):
-        if len(getattr(request, field)) > MAX_SAMPLES_PER_FRAME:
-            raise InvalidRequestError(field, f"at most {MAX_SAMPLES_PER_FRAME} in one frame")
+        if len(getattr(request, field)) > MAX_REPORT_ITEMS:
+            raise InvalidRequestError(field, f"at most {MAX_REPORT_ITEMS} in one frame")
     for step in request.steps:
         _check("steps.num_rows", step.num_rows, 1, _MAX_ROWS)
         _check("steps.num_sequences", step.num_sequences, 1, step.num_rows)
         _check("steps.num_context_tokens", step.num_context_tokens, 0, _MAX_CONTEXT)
-        _check("steps.step_us", step.step_us, 0, _MAX_US)
+        _check("steps.step_us", step.step_us, 0, MAX_MEASURED_US)
     for draft in request.drafts:
         _check("drafts.num_draft_steps", draft.num_draft_steps, 1, 4096)
         _check("drafts.num_sequences", draft.num_sequences, 1, _MAX_ROWS)
-        _check("drafts.draft_us", draft.draft_us, 0, _MAX_US)
+        _check("drafts.draft_us", draft.draft_us, 0, MAX_MEASURED_US)
     for field in ("round_trips_us", "queues_us"):
         for duration_us in getattr(request, field):
-            _check(field, duration_us, 0, _MAX_US)
+            _check(field, duration_us, 0, MAX_MEASURED_US)
     drafted = tuple(request.drafted_per_position)
     accepted = tuple(request.accepted_per_position)
     accepted += (0,) * (len(drafted) - len(accepted))  # where no pass got that far, the count may be left out
@@ -100,8 +104,8 @@ def passes_of(request: scheduler_pb2.ReportRequest) -> list[TimedPass]:
             continue
         _check("steps.num_tokens", step.num_tokens, 0, _MAX_ROWS)
         _check("steps.num_cache_hits", step.num_cache_hits, 0, step.num_sequences)
-        _check("steps.wait_us", step.wait_us, 0, _MAX_US)
-        _check("steps.other_us", step.other_us, 0, _MAX_US)
+        _check("steps.wait_us", step.wait_us, 0, MAX_MEASURED_US)
+        _check("steps.other_us", step.other_us, 0, MAX_MEASURED_US)
         passes.append(
             TimedPass(
                 policy_version=step.policy_version,
@@ -120,8 +124,8 @@ def passes_of(request: scheduler_pb2.ReportRequest) -> list[TimedPass]:
 
 def _network_of(request: scheduler_pb2.ReportRequest) -> NetworkPart:
     """Round trips and waits, told apart by pair where the frame does."""
-    if len(request.peers) > MAX_PEERS:
-        raise InvalidRequestError("peers", f"at most {MAX_PEERS}")
+    if len(request.peers) > MAX_PEER_PAIRS:
+        raise InvalidRequestError("peers", f"at most {MAX_PEER_PAIRS}")
     pairs: list[Pair] = []
     for peer in request.peers:
         for field in ("conductor", "drafter"):
@@ -152,12 +156,14 @@ def _by_pair(
 
 def _acceptance_of(request: scheduler_pb2.ReportRequest) -> DraftAcceptancePart:
     """Probes and acceptances by drafter."""
-    if len(request.outcomes) > MAX_DRAFTERS:
-        raise InvalidRequestError("outcomes", f"at most {MAX_DRAFTERS} drafters")
+    if len(request.outcomes) > MAX_REPORTED_DRAFTERS:
+        raise InvalidRequestError("outcomes", f"at most {MAX_REPORTED_DRAFTERS} drafters")
     part = DraftAcceptancePart()
     for outcome in request.outcomes:
         _check_name("outcomes.drafter", outcome.drafter)
-        own = _table("outcomes.cells", MAX_POSITIONS * 256, outcome.cells, outcome.trials, outcome.accepted)
+        own = _table(
+            "outcomes.cells", MAX_DRAFT_LENGTH * 256, outcome.cells, outcome.trials, outcome.accepted
+        )
         calibrated = _table(
             "outcomes.calibrated",
             256,
@@ -177,10 +183,10 @@ def _tenants_of(request: scheduler_pb2.ReportRequest) -> TenantsPart:
     for use in request.tenants:
         if not check_tenant("tenants.tenant", use.tenant):
             raise InvalidRequestError("tenants.tenant", "is missing")
-        _check("tenants.num_tokens", use.num_tokens, 0, _MAX_USE)
-        _check("tenants.num_draft_tokens", use.num_draft_tokens, 0, _MAX_USE)
+        _check("tenants.num_tokens", use.num_tokens, 0, MAX_MEASURED_USE)
+        _check("tenants.num_draft_tokens", use.num_draft_tokens, 0, MAX_MEASURED_USE)
         _check("tenants.num_accepted_tokens", use.num_accepted_tokens, 0, use.num_draft_tokens)
-        _check("tenants.decode_us", use.decode_us, 0, _MAX_USE)
+        _check("tenants.decode_us", use.decode_us, 0, MAX_MEASURED_USE)
         tenants[use.tenant] = Use(
             use.num_requests, use.num_tokens, use.num_draft_tokens, use.num_accepted_tokens, use.decode_us
         )
@@ -190,8 +196,8 @@ def _tenants_of(request: scheduler_pb2.ReportRequest) -> TenantsPart:
 def _table(
     field: str, num_cells: int, cells: Sequence[int], trials: Sequence[int], accepted: Sequence[int]
 ) -> Reliability:
-    if not len(cells) == len(trials) == len(accepted) <= MAX_SAMPLES_PER_FRAME:
-        raise InvalidRequestError(field, f"arrays must agree, with at most {MAX_SAMPLES_PER_FRAME} cells")
+    if not len(cells) == len(trials) == len(accepted) <= MAX_REPORT_ITEMS:
+        raise InvalidRequestError(field, f"arrays must agree, with at most {MAX_REPORT_ITEMS} cells")
     for cell, num_trials, num_accepted in zip(cells, trials, accepted, strict=True):
         _check(field, cell, 0, num_cells - 1)
         _check(f"{field}: trials", num_trials, 0, _MAX_TRIALS)
@@ -205,8 +211,8 @@ def _table(
 def _check_positions(drafted: Sequence[int], accepted: Sequence[int]) -> None:
     if len(drafted) != len(accepted):
         raise InvalidRequestError("accepted_per_position", "is longer than drafted_per_position")
-    if len(drafted) > MAX_POSITIONS:
-        raise InvalidRequestError("drafted_per_position", f"at most {MAX_POSITIONS} positions")
+    if len(drafted) > MAX_DRAFT_LENGTH:
+        raise InvalidRequestError("drafted_per_position", f"at most {MAX_DRAFT_LENGTH} positions")
     for field, counts in (("drafted_per_position", drafted), ("accepted_per_position", accepted)):
         if any(later > earlier for earlier, later in pairwise(counts)):
             raise InvalidRequestError(field, "rises with the position")

@@ -7,6 +7,7 @@ from pathlib import Path
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
+from paceline.contract import limits
 from services.runtime.settings import OptionalPort, Port, ServerSettings
 from services.scheduler.planning import PlanningLimits
 
@@ -35,15 +36,20 @@ class SchedulerSettings(ServerSettings):
         10.0, gt=0, le=3600, description="pause between reads of what others wrote"
     )
     max_subjects: int = Field(256, ge=1, le=4096, description="subjects kept in memory")
-    max_draft_length: int = Field(8, ge=1, le=64, description="longest draft that is ever asked for")
+    max_draft_length: int = Field(
+        8, ge=1, le=limits.MAX_DRAFT_LENGTH, description="longest draft that is ever asked for"
+    )
     max_nodes_per_sequence: int = Field(
-        32, ge=1, le=1024, description="most draft nodes of a sequence in a step"
+        32, ge=1, le=limits.MAX_DRAFT_NODES, description="most draft nodes of a sequence in a step"
     )
     max_nodes_per_step: int = Field(
-        256, ge=1, le=8192, description="most draft nodes over all sequences of a step"
+        256, ge=1, le=limits.MAX_STEP_NODES, description="most draft nodes over all sequences of a step"
     )
     max_wait_ms: float = Field(
-        50.0, ge=0, le=1000, description="longest hold of a step for drafts that are due"
+        50.0,
+        ge=0,
+        le=limits.MAX_WAIT_BUDGET_US / 1000,
+        description="longest time that a step waits for drafts",
     )
     margin: float = Field(
         0.05, ge=0, le=1, description="speculation must beat plain decoding by this fraction"
@@ -57,7 +63,7 @@ class SchedulerSettings(ServerSettings):
     max_outcomes: int = Field(
         8,
         ge=0,
-        le=64,
+        le=limits.MAX_OUTCOMES,
         description="most outcomes of a step that drafters draft past while it is made; 0 for none",
     )
     outcome_cost: float = Field(
@@ -67,7 +73,12 @@ class SchedulerSettings(ServerSettings):
         description="what drafting past a further outcome adds, as a fraction of the first one's time: 0 where they "
         "run in one batch for nothing, 1 where they run one after another",
     )
-    cold_draft_length: int = Field(4, ge=0, le=64, description="draft length until enough is measured")
+    cold_draft_length: int = Field(
+        limits.DEFAULT_DRAFT_LENGTH,
+        ge=0,
+        le=limits.MAX_DRAFT_LENGTH,
+        description="draft length until enough is measured",
+    )
     probe_interval_s: float = Field(
         10.0, gt=0, description="pause before speculation that did not pay is tried again"
     )

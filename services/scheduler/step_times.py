@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple, Self
 
+from paceline.contract.limits import MAX_MEASURED_US
 from paceline.scheduling import StepCurve
 from paceline.scheduling.curves import bucket_of
-from services.scheduler.layout import MAX_US, integer
+from services.scheduler.layout import integer
 
 MAX_SAMPLES_PER_BUCKET = 32
 MAX_BUCKETS = 128
@@ -78,7 +79,7 @@ class CurvePart:
         for bucket in value["buckets"][:MAX_BUCKETS]:
             samples = tuple(
                 StepTime(
-                    integer(step_us, 1, MAX_US),
+                    integer(step_us, 1, MAX_MEASURED_US),
                     integer(sequences, 0, 2**31),
                     integer(context_tokens, 0, _MAX_CONTEXT),
                     integer(at_ms, 0, 2**53),

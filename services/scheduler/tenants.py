@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Self
 
-from paceline.contract.limits import MAX_TENANTS
+from paceline.contract.limits import MAX_TENANT_CHARACTERS, MAX_TENANTS
 from services.runtime.tenants import OTHER
 from services.scheduler.layout import integer, text
 
@@ -82,7 +82,9 @@ class TenantsPart:
         """Read the layout back, checking every number."""
         return cls(
             {
-                text(use["tenant"], 64): Use(*(integer(use[f.name], 0, _MAX_COUNT) for f in fields(Use)))
+                text(use["tenant"], MAX_TENANT_CHARACTERS): Use(
+                    *(integer(use[f.name], 0, _MAX_COUNT) for f in fields(Use))
+                )
                 for use in value["tenants"][: MAX_TENANTS + 1]
             }
         )

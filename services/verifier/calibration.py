@@ -13,12 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from paceline.contract.limits import MAX_DRAFT_LENGTH
 from paceline.sampling import VerifyMode
 from paceline.scheduling.calibration import AcceptanceSample, Calibrator, Node
 from paceline.trie import DraftTree
 
 _MODES = (VerifyMode.GREEDY, VerifyMode.COUPLED, VerifyMode.TYPICAL, VerifyMode.REJECTION)
-MAX_POSITION = 63
+MAX_POSITION = MAX_DRAFT_LENGTH - 1
 
 
 class Calibrators:

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from paceline.contract.limits import MAX_DRAFT_LENGTH
 from paceline.ngram import MatchAcceptance, NgramProposal, TextIndex
 from paceline.sampling import VerifyMode
 
-MAX_NGRAM_TOKENS = 64
+MAX_NGRAM_TOKENS = MAX_DRAFT_LENGTH
 """Most tokens of an n-gram proposal."""
 
 SURE_PROPOSAL = 0.7

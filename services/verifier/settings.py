@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
+from paceline.contract import limits
 from services.runtime.settings import Port, ServerSettings
 from services.verifier.ngram import MAX_NGRAM_TOKENS
 from services.verifier.step_clock import StretchCurve
@@ -31,7 +32,9 @@ class VerifierSettings(ServerSettings):
         "auto", description="compute and cache dtype"
     )
     executor: Literal["auto", "native", "lean", "generic"] = Field("auto", description="how the model is run")
-    threads: int | None = Field(None, ge=1, le=1024, description="torch threads; one per core where absent")
+    threads: int | None = Field(
+        None, ge=1, le=limits.MAX_THREADS, description="torch threads; one per core where absent"
+    )
     cores: str | None = Field(None, description="cores to compute on, such as 0-3,6")
     row_buckets: tuple[int, ...] = Field((), description="pad each step's rows to the next of these counts")
     kv_limit_mib: int | None = Field(None, ge=1, description="bound on the KV cache, MiB; absent: none")
@@ -47,8 +50,15 @@ class VerifierSettings(ServerSettings):
         description="most memory for prefixes of ended texts, MiB; 0: no sharing of prefixes; absent: half of the KV "
         f"limit, or {PREFIX_MIB_WITHOUT_LIMIT} without one",
     )
-    max_sequences: int = Field(256, ge=1, le=65536, description="sequences that may run at once")
-    max_waiting: int = Field(256, ge=1, le=65536, description="sequences that may wait for room")
+    max_sequences: int = Field(
+        limits.DEFAULT_MAX_SEQUENCES,
+        ge=1,
+        le=limits.MAX_SEQUENCES,
+        description="sequences that may run at once",
+    )
+    max_waiting: int = Field(
+        256, ge=1, le=limits.MAX_SEQUENCES, description="sequences that may wait for room"
+    )
     profile_s: float = Field(
         1.0, ge=0, le=60, description="most time to spend on timed steps before serving; 0: none"
     )

@@ -18,6 +18,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from paceline.contract import errors
+from paceline.contract.limits import MAX_MESSAGE_BYTES
 from paceline.v1 import (
     peer_pb2,
     scheduler_pb2,
@@ -26,7 +27,7 @@ from paceline.v1 import (
     target_pb2_grpc,
 )
 from services.runtime import metrics
-from services.runtime.channel import MAX_MESSAGE_BYTES, open_channel, split_endpoint
+from services.runtime.channel import open_channel, split_endpoint
 from services.runtime.error_mapping import from_rpc_error
 from services.runtime.lifecycle import Process
 from services.runtime.settings import ServerSettings

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.contract.errors import InvalidRequestError
+from paceline.contract.limits import MAX_PEER_PAIRS
 from paceline.scheduling.reliability import Reliability
 from paceline.v1 import scheduler_pb2
 from services.scheduler.draft_acceptance import DrafterAcceptance
@@ -25,7 +26,6 @@ from services.scheduler.measurements import (
     Part,
     TenantsPart,
 )
-from services.scheduler.network import MAX_PEERS
 from services.scheduler.reports import measurements_of
 from services.scheduler.subject import Subject
 from services.scheduler.tenants import Use
@@ -391,7 +391,7 @@ def test_pairs_and_drafters_are_bounded() -> None:
         part = part.merged(NetworkPart.of([100], (), ("c", f"d{i}")))
         reliability = Reliability.of([(0, 0.5, 1, 1)])
         table = table.merged(DraftAcceptancePart({f"d{i}": DrafterAcceptance(reliability, reliability)}))
-    assert len(part.pairs) == MAX_PEERS + 1
+    assert len(part.pairs) == MAX_PEER_PAIRS + 1
     assert part.count == 200
     assert NetworkPart.from_dict(json.loads(json.dumps(part.to_dict()))).count == 200
     assert table.count == 200
