@@ -25,7 +25,7 @@ from services.runtime import feature_parts, tensors
 from services.runtime.frames import Commit, pack_commits, pack_drafts, unpack_drafts
 from services.verifier.sequence import Finish, SequenceSpec, TargetSequence, TargetSequenceState
 from services.verifier.session import VerifySession
-from services.verifier.verdicts import judge
+from services.verifier.verification import verify_sequences
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ def _round(
         wants_features=drafter is not None and arm.reads_features,
     )
     output = engine.step([rows])
-    (verdict,) = judge([sequence], [tree], output.rows, [0])
+    (verdict,) = verify_sequences([sequence], [tree], output.rows, [0])
     assert isinstance(verdict, Verdict), "no request here has rules"
     kept = [*range(len(settled)), *(root + row for row in verdict.accepted_rows)]
     engine.keep(sequence.slot, kept)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import structlog
 import torch
@@ -20,10 +19,8 @@ from paceline.methods.drafter import Drafter, DraftRequest, ReadsInPlace
 from paceline.target import TargetEngine
 from paceline.target.kv_cache import Slot
 from services.verifier.features import owned
+from services.verifier.report import SequenceCommit
 from services.verifier.sequence import NO_SLOT, TargetSequence
-
-if TYPE_CHECKING:
-    from services.verifier.report import SequenceCommit
 
 log = structlog.get_logger()
 

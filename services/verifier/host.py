@@ -21,14 +21,13 @@ from services.verifier.features import FeatureHub
 from services.verifier.grammar_compiler import RequestGrammars
 from services.verifier.inbox import VerifierInbox
 from services.verifier.info import peer_info
-from services.verifier.loop import StepLoop
+from services.verifier.loop import SequenceLimits, StepLoop
 from services.verifier.observer import StepObserver
 from services.verifier.profile import TimedStep, profile_steps
 from services.verifier.report import StepEvent
 from services.verifier.servicer import TargetServicer
 from services.verifier.settings import VerifierSettings
 from services.verifier.step_clock import StepClock, StretchCurve
-from services.verifier.table import TargetSequences
 
 log = structlog.get_logger()
 
@@ -53,31 +52,27 @@ class VerifierHost:
         parts = engine.taps[0].parts(engine.shape.hidden_size) if engine.taps else ()
         self._features = FeatureHub(engine.project, parts)
         self._inbox = VerifierInbox()
-        self._table = TargetSequences(
-            engine,
-            self._features,
-            drafter,
-            settings.max_sequences,
-            settings.max_waiting,
-            settings.prefix_cache_bytes,
-            settings.ngram_tokens,
-        )
         self.info = peer_info(engine, model_dir, model_dir.name, settings.device, drafter)
         self._constraints = RequestGrammars(model_dir, self.info.vocab_size, tuple(self.info.eos_token_ids))
-        self._observer = StepObserver(self.info.model_name, self._table.calibrators)
         budget = NodeBudget()
         for step in profile:
             budget.observe_step(step.num_rows, step.step_us * 1e-6)
         self._loop = StepLoop(
             engine,
             self._inbox,
-            self._table,
             self._features,
             drafter,
             budget,
+            SequenceLimits(
+                settings.max_sequences,
+                settings.max_waiting,
+                settings.prefix_cache_bytes,
+                settings.ngram_tokens,
+            ),
             self._on_step,
             StepClock(None if settings.step_curve is None else StretchCurve.parse(settings.step_curve)),
         )
+        self._observer = StepObserver(self.info.model_name, self._loop.calibrators)
 
     @classmethod
     def load(cls, settings: VerifierSettings, num_threads: int) -> VerifierHost:
@@ -126,7 +121,7 @@ class VerifierHost:
 
         async def drain() -> None:
             """Let running sequences end, then the streams; the drain's own bound cuts this off."""
-            while self._table.num_unfinished and self._loop.is_alive:
+            while self._loop.table.num_unfinished and self._loop.is_alive:
                 await asyncio.sleep(0.02)
             servicer.end_streams()
 

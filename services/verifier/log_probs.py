@@ -1,9 +1,11 @@
-"""Log-probabilities of what a step committed, and of what it ran of prompts, for the sequences that ask.
+"""Log-probabilities of the tokens that a step committed or ran of a prompt, for the sequences that ask for them.
 
-Responsible for: which rows they are read from, and the messages that report them. Deliberately does not know: how the
-rows were chosen or verified; the logits it gets are the target's, before any rule.
+Responsible for: which rows of logits they are read from, and the messages that report them. The logits are the target's
+own, before any rule.
 
-Called by: the step loop, once per step.
+Deliberately does not know: how rows were scheduled or verified.
+
+Called by: verification (keeps raw rows) and the step loop, once per step each.
 """
 
 from __future__ import annotations
@@ -14,22 +16,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paceline.sampling import TokenLogProbs, Verdict, token_log_probs
+from paceline.sampling import TokenLogProbs, token_log_probs
 from paceline.v1 import sampling_pb2, target_pb2
 from services.verifier.sequence import TargetSequence
-
-MAX_PROMPT_ROWS = 256
-"""Rows of prompts in one step whose logits are wanted: 50 MB of them for a vocabulary of 49,152."""
+from services.verifier.sequence_step import SequenceStep
 
 
 @dataclass(frozen=True, slots=True)
 class LogProbSpan:
-    """Tokens of one sequence whose log-probabilities are wanted.
+    """Consecutive tokens of one sequence whose log-probabilities are wanted.
 
     Attributes:
-        logits: `[n, vocab]` float32, the target's own: row i chose `tokens[i]`.
-        num_top: alternatives for each.
-        prompt_start: position of the first token where they are the prompt's; None where they were committed.
+        logits: `[n, vocab]` float32, the target's own: row i gave `tokens[i]`.
+        num_top: alternatives for each token.
+        prompt_start: position of the first token where the tokens are the prompt's; None where they were committed.
     """
 
     sequence: TargetSequence
@@ -39,44 +39,43 @@ class LogProbSpan:
     prompt_start: int | None = None
 
 
-def num_prompt_rows(sequence: TargetSequence, num_settled: int) -> int:
-    """How many of a step's leading rows, of committed tokens not yet run, come before prompt tokens asked for."""
-    if sequence.spec.num_prompt_top is None:
-        return 0
-    return max(0, min(num_settled, sequence.spec.num_prompt_tokens - 1 - sequence.num_cached))
+def raw_rows(step: SequenceStep, logits: Tensor) -> Tensor:
+    """The rows `[1 + nodes, vocab]` of a sequence's root and draft nodes, safe from its rules."""
+    rows = logits[step.root_row : step.root_row + 1 + len(step.input.tree)]
+    return rows.clone() if step.input.sequence.rules else rows
 
 
-def prompt_span(sequence: TargetSequence, start: int, logits: Tensor) -> LogProbSpan:
-    """The prompt tokens after the rows at positions from `start` on, `logits` being those of these rows."""
-    assert sequence.spec.num_prompt_top is not None, "asked for"
-    tokens = sequence.spec.prompt[start + 1 : start + 1 + logits.shape[0]]
-    return LogProbSpan(sequence, logits, tokens, sequence.spec.num_prompt_top, start + 1)
+def log_prob_spans(steps: Sequence[SequenceStep], logits: Tensor) -> list[LogProbSpan]:
+    """The wanted spans of a step with logits `[rows, vocab]`; a sequence that failed has none."""
+    spans: list[LogProbSpan] = []
+    for step in steps:
+        if step.rule_error is not None:
+            continue
+        sequence, num_prompt_logits = step.input.sequence, step.input.num_prompt_logits
+        if num_prompt_logits:
+            assert sequence.spec.num_prompt_top is not None, "the request asks for them"
+            begin = step.start + 1
+            tokens: Sequence[int] = sequence.spec.prompt[begin : begin + num_prompt_logits]
+            rows = logits[step.first_row : step.root_row]
+            spans.append(LogProbSpan(sequence, rows, tokens, sequence.spec.num_prompt_top, begin))
+        if step.raw_logits is not None and step.commit is not None:
+            assert sequence.spec.num_top is not None, "the request asks for them"
+            assert step.verdict is not None, "a commit follows a verdict"
+            tokens = step.commit.tokens
+            rows = step.raw_logits[list(step.verdict.kept_rows[: len(tokens)])]
+            spans.append(LogProbSpan(sequence, rows, tokens, sequence.spec.num_top))
+    return spans
 
 
-def raw_rows(sequence: TargetSequence, logits: Tensor, first: int, end: int) -> Tensor | None:
-    """The rows of a decision as the target gave them, to be kept before rules change them; None if nobody asks."""
-    if sequence.spec.num_top is None:
-        return None
-    logits = logits[first:end]
-    return logits.clone() if sequence.rules else logits
-
-
-def committed_span(
-    sequence: TargetSequence, raw: Tensor, verdict: Verdict, tokens: Sequence[int]
-) -> LogProbSpan:
-    """The tokens that a verdict committed, as far as they were kept; `raw` is `[1 + nodes, vocab]`."""
-    assert sequence.spec.num_top is not None, "asked for"
-    rows = verdict.kept_rows[: len(tokens)]
-    return LogProbSpan(sequence, raw[list(rows)], tokens, sequence.spec.num_top)
-
-
-def report_spans(spans: Sequence[LogProbSpan]) -> list[tuple[TargetSequence, target_pb2.SequenceLogProbs]]:
-    """One message for each sequence that has a share, all computed together."""
+def log_prob_messages(
+    spans: Sequence[LogProbSpan],
+) -> list[tuple[TargetSequence, target_pb2.SequenceLogProbs]]:
+    """One message for each sequence that has a span; all spans are computed together."""
     if not spans:
         return []
     logits = spans[0].logits if len(spans) == 1 else torch.cat([span.logits for span in spans])
     tokens = [token for span in spans for token in span.tokens]
-    found = token_log_probs(logits, tokens, max(span.num_top for span in spans))
+    log_probs = token_log_probs(logits, tokens, max(span.num_top for span in spans))
     messages: dict[int, tuple[TargetSequence, target_pb2.SequenceLogProbs]] = {}
     start = 0
     for span in spans:
@@ -84,7 +83,7 @@ def report_spans(spans: Sequence[LogProbSpan]) -> list[tuple[TargetSequence, tar
         if sequence_id not in messages:
             messages[sequence_id] = span.sequence, target_pb2.SequenceLogProbs(sequence_id=sequence_id)
         message = messages[sequence_id][1]
-        packed = _pack(found.part(start, stop, span.num_top), span.num_top)
+        packed = _pack(log_probs.part(start, stop, span.num_top), span.num_top)
         if span.prompt_start is None:
             message.committed.CopyFrom(packed)
         else:
@@ -94,11 +93,11 @@ def report_spans(spans: Sequence[LogProbSpan]) -> list[tuple[TargetSequence, tar
     return list(messages.values())
 
 
-def _pack(found: TokenLogProbs, num_top: int) -> sampling_pb2.LogProbs:
+def _pack(log_probs: TokenLogProbs, num_top: int) -> sampling_pb2.LogProbs:
     return sampling_pb2.LogProbs(
-        log_probs=found.log_probs.tolist(),
-        ranks=found.ranks.tolist(),
+        log_probs=log_probs.log_probs.tolist(),
+        ranks=log_probs.ranks.tolist(),
         num_top=num_top,
-        top_token_ids=found.top_token_ids.flatten().tolist(),
-        top_log_probs=found.top_log_probs.flatten().tolist(),
+        top_token_ids=log_probs.top_token_ids.flatten().tolist(),
+        top_log_probs=log_probs.top_log_probs.flatten().tolist(),
     )

@@ -92,7 +92,7 @@ class StepStats:
 
 
 @dataclass(slots=True)
-class Drops:
+class DropStats:
     """Draft nodes that were not verified since the last report, by cause."""
 
     stale: int = 0
@@ -128,6 +128,11 @@ class StepEvent:
     log_probs: Sequence[tuple[VerifySession, target_pb2.SequenceLogProbs]]
     dropped: target_pb2.DroppedDrafts
     num_running: int
+
+    @property
+    def has_first_or_last_token(self) -> bool:
+        """Whether a request gets its first or its last token in this step."""
+        return any(commit.is_first or commit.is_last for commit in self.commits)
 
     def frames(self) -> Iterator[tuple[VerifySession, target_pb2.VerifyResponse]]:
         """Each session's part of the step."""

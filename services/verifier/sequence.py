@@ -19,7 +19,10 @@ from services.verifier.ngram import SURE_PROPOSAL, NgramProposer
 from services.verifier.session import VerifySession
 
 NO_SLOT = -1
-"""Stands for the slot of a sequence that has none."""
+"""Slot of a sequence that has none."""
+
+MAX_MISSED_WAITS = 2
+"""After so many waits in vain, no step waits for the sequence's drafter until its next draft arrives."""
 
 
 class TargetSequenceState(Enum):
@@ -155,14 +158,27 @@ class TargetSequence:
         return self.may_draft and self.spec.reads_features
 
     @property
-    def proposal(self) -> NgramProposal | None:
-        """What the text itself proposes, where the request may be drafted for."""
+    def is_draft_due(self) -> bool:
+        """Whether a drafter's next draft is missing and worth waiting for."""
+        return (
+            self.is_decoding
+            and self.may_draft
+            and self.num_tokens_left > 1
+            and self.trie.num_nodes == 0
+            and self.has_drafter
+            and self.num_missed_waits < MAX_MISSED_WAITS
+            and not self.is_sure_of_ngram
+        )
+
+    @property
+    def ngram_proposal(self) -> NgramProposal | None:
+        """The n-gram proposal for the committed text, where the request allows drafts."""
         return self.ngram.proposal if self.ngram is not None and self.may_draft else None
 
     @property
     def is_sure_of_ngram(self) -> bool:
         """Whether an n-gram proposal is likely enough to do without a draft beside it."""
-        return (proposal := self.proposal) is not None and proposal.path_acceptances[0] >= SURE_PROPOSAL
+        return (proposal := self.ngram_proposal) is not None and proposal.path_acceptances[0] >= SURE_PROPOSAL
 
     def propose_ngram(self) -> None:
         """Look up what is committed and cached by now."""
@@ -186,7 +202,7 @@ class TargetSequence:
         """
         depth = self.num_tokens_left - 1
         budget = min(max_nodes, self.spec.max_draft_nodes)
-        proposal = self.proposal
+        proposal = self.ngram_proposal
         if depth <= 0 or (proposal is None and (budget <= 0 or self.trie.num_nodes == 0)):
             return EMPTY_TREE
         mode = self.spec.sampling.resolved_mode

@@ -16,8 +16,8 @@ class Stage(StrEnum):
 
     IDLE = "idle"  # nothing to run
     COMMANDS = "commands"  # openings, closings and drafts taken in
-    DRAFT_WAIT = "hold"  # waiting for drafts that are due
-    CHOOSE = "choose"  # which rows to run
+    DRAFT_WAIT = "draft_wait"  # waiting for drafts that are due
+    SCHEDULE = "schedule"  # which rows to run
     FORWARD = "forward"  # the target's pass
     VERIFY = "verify"  # rules, choices, acceptance
     COMMIT = "commit"  # caches, tries and texts moved on
@@ -25,7 +25,7 @@ class Stage(StrEnum):
     DRAFT = "draft"  # a drafter in this process
 
 
-OVERHEAD = (Stage.COMMANDS, Stage.CHOOSE, Stage.VERIFY, Stage.COMMIT, Stage.REPORT)
+OVERHEAD = (Stage.COMMANDS, Stage.SCHEDULE, Stage.VERIFY, Stage.COMMIT, Stage.REPORT)
 """The stages for which the target waits although it has work and nobody is late."""
 
 

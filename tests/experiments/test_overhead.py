@@ -29,10 +29,10 @@ def test_stages_are_read_off_the_metrics_that_a_verifier_serves() -> None:
 def test_a_round_is_a_line() -> None:
     row = {
         "sequences": 32, "speculation": True, "overhead_ms": 2.5, "share": 2.5 / 30, "forward_ms": 50.0,
-        "stages_ms": {"choose": 2.0, "report": 0.5},
+        "stages_ms": {"schedule": 2.0, "report": 0.5},
     }  # fmt: skip
     cells = [list(column.cells) for column in table([row], 30.0).columns]
-    assert [cell for (cell,) in cells] == ["32", "on", "2.50", "8.3%", "50.0", "choose 2.00, report 0.50"]
+    assert [cell for (cell,) in cells] == ["32", "on", "2.50", "8.3%", "50.0", "schedule 2.00, report 0.50"]
 
 
 def test_an_unknown_placement_is_refused_before_anything_starts() -> None:

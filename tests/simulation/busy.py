@@ -29,7 +29,7 @@ def run_busy_world(kit: Kit, placements: Sequence[Placement], seed: int) -> Coun
             _disturb(world, dice, number)
             _draft(world, dice)
             for at in range(2):
-                world.turn(at)
+                world.step(at)
         world.run_out()
     except BaseException:
         world.abandon()

@@ -79,7 +79,7 @@ class WorldMachine(RuleBasedStateMachine):
     @rule(at=peer_index, count=st.integers(1, 6))
     def step(self, at: int, count: int) -> None:
         for _ in range(count):
-            self.world.turn(at)
+            self.world.step(at)
 
     @rule(
         at=peer_index,

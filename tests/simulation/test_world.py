@@ -88,7 +88,7 @@ def test_drafts_that_land_during_a_pass_count_for_what_it_commits(
     world = World(kit, ("none", "none"), (0, 0))
     request = world.open(4, 0, 20, 8, 0, stops=False)
     while not request.tokens:
-        world.turn(0)
+        world.step(0)
     run = kit.engines[0].step
 
     def step(batch: Any, **options: Any) -> Any:
@@ -98,11 +98,11 @@ def test_drafts_that_land_during_a_pass_count_for_what_it_commits(
         return output
 
     monkeypatch.setattr(kit.engines[0], "step", step)
-    world.turn(0)
+    world.step(0)
     assert world.events["hit"] == 1
     monkeypatch.undo()
     before = len(request.tokens)
-    world.turn(0)
+    world.step(0)
     assert len(request.tokens) == before + 6
     world.run_out()
 

@@ -13,10 +13,9 @@ from services.verifier.colocated import ColocatedDrafter
 from services.verifier.features import FeatureHub, Subscriber
 from services.verifier.inbox import Command, VerifierInbox
 from services.verifier.kv_allocator import KVAllocatorStats
-from services.verifier.loop import StepLoop
+from services.verifier.loop import SequenceLimits, StepLoop
 from services.verifier.report import StepEvent, StepStats
 from services.verifier.session import VerifySession
-from services.verifier.table import TargetSequences
 
 
 def _closed_loop() -> asyncio.AbstractEventLoop:
@@ -77,14 +76,14 @@ class SteppedVerifier:
         self.engine = engine
         self.inbox = VerifierInbox()
         self.features = FeatureHub(engine.project)
-        self.table = TargetSequences(
-            engine, self.features, drafter, max_sequences, max_waiting, prefix_cache_bytes, ngram_tokens
-        )
         self.stats: list[StepStats] = []
         self.kv_allocator = KVAllocatorStats()
         # What is verified follows from the seed alone here, not from how long a step took.
         budget = budget or NodeBudget(learns=False)
-        self._loop = StepLoop(engine, self.inbox, self.table, self.features, drafter, budget, self._tell)
+        limits = SequenceLimits(max_sequences, max_waiting, prefix_cache_bytes, ngram_tokens)
+        self._loop = StepLoop(engine, self.inbox, self.features, drafter, budget, limits, self._on_step)
+        self.table = self._loop.table
+        self.calibrators = self._loop.calibrators
         self.limit_kv(kv_limit_tokens)
 
     def limit_kv(self, num_tokens: int | None) -> None:
@@ -97,9 +96,9 @@ class SteppedVerifier:
         for command in commands:
             self.inbox.put(command)
 
-    def turn(self, count: int = 1, *, publishes: bool = True) -> int:
+    def step(self, count: int = 1, *, publishes: bool = True) -> int:
         """Make steps; returns how many found something to run. Without `publishes` as the loop's own thread does."""
-        return sum(self._loop.turn(publishes=publishes) for _ in range(count))
+        return sum(self._loop.step(publishes=publishes) for _ in range(count))
 
     def start(self) -> StepLoop:
         """Let the loop's own thread make the steps; the caller stops it."""
@@ -115,7 +114,7 @@ class SteppedVerifier:
         assert self.engine.cache.num_slots == 0
         self.limit_kv(None)
 
-    def _tell(self, event: StepEvent) -> None:
+    def _on_step(self, event: StepEvent) -> None:
         for session, frame in event.frames():
             session.push(frame)
         stats = event.stats

@@ -278,10 +278,10 @@ class World:
             with torch.inference_mode():
                 self.peers[at].verifier.table.preempt_youngest()
 
-    def turn(self, at: int) -> int:
+    def step(self, at: int) -> int:
         """One step of a verifier, and what it says."""
         peer = self.peers[at]
-        num_steps = peer.verifier.turn()
+        num_steps = peer.verifier.step()
         for frame in peer.session.take():
             assert not frame.failures, frame.failures
             for opened in frame.opened:
@@ -437,10 +437,10 @@ class World:
             if not self.open_requests and not any(p.verifier.table.num_unfinished for p in self.peers):
                 break
             for at in range(len(self.peers)):
-                self.turn(at)
+                self.step(at)
         assert not self.open_requests, "a request never ended"
         for peer in self.peers:
-            peer.verifier.turn()
+            peer.verifier.step()
             peer.verifier.close()
             stats = peer.verifier.kv_allocator
             self.events["preempted"] += stats.num_preemptions
@@ -452,7 +452,7 @@ class World:
         for peer in self.peers:
             with torch.inference_mode():
                 for sequence in [*peer.verifier.table.running, *peer.verifier.table.waiting]:
-                    peer.verifier.table.apply(Close(sequence.owner, sequence.sequence_id))
+                    peer.verifier.table.drop(sequence)
                 while peer.verifier.table.kv_allocator.evict():
                     pass
             peer.verifier.limit_kv(None)

@@ -148,12 +148,12 @@ def test_one_sequence_with_draws_decides_for_its_step(
     for key, sampling in ((1, greedy), (2, other)):
         spec = SequenceSpec(key, 0, (1, 2, 3, 4), sampling, 20, frozenset(), 8)
         verifier.put(Open(session, spec, None))
-    verifier.turn()  # the prompts
+    verifier.step()  # the prompts
     for sequence in verifier.table.running:
         entry = DraftEntry.chain(sequence.committed_length, (7, 8, 9), (), (0.9, 0.9, 0.9))
         verifier.put(Drafts(session, ((sequence.sequence_id, 0, entry),), 0))
-    observer = StepObserver(f"budget-{mode.value}", verifier.table.calibrators)
-    verifier.turn()
+    observer = StepObserver(f"budget-{mode.value}", verifier.calibrators)
+    verifier.step()
     stats = verifier.stats[-1]
     assert stats.choice is not None
     assert (stats.choice.basis, stats.choice.num_offered) == (basis, 6)

@@ -140,16 +140,16 @@ def test_features_of_text_written_while_drafting_is_off_are_made_when_it_is_on(
         verifier = SteppedVerifier(engine, drafter=ColocatedDrafter(drafter, engine), prefix_cache_bytes=0)
         spec = SequenceSpec(1, 0, tuple(PROMPT), SamplingParams(temperature=0.0), 60, frozenset(), 8)
         verifier.put(SetPolicy(first), Open(ListedSession(), spec, None))
-        verifier.turn()
+        verifier.step()
         [sequence] = verifier.table.running
         projected.clear()
         if first is off:
-            verifier.turn(num_off)
+            verifier.step(num_off)
             assert projected == ([24] if num_off > 3 else [])
             verifier.put(SetPolicy(on))
-            verifier.turn()
+            verifier.step()
         while sequence.committed_length < len(PROMPT) + 20:
-            verifier.turn()
+            verifier.step()
         drafts.append((sequence.committed_length, tuple(sequence.committed), sequence.trie.select_best(8, 8)))
     lengths = {length for length, _, _ in drafts}
     assert len(lengths) == 1

@@ -49,16 +49,16 @@ class Driver:
         self.tokens[key] = []
         self.verifier.put(Open(self.session, spec, rule))
 
-    def turn(self, count: int = 1) -> None:
+    def step(self, count: int = 1) -> None:
         for _ in range(count):
-            self.verifier.turn()
+            self.verifier.step()
             self._read()
 
     def run(self, *keys: int) -> list[list[int]]:
         for _ in range(2000):
             if set(keys) <= set(self.ended):
                 break
-            self.turn()
+            self.step()
         return [self.tokens[key] for key in keys]
 
     def num_rows(self) -> int:
@@ -126,7 +126,7 @@ def test_the_next_turn_of_a_conversation_goes_on_in_the_kept_slot(drive: Any, pl
 def test_a_running_sequence_shares_what_it_has_run(drive: Any, plain_text: Any) -> None:
     driver = drive()
     driver.open(1, PROMPT, 30)
-    driver.turn(4)
+    driver.step(4)
     branch = [*PROMPT[:15], 1, 2]
     driver.open(2, branch, 8)
     assert driver.run(1, 2) == [plain_text(PROMPT, 30), plain_text(branch, 8)]
@@ -178,7 +178,7 @@ def test_features_of_a_shared_prefix_reach_the_drafter(drive: Any) -> None:
 
     def opened(key: int, prompt: list[int]) -> torch.Tensor:
         driver.open(key, prompt, 8)
-        driver.turn()
+        driver.step()
         driver.verifier.put(Attach(driver.session, driver.sequence_id(key), "d", 0))
         driver.run(key)
         return features_of(driver, subscriber, key)
@@ -208,7 +208,7 @@ def test_rows_behind_a_stop_token_are_not_kept(drive: Any, plain_text: Any) -> N
     driver = drive()
     driver.open(1, PROMPT, 30, stop_token_ids=frozenset({stop}), max_draft_nodes=16)
     driver.verifier.put(SetPolicy(StepPolicy(max_nodes_per_sequence=16)))
-    driver.turn()
+    driver.step()
     entry = DraftEntry.chain(len(PROMPT) + 1, text[1:17])
     driver.verifier.put(Drafts(driver.session, ((driver.sequence_id(1), 0, entry),), 0))
     [answer] = driver.run(1)
@@ -239,10 +239,10 @@ def test_features_are_not_pushed_twice_after_a_preemption(drive: Any, plain_text
     driver.verifier.features.subscribe(subscriber)
     for key in (1, 2):
         driver.open(key, PROMPT[key:], 60)
-    driver.turn()
+    driver.step()
     for key in (1, 2):
         driver.verifier.put(Attach(driver.session, driver.sequence_id(key), "d", 0))
-    driver.turn(8)
+    driver.step(8)
     with torch.inference_mode():
         preempted = driver.verifier.table.preempt_youngest()
     assert preempted.sequence_id == driver.sequence_id(2)
@@ -281,11 +281,11 @@ def test_closing_what_waits_leaves_nothing(drive: Any) -> None:
     driver = drive(kv_limit_tokens=128, prefix_cache_bytes=0)
     for key in (1, 2):
         driver.open(key, PROMPT, 60)
-    driver.turn(2)
+    driver.step(2)
     assert len(driver.verifier.table.waiting) == 1
     for key in (2, 1):
         driver.verifier.put(Close(driver.session, driver.sequence_id(key)))
-    driver.turn()
+    driver.step()
     assert driver.verifier.table.num_unfinished == 0
 
 
@@ -304,7 +304,7 @@ def test_a_sequence_that_fails_in_the_middle_of_a_step_keeps_no_prefix(drive: An
     """Its slot has the rows of a tree of which none was chosen."""
     driver = drive()
     driver.open(1, PROMPT, 6, rule=RefusesTrees())
-    driver.turn(1)
+    driver.step(1)
     fork = DraftEntry(len(PROMPT) + 1, (1, 2, 3), (-1, -1, 0))
     driver.verifier.put(Drafts(driver.session, ((driver.sequence_id(1), 0, fork),), 0))
     assert driver.run(1) == [plain_text(PROMPT, 1)]

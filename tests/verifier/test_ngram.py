@@ -103,15 +103,15 @@ def test_a_sure_echo_is_not_held_for_a_draft(target_dir: Path, ngram_tokens: int
     session = ListedSession()
     spec = SequenceSpec(1, 0, tuple(prompt), params, 30, frozenset(), 8)
     verifier.put(SetPolicy(StepPolicy(wait_budget_us=100_000)), Open(session, spec))
-    verifier.turn()
+    verifier.step()
     frames = session.take()
     [opened] = [opened for frame in frames for opened in frame.opened]
     draft = DraftEntry.chain(len(prompt), [0])
     verifier.put(Drafts(session, ((opened.sequence_id, 0, draft),), 0))
-    verifier.turn()
+    verifier.step()
     assert (verifier.stats[-1].laps[Stage.DRAFT_WAIT] > 0.09) == (ngram_tokens == 0)
     while verifier.table.num_unfinished:
-        verifier.turn()
+        verifier.step()
     frames += session.take()
     assert [token for frame in frames for token in frame.step.commits.tokens] == [7] * 30
     verifier.close()

@@ -1,4 +1,4 @@
-"""When others are told of a step: as late as the next pass begins, and never after anything else that is said."""
+"""When a step event is published: when the next pass begins, and always before any frame that follows the step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.simulation.verifier import ListedSession, SteppedVerifier
 PROMPT = [5, 6, 7, 8]
 
 
-class Told:
+class Stream:
     """A verifier that nobody drafts for, and one conductor's stream."""
 
     def __init__(self, target_dir: Path) -> None:
@@ -32,15 +32,15 @@ class Told:
         spec = SequenceSpec(key, 0, tuple(prompt), SamplingParams(0.0), num_tokens, frozenset(), 8)
         self.verifier.put(Open(self.session, spec, None))
 
-    def turn(self) -> int:
-        """Makes a step as the thread does; returns how many have been told of since the last call."""
-        self.verifier.turn(publishes=False)
+    def step(self) -> int:
+        """Run a step as the thread does; returns how many steps were published since the last call."""
+        self.verifier.step(publishes=False)
         return sum(frame.HasField("step") for frame in self.session.take())
 
 
 @pytest.fixture
-def told(target_dir: Path) -> Told:
-    return Told(target_dir)
+def stream(target_dir: Path) -> Stream:
+    return Stream(target_dir)
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -51,80 +51,82 @@ def until(condition: Callable[[], bool]) -> None:
     raise AssertionError("it did not come to that")
 
 
-def test_a_step_is_told_of_when_the_next_pass_begins(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
-    told.open()
-    assert told.turn() == 1  # the first token
-    assert told.turn() == 0
+def test_a_step_is_published_when_the_next_pass_begins(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream.open()
+    assert stream.step() == 1  # the first token
+    assert stream.step() == 0
     seen = []
-    forward = told.verifier.engine.executor.forward
+    forward = stream.verifier.engine.executor.forward
 
     def watched(*arguments: Any) -> Any:
-        before = len(told.session.frames)
+        before = len(stream.session.frames)
         output = forward(*arguments)
-        seen.append(len(told.session.frames) - before)
+        seen.append(len(stream.session.frames) - before)
         return output
 
-    monkeypatch.setattr(told.verifier.engine.executor, "forward", watched)
-    assert told.turn() == 1
+    monkeypatch.setattr(stream.verifier.engine.executor, "forward", watched)
+    assert stream.step() == 1
     assert seen == [1]
 
 
 @pytest.mark.parametrize("prompt", [[5], PROMPT])
-def test_first_and_last_tokens_are_told_of_at_once(told: Told, prompt: list[int]) -> None:
-    told.open(prompt, num_tokens=3)
-    assert [told.turn() for _ in range(3)] == [1, 0, 2]
+def test_first_and_last_tokens_are_published_at_once(stream: Stream, prompt: list[int]) -> None:
+    stream.open(prompt, num_tokens=3)
+    assert [stream.step() for _ in range(3)] == [1, 0, 2]
 
 
-def test_the_first_token_of_a_known_prompt_is_told_of_at_once(told: Told) -> None:
+def test_the_first_token_of_a_known_prompt_is_published_at_once(stream: Stream) -> None:
     prompt = list(range(1, 40))
-    told.open(prompt, num_tokens=2)
-    assert [told.turn() for _ in range(2)] == [1, 1]
-    told.open(prompt, key=2)
-    assert told.turn() == 1
-    assert told.verifier.stats[-1].num_prefill_rows == 0  # all of it was there
+    stream.open(prompt, num_tokens=2)
+    assert [stream.step() for _ in range(2)] == [1, 1]
+    stream.open(prompt, key=2)
+    assert stream.step() == 1
+    assert stream.verifier.stats[-1].num_prefill_rows == 0  # all of it was there
 
 
-def test_steps_are_told_of_at_once_where_a_drafter_elsewhere_waits(told: Told) -> None:
-    told.verifier.put(SetPolicy(StepPolicy(max_nodes_per_sequence=4)))
-    told.open()
-    assert [told.turn() for _ in range(4)] == [1, 1, 1, 1]
+def test_steps_are_published_at_once_where_a_drafter_elsewhere_waits(stream: Stream) -> None:
+    stream.verifier.put(SetPolicy(StepPolicy(max_nodes_per_sequence=4)))
+    stream.open()
+    assert [stream.step() for _ in range(4)] == [1, 1, 1, 1]
 
 
-def test_nothing_is_said_before_the_step_that_it_follows(told: Told) -> None:
-    told.open()
-    told.turn()
-    told.turn()
-    told.open([6, 7], key=2)
-    told.verifier.turn(publishes=False)
-    frames = told.session.take()
+def test_no_frame_comes_before_the_step_that_it_follows(stream: Stream) -> None:
+    stream.open()
+    stream.step()
+    stream.step()
+    stream.open([6, 7], key=2)
+    stream.verifier.step(publishes=False)
+    frames = stream.session.take()
     assert frames[0].HasField("step")
     assert any(frame.opened for frame in frames[1:])
 
 
-def test_the_last_step_is_told_of_before_a_verifier_idles(told: Told) -> None:
-    told.open()
-    told.turn()
-    assert told.turn() == 0
-    [sequence] = told.verifier.table.running
-    told.verifier.put(Close(told.session, sequence.sequence_id))
-    assert told.turn() == 1
-    assert told.turn() == 0
+def test_the_last_step_is_published_before_a_verifier_idles(stream: Stream) -> None:
+    stream.open()
+    stream.step()
+    assert stream.step() == 0
+    [sequence] = stream.verifier.table.running
+    stream.verifier.put(Close(stream.session, sequence.sequence_id))
+    assert stream.step() == 1
+    assert stream.step() == 0
 
 
-def test_all_steps_are_told_of_when_the_loop_stops(told: Told) -> None:
-    told.open(num_tokens=500)
-    loop = told.verifier.start()
-    until(lambda: len(told.verifier.stats) > 5)
+def test_all_steps_are_published_when_the_loop_stops(stream: Stream) -> None:
+    stream.open(num_tokens=500)
+    loop = stream.verifier.start()
+    until(lambda: len(stream.verifier.stats) > 5)
     loop.stop()
     assert not loop.is_alive
-    assert [stats.step_index for stats in told.verifier.stats] == list(
-        range(1, told.verifier.stats[-1].step_index + 1)
+    assert [stats.step_index for stats in stream.verifier.stats] == list(
+        range(1, stream.verifier.stats[-1].step_index + 1)
     )
-    assert told.verifier.stats[-1].step_index == loop._step_index
+    assert stream.verifier.stats[-1].step_index == loop._step_index
 
 
-def test_all_steps_are_told_of_when_the_loop_fails(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, passes = told.verifier.engine, []
+def test_all_steps_are_published_when_the_loop_fails(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, passes = stream.verifier.engine, []
     step = engine.step
 
     def failing(*arguments: Any, **more: Any) -> Any:
@@ -134,8 +136,8 @@ def test_all_steps_are_told_of_when_the_loop_fails(told: Told, monkeypatch: pyte
         return step(*arguments, **more)
 
     monkeypatch.setattr(engine, "step", failing)
-    told.open()
-    loop = told.verifier.start()
+    stream.open()
+    loop = stream.verifier.start()
     until(lambda: not loop.is_alive)
     assert isinstance(loop.failure, RuntimeError)
-    assert len(told.verifier.stats) == 3
+    assert len(stream.verifier.stats) == 3

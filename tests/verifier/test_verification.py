@@ -11,7 +11,7 @@ from paceline.sampling import LogitBias, SamplingParams, Verdict, maxima_of
 from paceline.trie import EMPTY_TREE, DraftTree
 from services.verifier.sequence import SequenceSpec, TargetSequence
 from services.verifier.session import VerifySession
-from services.verifier.verdicts import judge
+from services.verifier.verification import verify_sequences
 
 
 @pytest.mark.parametrize("sampling", [SamplingParams(temperature=0), SamplingParams(seed=5)])
@@ -24,8 +24,8 @@ def test_maxima_follow_the_rules(sampling: SamplingParams) -> None:
     sequences = [sequence(sampling, bias) for bias in ({best: -100.0}, {}, {7: 100.0})]
     trees = [EMPTY_TREE, EMPTY_TREE, DraftTree((7,), (-1,), (1,), (0.5,), (None,))]
     before = logits.clone()
-    plain = judge(sequences, trees, logits.clone(), firsts)
-    judged = judge(sequences, trees, logits, firsts, maxima_of(logits))
+    plain = verify_sequences(sequences, trees, logits.clone(), firsts)
+    judged = verify_sequences(sequences, trees, logits, firsts, maxima_of(logits))
     assert torch.equal(logits[[0, 1, 4]], before[[0, 1, 4]])
     assert judged == plain
     assert isinstance(judged[0], Verdict)
