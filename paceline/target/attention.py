@@ -18,25 +18,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from paceline.model.torch_block import Scoring
 from paceline.target.kv_cache import Slot
 
 # From this many query rows (after folding) on, groups are run one by one: their causal form needs no mask.
 MAX_FOLDED_ROWS = 256
-
-
-@dataclass(frozen=True, slots=True)
-class Scoring:
-    """How a layer scores keys.
-
-    Attributes:
-        scale: factor on the scores.
-        window: sliding window in tokens, the row itself included; None for full attention.
-        softcap: cap scores with `softcap * tanh(score / softcap)`.
-    """
-
-    scale: float
-    window: int | None = None
-    softcap: float | None = None
 
 
 class Unit(Protocol):
@@ -51,7 +37,7 @@ class Unit(Protocol):
         """Its rows."""
 
     def attend(self, queries: Tensor, keys_values: Tensor, layer: int, scoring: Scoring) -> Tensor:
-        """Store its keys and values and attend; see `attend`, for this unit's rows alone."""
+        """Store its keys and values and attend; see `StepPlan.attend`, for this unit's rows alone."""
 
 
 @dataclass(slots=True)
@@ -195,28 +181,16 @@ class StepPlan:
         """Rows, padding included."""
         return int(self.tokens.shape[0])
 
-
-def attend(queries: Tensor, keys_values: Tensor, layer: int, plan: StepPlan, scoring: Scoring) -> Tensor:
-    """Store a layer's new keys and values, then attend each sequence over its own cache.
-
-    Args:
-        queries: `[n, group, num_kv_heads, head_dim]`, rotated.
-        keys_values: `[n, 2 * num_kv_heads, head_dim]`, keys rotated, keys first.
-        layer: layer index in the cache.
-        plan: the step.
-        scoring: scale, window and cap of this layer.
-
-    Returns:
-        `[n, group * num_kv_heads * head_dim]`; padding rows hold zeros.
-    """
-    units, num_rows = plan.units, queries.shape[0]
-    if len(units) == 1 and units[0].num_rows == num_rows:
-        return units[0].attend(queries, keys_values, layer, scoring)
-    outputs = []
-    for unit in units:
-        first, end = unit.first_row, unit.first_row + unit.num_rows
-        outputs.append(unit.attend(queries[first:end], keys_values[first:end], layer, scoring))
-    covered = units[-1].first_row + units[-1].num_rows
-    if covered < num_rows:
-        outputs.append(outputs[0].new_zeros((num_rows - covered, outputs[0].shape[1])))
-    return torch.cat(outputs)
+    def attend(self, queries: Tensor, keys_values: Tensor, layer: int, scoring: Scoring) -> Tensor:
+        """Attention of a block's rows; see :class:`paceline.model.torch_block.Attention`. Padding rows get zeros."""
+        units, num_rows = self.units, queries.shape[0]
+        if len(units) == 1 and units[0].num_rows == num_rows:
+            return units[0].attend(queries, keys_values, layer, scoring)
+        outputs = []
+        for unit in units:
+            first, end = unit.first_row, unit.first_row + unit.num_rows
+            outputs.append(unit.attend(queries[first:end], keys_values[first:end], layer, scoring))
+        covered = units[-1].first_row + units[-1].num_rows
+        if covered < num_rows:
+            outputs.append(outputs[0].new_zeros((num_rows - covered, outputs[0].shape[1])))
+        return torch.cat(outputs)

@@ -14,7 +14,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from paceline.target.attention import Scoring, Segment, Unit, additive, product
+from paceline.model.torch_block import Scoring
+from paceline.target.attention import Segment, Unit, additive, product
 
 # Longer chunks use their time in the product itself and gain nothing from company.
 MAX_COHORT_ROWS = 16

@@ -18,8 +18,9 @@ from transformers import AttentionInterface, AttentionMaskInterface, AutoModelFo
 
 from paceline.model.device import Device
 from paceline.model.layer_heads import layer_heads
+from paceline.model.torch_block import Scoring
 from paceline.model.weights import UnsupportedModelError
-from paceline.target.attention import Scoring, StepPlan, attend
+from paceline.target.attention import StepPlan
 from paceline.target.executor import FINAL_NORM, ExecutorOutput, ModelShape, nothing
 
 ATTENTION_NAME = "paceline"
@@ -48,7 +49,7 @@ def _attention(
     queries = query[0].view(kv_heads, group, n, head_dim).permute(2, 1, 0, 3).contiguous()
     keys_values = torch.cat([key[0], value[0]]).transpose(0, 1)  # [n, 2 * kv_heads, head_dim]
     scoring = Scoring(head_dim**-0.5 if scaling is None else float(scaling), sliding_window, softcap)
-    mixed = attend(queries, keys_values, int(module.layer_idx), paceline_plan, scoring)
+    mixed = paceline_plan.attend(queries, keys_values, int(module.layer_idx), scoring)
     out = mixed.view(n, group, kv_heads, head_dim).transpose(1, 2).reshape(1, n, heads, head_dim)
     return out, None
 
