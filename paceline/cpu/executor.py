@@ -15,16 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from paceline.cpu.block import BlockBuilder, PackedBlock, takes_block
 from paceline.cpu.packed_weight import PackedWeight, num_panels
-from paceline.cpu.program import (
-    GATES,
-    Epilogue,
-    Program,
-    RowSegment,
-    runs_on_kernels,
-)
+from paceline.cpu.program import Epilogue, Program, RowSegment
 from paceline.model.architecture import Architecture
-from paceline.model.block import BlockWeights, Projection
 from paceline.model.decoder_weights import DecoderWeights
 from paceline.model.device import Device
 from paceline.model.rope import RopeTable
@@ -35,18 +29,7 @@ from paceline.target.executor import FINAL_NORM, ExecutorOutput, ModelShape, not
 
 def runs_natively(arch: Architecture, device: Device, dtype: torch.dtype) -> bool:
     """Whether the kernels are here and take this model."""
-    return (
-        arch.attention_softcap is None
-        and arch.activation in GATES
-        and runs_on_kernels(
-            device,
-            dtype,
-            num_heads=arch.num_heads,
-            num_kv_heads=arch.num_kv_heads,
-            head_dim=arch.head_dim,
-            widths=(arch.hidden_size, arch.intermediate_size),
-        )
-    )
+    return takes_block(arch.block(0), device, dtype)
 
 
 class NativeExecutor:
@@ -70,10 +53,10 @@ class NativeExecutor:
             self._embedding = reader.embedding.contiguous()
             self._head = PackedWeight.pack(reader.head)
             self._final_norm = reader.final_norm.bfloat16()
-            self._layers = [_Layer(reader.block(index)) for index in range(arch.num_layers)]
+            self._blocks = [PackedBlock.pack(reader.block(index)) for index in range(arch.num_layers)]
             self._embed_scale = float(torch.tensor(arch.embed_scale or 1.0).bfloat16())
-        packed = [self._head, *(w for x in self._layers for w in (x.qkv, x.out, x.gate_up, x.down))]
-        self.num_bytes = self._embedding.nbytes + sum(weight.panels.nbytes for weight in packed)
+        blocks_bytes = sum(block.num_bytes for block in self._blocks)
+        self.num_bytes = self._embedding.nbytes + self._head.panels.nbytes + blocks_bytes
         self._plans: dict[tuple[frozenset[int], bool], _ModelProgram] = {}
         self._head_program = Program()
         self._head_in = self._head_program.buffer(arch.hidden_size, bound=True)
@@ -127,23 +110,11 @@ class NativeExecutor:
     def _program(self, capture: frozenset[int], takes_inputs: bool) -> _ModelProgram:
         arch, program = self.architecture, Program()
         hidden = program.buffer(arch.hidden_size)
-        qkv = program.buffer((arch.num_heads + 2 * arch.num_kv_heads) * arch.head_dim)
-        mixed = program.buffer(arch.num_heads * arch.head_dim)
-        gated = program.buffer(arch.intermediate_size)
-        wide = program.buffer(arch.hidden_size)  # of products that are normed before they are added
+        builder = BlockBuilder(program, arch.block(0))
         asked = program.buffer(arch.hidden_size)
         logits = program.buffer(arch.vocab_size, bound=True)
         maxima = program.buffer(num_panels(arch.vocab_size), bound=True)
         model = _ModelProgram(program, logits, maxima, {})
-        eps = arch.norm_eps
-
-        def add_normed(source: int, weight: PackedWeight, norm: Tensor | None) -> None:
-            """`hidden += weight(source)`, normed first where the family has a norm behind the product."""
-            if norm is None:
-                program.linear(source, hidden, weight, Epilogue.ADD, residual=hidden)
-            else:
-                program.linear(source, wide, weight)
-                program.norm(wide, hidden, norm, eps, residual=hidden)
 
         def capture_stream(index: int) -> None:
             if index in capture:
@@ -155,33 +126,17 @@ class NativeExecutor:
             program.copy(model.inputs, hidden)
         else:
             program.embed(self._embedding, hidden, self._embed_scale)
-        for index, layer in enumerate(self._layers):
+        for index, block in enumerate(self._blocks):
             capture_stream(index)
-            program.linear(hidden, qkv, layer.qkv, norm=layer.attention_norm, eps=eps)
-            program.attend(
-                qkv,
-                mixed,
-                index,
-                num_heads=arch.num_heads,
-                num_kv_heads=arch.num_kv_heads,
-                head_dim=arch.head_dim,
-                scale=arch.attention_scale,
-                rope=self._ropes[arch.rope_keys[index]].table,
-                window=arch.windows[index],
-                qk_norm=layer.qk_norm,
-                eps=eps,
-            )
-            add_normed(mixed, layer.out, layer.post_attention_norm)
-            program.linear(hidden, gated, layer.gate_up, GATES[arch.activation], norm=layer.mlp_norm, eps=eps)
-            add_normed(gated, layer.down, layer.post_mlp_norm)
+            builder.add(block, index, self._ropes[block.shape.rope_key].table, hidden)
         capture_stream(arch.num_layers)
         if FINAL_NORM in capture:
             model.streams[FINAL_NORM] = program.buffer(arch.hidden_size, bound=True)
-            program.norm(hidden, model.streams[FINAL_NORM], self._final_norm, eps)
+            program.norm(hidden, model.streams[FINAL_NORM], self._final_norm, arch.norm_eps)
         program.gather(hidden, asked)
         program.linear(
-            asked, logits, self._head, Epilogue.STORE_FLOAT, norm=self._final_norm, eps=eps, maxima=maxima,
-            selected=True,
+            asked, logits, self._head, Epilogue.STORE_FLOAT, norm=self._final_norm, eps=arch.norm_eps,
+            maxima=maxima, selected=True,
         )  # fmt: skip
         return model
 
@@ -200,35 +155,6 @@ class _ModelProgram:
         self.logits = logits
         self.maxima = maxima
         self.streams = streams
-
-
-class _Layer:
-    """One decoder layer's packed weights."""
-
-    __slots__ = (
-        "attention_norm", "down", "gate_up", "mlp_norm", "out", "post_attention_norm", "post_mlp_norm", "qk_norm",
-        "qkv",
-    )  # fmt: skip
-
-    def __init__(self, weights: BlockWeights) -> None:
-        assert weights.attention_norm is not None
-        self.attention_norm = weights.attention_norm.bfloat16()
-        self.qkv = _pack(weights.qkv)
-        self.qk_norm = None if weights.qk_norm is None else weights.qk_norm.bfloat16().contiguous()
-        self.out = _pack(weights.out)
-        self.post_attention_norm = _rounded(weights.post_attention_norm)
-        self.mlp_norm = weights.mlp_norm.bfloat16()
-        self.gate_up = PackedWeight.pack(weights.gate_up.weight, weights.gate_up.bias, is_gated=True)
-        self.down = _pack(weights.down)
-        self.post_mlp_norm = _rounded(weights.post_mlp_norm)
-
-
-def _pack(projection: Projection) -> PackedWeight:
-    return PackedWeight.pack(projection.weight, projection.bias)
-
-
-def _rounded(norm: Tensor | None) -> Tensor | None:
-    return None if norm is None else norm.bfloat16()
 
 
 def _row_segment(segment: Segment) -> RowSegment:
