@@ -19,11 +19,10 @@ from torch import Tensor
 from paceline.checkpoints.target_facts import TargetFacts
 from paceline.checkpoints.tensor_files import check_names, read_public_config, read_tensors, write_tensors
 from paceline.methods.checkpoint import CheckpointError, DrafterConfig
-from paceline.methods.decoder_block import rope_parameters
+from paceline.methods.decoder_block import num_layers, rope_parameters
 from paceline.methods.eagle1 import layer as eagle1_layer
 from paceline.methods.eagle3 import layer as eagle3_layer
 from paceline.methods.target_vocabulary import TOKEN_MAP
-from paceline.methods.upper_block import num_layers
 from paceline.training.teacher import default_tap_layers
 
 FILE = "model.safetensors"

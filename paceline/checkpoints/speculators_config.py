@@ -16,9 +16,8 @@ from paceline.checkpoints.speculators_blocks import read_block_fields, write_blo
 from paceline.checkpoints.speculators_fields import is_whole, mask_token, size_of, switch
 from paceline.checkpoints.target_facts import TargetFacts
 from paceline.methods.checkpoint import CheckpointError, DrafterConfig
-from paceline.methods.decoder_block import ROPE_TYPES, rope_parameters
+from paceline.methods.decoder_block import ROPE_TYPES, num_layers, rope_parameters
 from paceline.methods.dflash.layer import BlockPlan
-from paceline.methods.upper_block import num_layers
 
 KINDS = {"eagle3": "eagle3", "peagle": "p_eagle", "dflash": "dflash", "dspark": "dspark"}
 """Paceline's method by `speculators_model_type`."""

@@ -13,11 +13,10 @@ from torch import Tensor
 
 from paceline.cpu import kernels
 from paceline.cpu.packed_weight import PackedWeight
-from paceline.cpu.program import Epilogue, Program
+from paceline.cpu.program import MAX_GROUP, Epilogue, Program
 from paceline.model.block import BlockShape, BlockWeights, Projection
 from paceline.model.device import Device
 
-MAX_GROUP = 16
 MAX_HEAD_DIM = 256
 GATES = {"silu": Epilogue.GATE_SILU, "gelu_pytorch_tanh": Epilogue.GATE_GELU}
 

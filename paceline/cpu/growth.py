@@ -16,6 +16,7 @@ from torch import Tensor
 
 from paceline.cpu import kernels
 from paceline.cpu.program import Description, Program, RowSegment, describe_segment
+from paceline.draft_layer.protocol import GrownTree
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,23 +47,6 @@ class Growth:
     def max_rows(self) -> int:
         """Most rows that are run."""
         return (self.depth - 1) * self.width
-
-
-@dataclass(frozen=True, slots=True)
-class GrownTree:
-    """What was grown. The root's children come first, then those of each row, `branch` each.
-
-    Attributes:
-        tokens: target id of each node.
-        log_probs: natural log-probability of each node given its path.
-        row_nodes: the node that each row ran.
-        states: `[rows, hidden]`, the program's outputs.
-    """
-
-    tokens: list[int]
-    log_probs: list[float]
-    row_nodes: list[int]
-    states: Tensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,9 @@ from paceline.cpu.program import Epilogue, Program
 from paceline.model.device import Device
 
 
-def runs_natively(hidden: int, device: Device, dtype: torch.dtype) -> bool:
+def takes_rows(width: int, device: Device, dtype: torch.dtype) -> bool:
     """Whether the kernels are here and take products with rows of this width."""
-    is_suited = device.kind == "cpu" and dtype == torch.bfloat16 and hidden % 16 == 0
+    is_suited = device.kind == "cpu" and dtype == torch.bfloat16 and width % 16 == 0
     return is_suited and kernels.load() is not None
 
 

@@ -21,11 +21,9 @@ from torch import Tensor
 
 from paceline.cpu import kernels
 from paceline.cpu.packed_weight import PackedWeight, num_panels
-from paceline.model.device import Device
 
 SPARE_ROWS = 8  # a product may read so many rows behind the last
 MAX_GROUP = 16
-MAX_HEAD_DIM = 256
 MAX_TOP = 16
 RESIDENT_BYTES = 24 << 20
 """Weights up to this size are taken to stay in the last cache from one run to the next: a draft layer's."""
@@ -53,30 +51,6 @@ class Epilogue(IntEnum):
     GATE_SILU = 2
     GATE_GELU = 3
     STORE_FLOAT = 4
-
-
-GATES = {"silu": Epilogue.GATE_SILU, "gelu_pytorch_tanh": Epilogue.GATE_GELU}
-
-
-def runs_on_kernels(
-    device: Device,
-    dtype: torch.dtype,
-    *,
-    num_heads: int,
-    num_kv_heads: int,
-    head_dim: int,
-    widths: Sequence[int],
-) -> bool:
-    """Whether the kernels are here and take layers with these heads, and rows of these widths."""
-    return (
-        device.kind == "cpu"
-        and dtype == torch.bfloat16
-        and kernels.load() is not None
-        and head_dim % 32 == 0
-        and head_dim <= MAX_HEAD_DIM
-        and num_heads // num_kv_heads <= MAX_GROUP
-        and all(width % 16 == 0 for width in (*widths, num_heads * head_dim))
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +167,7 @@ class Program:
         assert maxima < 0 or self._widths[maxima] == num_panels(weight.out_width)
         assert self._widths[source] == weight.in_width
         assert self._widths[out] == weight.out_width
-        assert weight.is_gated == (epilogue in GATES.values())
+        assert weight.is_gated == (epilogue in (Epilogue.GATE_SILU, Epilogue.GATE_GELU))
         self._weight_bytes += weight.panels.nbytes
         extra = {"norm": norm, "bias": weight.bias}
         self._add(

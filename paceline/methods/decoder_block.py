@@ -1,38 +1,37 @@
-"""One decoder block of the Llama family over the cache slots of several sequences: attention, then the gated product.
+"""Decoder blocks in drafters' checkpoints: their tensors by name, their sizes, and their rotary table.
 
-Responsible for the block's tensors and sizes and for its form in torch operators, through the target's own parts:
-packed products, key-value slots, rotary tables. What attention reads and what its result is added to differs from
-method to method and comes from the caller. Knows nothing of embeddings, heads, chains or trees; called by the methods'
-layers. Its form on the CPU kernels is `native_layer.py`.
+Public checkpoints name a block's tensors alike whatever the method. Methods read blocks through this file; see
+`paceline.model.block` for what a block is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.methods.checkpoint import CheckpointError, DrafterConfig
-from paceline.methods.draft_layer import Rows, join_rows
-from paceline.model.device import RmsNorm
+from paceline.model.block import BlockShape, BlockWeights, Projection
 from paceline.model.rope import RopeTable
-from paceline.target import Device
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 """Rotary variants whose frequencies do not depend on the length of the text."""
+
+
+def num_layers(config: DrafterConfig) -> int:
+    """Blocks of a checkpoint; one where `shape.num_layers` is not given."""
+    return config.size("num_layers") if "num_layers" in config.shape else 1
 
 
 def block_shapes(config: DrafterConfig, prefix: str, read_width: int) -> dict[str, tuple[int, ...]]:
     """A block's tensors by name.
 
     Args:
-        config: the checkpoint's; `shape` holds the sizes, `qkv_bias` where the products have one, and `head_norms`
-            where queries and keys are normed head by head.
+        config: the checkpoint's. `shape` holds the sizes; `qkv_bias` says that queries, keys and values have a bias,
+            `head_norms` that queries and keys are normed head by head.
         prefix: of the names, such as `midlayer.`.
         read_width: width of what attention reads.
     """
@@ -73,9 +72,8 @@ def rope_table(config: DrafterConfig, dtype: torch.dtype, device: torch.device) 
     """The rotary table of a checkpoint."""
     heads, head_dim = config.size("num_heads"), config.size("head_dim")
     parameters = rope_parameters(config)
-    if (
-        parameters["rope_type"] == "default"
-    ):  # needs no more of a configuration, and transformers' take seconds to import
+    # The default needs no more of a configuration, and transformers' configurations take seconds to import.
+    if parameters["rope_type"] == "default":
         return RopeTable(SimpleNamespace(rope_parameters=parameters), None, head_dim, dtype, device)
     from transformers import LlamaConfig
 
@@ -89,177 +87,71 @@ def rope_table(config: DrafterConfig, dtype: torch.dtype, device: torch.device) 
     return RopeTable(like, None, head_dim, dtype, device)
 
 
-@dataclass(frozen=True, slots=True)
-class BlockWeights:
-    """Tensors and sizes of a block, not yet packed.
+def block_shape(config: DrafterConfig) -> BlockShape:
+    """Sizes of a checkpoint's blocks.
 
-    Attributes:
-        qkv: `[(num_heads + 2 * num_kv_heads) * head_dim, read_width]`.
-        qkv_bias: one for each row of `qkv`, or None.
-        head_norms: `[num_heads + num_kv_heads, head_dim]`, of the norms of queries and keys, or None.
-        out: `[hidden, num_heads * head_dim]`.
-        mlp_norm: `[hidden]`, of the norm before the gated product.
-        gate_up: `[2 * intermediate, hidden]`, gates first.
-        down: `[hidden, intermediate]`.
+    Raises:
+        CheckpointError: the number of query heads is no multiple of the number of key heads.
     """
-
-    qkv: Tensor
-    qkv_bias: Tensor | None
-    head_norms: Tensor | None
-    out: Tensor
-    mlp_norm: Tensor
-    gate_up: Tensor
-    down: Tensor
-    rope: RopeTable
-    hidden: int
-    intermediate: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    max_positions: int
-    eps: float
-    dtype: torch.dtype
-
-    @classmethod
-    def read(
-        cls,
-        config: DrafterConfig,
-        tensors: Mapping[str, Tensor],
-        prefix: str,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> BlockWeights:
-        """Take sizes from the checkpoint's config, and tensors by the names of :func:`block_shapes`.
-
-        Raises:
-            CheckpointError: heads that do not fall into groups, or a rotary variant that is not supported.
-        """
-        num_heads, num_kv_heads = config.size("num_heads"), config.size("num_kv_heads")
-        if num_heads % num_kv_heads:
-            raise CheckpointError(
-                f"shape.num_heads {num_heads} is no multiple of shape.num_kv_heads {num_kv_heads}"
-            )
-
-        def get(*names: str) -> Tensor:
-            parts = [tensors[prefix + name].to(dtype) for name in names]
-            return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-        head_norms = None
-        if config.flag("head_norms"):
-            query, key = (get(f"self_attn.{x}_norm.weight") for x in "qk")
-            head_norms = torch.cat([query.expand(num_heads, -1), key.expand(num_kv_heads, -1)])
-        has_bias = config.flag("qkv_bias")
-        return cls(
-            qkv=get(*(f"self_attn.{x}_proj.weight" for x in "qkv")),
-            qkv_bias=get(*(f"self_attn.{x}_proj.bias" for x in "qkv")) if has_bias else None,
-            head_norms=head_norms,
-            out=get("self_attn.o_proj.weight"),
-            mlp_norm=get("post_attention_layernorm.weight"),
-            gate_up=get("mlp.gate_proj.weight", "mlp.up_proj.weight"),
-            down=get("mlp.down_proj.weight"),
-            rope=rope_table(config, dtype, device),
-            hidden=config.size("hidden"),
-            intermediate=config.size("intermediate"),
-            num_heads=num_heads,
-            num_kv_heads=num_kv_heads,
-            head_dim=config.size("head_dim"),
-            max_positions=config.size("max_positions"),
-            eps=float(config.shape.get("rms_eps", 1e-5)),
-            dtype=dtype,
+    num_heads, num_kv_heads = config.size("num_heads"), config.size("num_kv_heads")
+    if num_heads % num_kv_heads:
+        raise CheckpointError(
+            f"shape.num_heads {num_heads} is no multiple of shape.num_kv_heads {num_kv_heads}"
         )
+    head_dim = config.size("head_dim")
+    return BlockShape(
+        hidden=config.size("hidden"),
+        intermediate=config.size("intermediate"),
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        norm_eps=float(config.shape.get("rms_eps", 1e-5)),
+        attention_scale=float(head_dim**-0.5),
+        has_qk_norm=config.flag("head_norms"),
+    )
 
-    @property
-    def scale(self) -> float:
-        """On attention scores."""
-        return float(self.head_dim**-0.5)
 
-
-class DecoderBlock:
-    """The block in torch operators, with products packed for the device.
+def read_block(
+    config: DrafterConfig,
+    tensors: Mapping[str, Tensor],
+    prefix: str,
+    dtype: torch.dtype,
+    *,
+    has_input_norm: bool,
+) -> BlockWeights:
+    """A block of a checkpoint.
 
     Args:
-        weights: of the block.
-        device: where it runs.
-        layer: layer of the cache slots.
-        is_last: whether no block follows that runs the same rows: the last one settles them as pending.
-        first_row: rows of a slot before this one hold nothing in this layer, and none but they themselves see them.
+        config: the checkpoint's.
+        tensors: by the names of :func:`block_shapes`, and `input_layernorm.weight` where the block norms what
+            attention reads.
+        prefix: of the names.
+        dtype: to compute in.
+        has_input_norm: whether attention reads the norm of what it is given.
+
+    Raises:
+        CheckpointError: see :func:`block_shape`.
     """
+    shape, has_bias = block_shape(config), config.flag("qkv_bias")
 
-    def __init__(
-        self, weights: BlockWeights, device: Device, layer: int = 0, is_last: bool = True, first_row: int = 0
-    ) -> None:
-        self._layer, self._is_last, self._first_row = layer, is_last, first_row
-        self._eps = weights.eps
-        self.head_norms = None if weights.head_norms is None else weights.head_norms.to(device.torch_device)
-        self.hidden, self.dtype = weights.hidden, weights.dtype
-        self.num_heads, self.num_kv_heads = weights.num_heads, weights.num_kv_heads
-        self.head_dim, self.group = weights.head_dim, weights.num_heads // weights.num_kv_heads
-        self.where = device.torch_device
-        self.rope, self.scale = weights.rope, weights.scale
-        bias = None if weights.qkv_bias is None else weights.qkv_bias.to(self.where)
-        self.qkv = device.pack(weights.qkv, bias)
-        self.out = device.pack(weights.out)
-        self.gate_up = device.pack(weights.gate_up)
-        self.down = device.pack(weights.down)
-        self.mlp_norm = RmsNorm(weights.mlp_norm.to(self.where), weights.eps)
+    def norm(name: str) -> Tensor:
+        return tensors[f"{prefix}{name}.weight"].to(dtype)
 
-    def forward(self, read: Tensor, residual: Tensor, rows: Sequence[Rows]) -> Tensor:
-        """Run rows of several sequences, writing their keys and values behind each slot's rows.
+    def projection(name: str, has_bias: bool = False) -> Projection:
+        bias = tensors[f"{prefix}{name}.bias"].to(dtype) if has_bias else None
+        return Projection(tensors[f"{prefix}{name}.weight"].to(dtype), bias)
 
-        Args:
-            read: what attention reads, `[n, read_width]`.
-            residual: what its result is added to, `[n, hidden]`.
-            rows: one sequence's rows each, `n` in all.
-
-        Returns:
-            `[n, hidden]`.
-        """
-        positions = [position for part in rows for position in part.positions]
-        cos, sin = self.rope.gather(torch.tensor(positions, device=self.where), max(positions))
-        heads = self.qkv(read).view(-1, self.num_heads + 2 * self.num_kv_heads, self.head_dim)
-        rotary = heads.narrow(1, 0, self.num_heads + self.num_kv_heads)
-        if self.head_norms is not None:
-            rotary.copy_(F.rms_norm(rotary, (self.head_dim,), None, self._eps).mul_(self.head_norms))
-        swapped = rotary.roll(self.head_dim // 2, -1)
-        rotary.mul_(cos).addcmul_(swapped, sin)
-        mixed, first = [], 0
-        for part in rows:
-            end = first + part.num_rows
-            mixed.append(self._attend(heads[first:end], part))
-            first = end
-        state = self.out.add(join_rows(mixed), residual)
-        gate, up = self.gate_up(self.mlp_norm(state)).chunk(2, dim=-1)
-        return self.down.add(F.silu(gate).mul_(up), state)
-
-    def _attend(self, heads: Tensor, part: Rows) -> Tensor:
-        """One sequence's attention over its slot: `[n, num_heads * head_dim]`."""
-        n, slot, used = heads.shape[0], part.slot, part.write_at
-        slot.append(self._layer, used, heads.narrow(1, self.num_heads, 2 * self.num_kv_heads))
-        mask = self._mask(part)
-        if self._is_last:
-            slot.num_pending += n
-        keys, values = slot.view(self._layer, 0, used + n)
-        # Query heads that share a key head become rows of it, so that keys are read once.
-        queries = heads.narrow(1, 0, self.num_heads).reshape(n, self.num_kv_heads, self.group, self.head_dim)
-        queries = queries.transpose(0, 1).reshape(1, self.num_kv_heads, n * self.group, self.head_dim)
-        if mask is not None:
-            mask = mask.repeat_interleave(self.group, dim=0)
-        out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=self.scale)
-        return out.view(self.num_kv_heads, n, -1).transpose(0, 1).reshape(n, -1)
-
-    def _mask(self, part: Rows) -> Tensor | None:
-        """Additive `[n, rows in the slot + n]`, or None where all is visible."""
-        n, used, settled = part.num_rows, part.write_at, part.slot.length
-        if part.paths is None:
-            if n == 1 and not self._first_row:
-                return None
-            mask = torch.full((n, used + n), -torch.inf, dtype=self.dtype, device=self.where).triu(used + 1)
-            mask[:, : self._first_row] = -torch.inf
-            mask.diagonal(used).zero_()
-            return mask
-        mask = torch.full((n, used + n), -torch.inf, dtype=self.dtype)
-        mask[:, self._first_row : settled] = 0.0
-        for row, path in enumerate(part.paths):
-            own = settled + path[-1]
-            mask[row, [at for seen in path if (at := settled + seen) >= self._first_row or at == own]] = 0.0
-        return mask.to(self.where)
+    return BlockWeights.fuse(
+        shape,
+        attention_norm=norm("input_layernorm") if has_input_norm else None,
+        query=projection("self_attn.q_proj", has_bias),
+        key=projection("self_attn.k_proj", has_bias),
+        value=projection("self_attn.v_proj", has_bias),
+        query_norm=norm("self_attn.q_norm") if shape.has_qk_norm else None,
+        key_norm=norm("self_attn.k_norm") if shape.has_qk_norm else None,
+        out=projection("self_attn.o_proj"),
+        mlp_norm=norm("post_attention_layernorm"),
+        gate=projection("mlp.gate_proj"),
+        up=projection("mlp.up_proj"),
+        down=projection("mlp.down_proj"),
+    )

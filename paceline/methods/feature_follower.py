@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
-from paceline.methods.draft_layer import LayerSizes
+from paceline.draft_layer import LayerSizes
 from paceline.methods.drafter import DrafterError, UnknownDraftSequenceError
 from paceline.target import Device, TapSpec
 from paceline.target.kv_cache import KVCache, KVLayout, Slot

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from paceline.checkpoints import TargetFacts
-from paceline.methods.draft_layer import Rows
+from paceline.draft_layer import Rows
 from paceline.methods.loading import load_drafter
 from paceline.target.kv_cache import KVCache, KVLayout
 

@@ -15,9 +15,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from paceline.checkpoints.eagle import read_eagle, write_eagle
 from paceline.checkpoints.target_facts import TargetFacts
+from paceline.draft_layer import Rows
 from paceline.methods.autoregressive.drafter import AutoregressiveDrafter
 from paceline.methods.checkpoint import CheckpointError, save_drafter
-from paceline.methods.draft_layer import Rows
 from paceline.methods.loading import load_drafter
 from tests.methods.eagle_reference import ReferenceEagle1, ReferenceEagle3, chain_logits
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from paceline.draft_layer import LayerOutput, Rows
 from paceline.methods.autoregressive.drafter import AutoregressiveDrafter
-from paceline.methods.draft_layer import LayerOutput, Rows
 from paceline.methods.drafter import Drafter, DrafterError, DraftRequest
 from paceline.methods.loading import load_drafter
 from paceline.sampling import SamplingParams

@@ -9,9 +9,12 @@ import pytest
 import torch
 
 from paceline.cpu import kernels
+from paceline.cpu.context import NativeContext
+from paceline.cpu.draft_layer import NativeLayer
+from paceline.draft_layer.context import TorchContext
+from paceline.draft_layer.torch_layer import TorchLayer
 from paceline.methods.checkpoint import DrafterConfig, load_tensors
-from paceline.methods.dflash.layer import BlockPlan, BlockRows, DFlashLayer, DFlashWeights, dflash_shapes
-from paceline.methods.dflash.native import NativeDFlashLayer
+from paceline.methods.dflash.layer import BlockPlan, BlockRows, DFlashLayer, dflash_shapes, read_layer
 from paceline.methods.dflash.objective import DFlashShape
 from paceline.methods.drafter import DraftRequest
 from paceline.methods.dspark.drafter import dspark_shapes
@@ -26,6 +29,7 @@ from tests.methods.native import VOCAB, WIDTH, draft_one, random_features, rando
 
 pytestmark = pytest.mark.skipif(kernels.load() is None, reason="the CPU kernels do not run here")
 
+CPU = Device("cpu")
 RANK = 16
 DRAFT_IDS = list(range(3, 53))
 SHAPE = DFlashShape(
@@ -86,7 +90,8 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory, target_dir: Path) -> d
 def _load(directory: Path, target_dir: Path) -> BlockDrafter:
     drafter = load_drafter(directory, target_dir, dtype=torch.bfloat16)
     assert isinstance(drafter, BlockDrafter)
-    assert isinstance(drafter._blocks, NativeDFlashLayer)
+    assert isinstance(drafter._blocks._layer, NativeLayer)
+    assert isinstance(drafter._blocks._context, NativeContext)
     return drafter
 
 
@@ -99,10 +104,13 @@ def test_layers_are_near_to_the_torch_form_and_draft_the_same(
     tensors = load_tensors(checkpoints[method], shapes)
     random = torch.Generator().manual_seed(2)
     embedding, head = torch.randn(2, VOCAB, WIDTH, generator=random).bfloat16()
-    weights = DFlashWeights.read(config, tensors, embedding, head[DRAFT_IDS], torch.bfloat16)
+    weights, context = read_layer(config, tensors, embedding, head[DRAFT_IDS], torch.bfloat16)
     plan, outputs = BlockPlan.read(config), []
     with torch.inference_mode():
-        for layer in (NativeDFlashLayer(weights, plan), DFlashLayer(weights, plan, Device("cpu"))):
+        for layer in (
+            DFlashLayer(NativeLayer(weights), NativeContext(context), plan, 2),
+            DFlashLayer(TorchLayer(weights, CPU), TorchContext(context, CPU), plan, 2),
+        ):
             cache = KVCache(KVLayout(2, 2, 32, torch.bfloat16, torch.device("cpu")))
             slots = [cache.get(cache.open(64)) for _ in range(3)]
             # One has no context at all, and one goes on from a context that was run before.

@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from paceline.cpu import kernels
+from paceline.cpu.draft_layer import NativeLayer
+from paceline.draft_layer import Rows
+from paceline.draft_layer.torch_layer import TorchLayer
 from paceline.methods.checkpoint import DrafterConfig, load_tensors
-from paceline.methods.draft_layer import Rows
 from paceline.methods.drafter import DraftRequest
 from paceline.methods.eagle1.drafter import Eagle1Drafter
-from paceline.methods.eagle1.layer import Eagle1Layer, Eagle1Weights, parameter_shapes
-from paceline.methods.eagle1.native import NativeEagle1Layer
+from paceline.methods.eagle1.layer import parameter_shapes, read_layer
 from paceline.methods.loading import load_drafter
 from paceline.methods.target_vocabulary import SharedVocabulary
 from paceline.target import Device
@@ -61,7 +62,7 @@ def drafter_dir(
 def _load(drafter_dir: Path, target_dir: Path) -> Eagle1Drafter:
     drafter = load_drafter(drafter_dir, target_dir, dtype=torch.bfloat16)
     assert isinstance(drafter, Eagle1Drafter)
-    assert isinstance(drafter._layer, NativeEagle1Layer)
+    assert isinstance(drafter._layer, NativeLayer)
     return drafter
 
 
@@ -72,10 +73,10 @@ def test_layer_is_near_to_the_torch_form(target_dir: Path, tmp_path: Path, varia
     tensors = load_tensors(path, parameter_shapes(config))
     random = torch.Generator().manual_seed(2)
     embedding, head = torch.randn(2, VOCAB, WIDTH, generator=random).bfloat16()
-    weights = Eagle1Weights.read(config, tensors, SharedVocabulary(embedding, head, None), torch.bfloat16)
+    weights = read_layer(config, tensors, SharedVocabulary(embedding, head, None), torch.bfloat16)
     outputs = []
     with torch.inference_mode():
-        for layer in (NativeEagle1Layer(weights), Eagle1Layer(weights, Device("cpu"))):
+        for layer in (NativeLayer(weights), TorchLayer(weights, Device("cpu"))):
             cache = KVCache(KVLayout(1, 2, 32, torch.bfloat16, torch.device("cpu")))
             slots = [cache.get(cache.open(64)) for _ in range(2)]
             first = [

@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from paceline.cpu import kernels
+from paceline.cpu.draft_layer import NativeLayer
+from paceline.draft_layer import Rows
+from paceline.draft_layer.torch_layer import TorchLayer
 from paceline.methods.checkpoint import DrafterConfig
-from paceline.methods.draft_layer import Rows
 from paceline.methods.drafter import DraftRequest
 from paceline.methods.eagle3.drafter import Eagle3Drafter
-from paceline.methods.eagle3.layer import Eagle3Layer, Eagle3Weights
-from paceline.methods.eagle3.native import NativeEagle3Layer
+from paceline.methods.eagle3.layer import read_layer
 from paceline.methods.loading import load_drafter
 from paceline.target import Device
 from paceline.target.kv_cache import KVCache, KVLayout
@@ -31,7 +32,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def _load(checkpoint: tuple[Path, Path]) -> Eagle3Drafter:
     drafter = load_drafter(checkpoint[0], checkpoint[1], dtype=torch.bfloat16)
     assert isinstance(drafter, Eagle3Drafter)
-    assert isinstance(drafter._layer, NativeEagle3Layer)
+    assert isinstance(drafter._layer, NativeLayer)
     return drafter
 
 
@@ -44,10 +45,10 @@ def test_layer_is_near_to_the_torch_form(checkpoint: tuple[Path, Path]) -> None:
     config = DrafterConfig.read(checkpoint[0])
     tensors = load_tensors(checkpoint[0], parameter_shapes(config))
     embedding = torch.randn(VOCAB, WIDTH, generator=torch.Generator().manual_seed(2)).bfloat16()
-    weights = Eagle3Weights.read(config, tensors, embedding, torch.bfloat16)
+    weights = read_layer(config, tensors, embedding, torch.bfloat16)
     outputs = []
     with torch.inference_mode():
-        for layer in (NativeEagle3Layer(weights), Eagle3Layer(weights, Device("cpu"))):
+        for layer in (NativeLayer(weights), TorchLayer(weights, Device("cpu"))):
             cache = KVCache(KVLayout(1, 2, 32, torch.bfloat16, torch.device("cpu")))
             slots = [cache.get(cache.open(64)) for _ in range(2)]
             first = [

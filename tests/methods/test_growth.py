@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from paceline.cpu import kernels
+from paceline.draft_layer import TreeGrower, TreeWanted
 from paceline.methods.autoregressive.drafter import AutoregressiveDrafter
 from paceline.methods.deepseek_mtp import layer as deepseek_mtp_layer
-from paceline.methods.draft_layer import TreeGrower, TreeWanted
 from paceline.methods.drafter import DraftRequest, OutcomeRequest
 from paceline.methods.eagle1 import layer as eagle1_layer
 from paceline.methods.loading import load_drafter

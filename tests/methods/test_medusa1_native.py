@@ -9,7 +9,7 @@ import torch
 
 from paceline.cpu import kernels
 from paceline.cpu.linear import KernelLinear
-from paceline.methods.medusa_heads import heads as medusa_heads
+from paceline.methods import backend
 from paceline.methods.medusa_heads.heads import MedusaHeads, MedusaShape, OutputHead
 from paceline.target import Device
 from tests.methods.conftest import MEDUSA, medusa_tensors
@@ -61,7 +61,7 @@ def test_a_row_is_the_same_alone_and_in_any_group(shape: MedusaShape) -> None:
 
 def test_torch_stands_in_where_the_kernels_do_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     native = _heads(MEDUSA, torch.bfloat16)
-    monkeypatch.setattr(medusa_heads, "runs_natively", lambda *_: False)
+    monkeypatch.setattr(backend, "takes_rows", lambda *_: False)
     plain = _heads(MEDUSA, torch.bfloat16)
     assert not isinstance(plain._outputs[0], KernelLinear)
     with torch.inference_mode():

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from paceline.draft_layer import LayerOutput
 from paceline.methods.checkpoint import CheckpointError, DrafterConfig, save_drafter
-from paceline.methods.draft_layer import LayerOutput
 from paceline.methods.drafter import Drafter, DraftRequest
 from paceline.methods.loading import load_drafter
 from paceline.methods.one_pass.marginal_tree import marginal_tree

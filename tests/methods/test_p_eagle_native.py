@@ -8,10 +8,12 @@ import pytest
 import torch
 
 from paceline.cpu import kernels
+from paceline.cpu.draft_layer import NativeLayer, takes_layer
+from paceline.draft_layer import Rows
+from paceline.draft_layer.torch_layer import TorchLayer
 from paceline.methods.checkpoint import DrafterConfig
 from paceline.methods.drafter import DraftRequest
-from paceline.methods.eagle3.layer import Eagle3Layer, Eagle3Weights, Rows, parameter_shapes
-from paceline.methods.eagle3.native import NativeEagle3Layer, runs_natively
+from paceline.methods.eagle3.layer import parameter_shapes, read_layer
 from paceline.methods.loading import load_drafter
 from paceline.methods.p_eagle.drafter import PEagleDrafter
 from paceline.methods.p_eagle.objective import PEagleShape
@@ -50,11 +52,11 @@ def test_layer_is_near_to_the_torch_form(variant: dict[str, object]) -> None:
     for name, size in parameter_shapes(config).items():
         values = torch.randn(size, generator=random)
         tensors[name] = (1.0 + 0.2 * values if len(size) == 1 else values * 1.5 * size[-1] ** -0.5).bfloat16()
-    weights = Eagle3Weights.read(config, tensors, _random(VOCAB, WIDTH, 2), torch.bfloat16)
-    assert runs_natively(weights, Device("cpu"))
+    weights = read_layer(config, tensors, _random(VOCAB, WIDTH, 2), torch.bfloat16)
+    assert takes_layer(weights, Device("cpu"))
     outputs = []
     with torch.inference_mode():
-        for layer in (NativeEagle3Layer(weights), Eagle3Layer(weights, Device("cpu"))):
+        for layer in (NativeLayer(weights), TorchLayer(weights, Device("cpu"))):
             layout = KVLayout(int(str(sizes["num_layers"])), 2, 32, torch.bfloat16, torch.device("cpu"))
             cache = KVCache(layout)
             slots = [cache.get(cache.open(64)) for _ in range(2)]
@@ -88,7 +90,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def _load(checkpoint: tuple[Path, Path], dtype: torch.dtype = torch.bfloat16) -> PEagleDrafter:
     drafter = load_drafter(checkpoint[0], checkpoint[1], dtype=dtype)
     assert isinstance(drafter, PEagleDrafter)
-    assert isinstance(drafter._layer, NativeEagle3Layer if dtype == torch.bfloat16 else Eagle3Layer)
+    assert isinstance(drafter._layer, NativeLayer if dtype == torch.bfloat16 else TorchLayer)
     return drafter
 
 

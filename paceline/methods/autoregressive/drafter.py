@@ -19,11 +19,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from paceline.methods.autoregressive.sequence import AutoregressiveSequence, Chain, StableRows, Tree
-from paceline.methods.autoregressive.tree_rule import TreeRule
-from paceline.methods.checkpoint import DrafterConfig
-from paceline.methods.choice import choose_chain_tokens, draw_chain_tokens, rank_children
-from paceline.methods.draft_layer import (
+from paceline.draft_layer import (
     DraftLayer,
     LayerOutput,
     Rows,
@@ -32,6 +28,10 @@ from paceline.methods.draft_layer import (
     TreeWanted,
     join_rows,
 )
+from paceline.methods.autoregressive.sequence import AutoregressiveSequence, Chain, StableRows, Tree
+from paceline.methods.autoregressive.tree_rule import TreeRule
+from paceline.methods.checkpoint import DrafterConfig
+from paceline.methods.choice import choose_chain_tokens, draw_chain_tokens, rank_children
 from paceline.methods.drafter import (
     DraftRequest,
     OutcomeRequest,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from paceline.methods.draft_layer import Rows, StableRow
+from paceline.draft_layer import Rows, StableRow
 from paceline.methods.feature_follower import FollowedSequence
 from paceline.methods.sibling_chain import sibling_chain_entry
 from paceline.methods.tree import GrowingTree

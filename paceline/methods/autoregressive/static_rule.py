@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
+from paceline.draft_layer import MAX_BEST
 from paceline.methods.autoregressive.tree_rule import MIN_BRANCH
-from paceline.methods.draft_layer import MAX_BEST
 from paceline.methods.static_tree import StaticTree, search_tree
 from paceline.methods.tree import GrowingTree
 

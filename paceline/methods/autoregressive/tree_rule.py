@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from paceline.methods.draft_layer import MAX_BEST
+from paceline.draft_layer import MAX_BEST
 from paceline.methods.tree import GrowingTree
 
 MAX_WIDTH = MAX_BEST

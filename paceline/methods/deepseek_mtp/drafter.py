@@ -11,12 +11,13 @@ from typing import ClassVar, Self
 
 import torch
 
+from paceline.draft_layer import DraftLayer
 from paceline.methods.autoregressive.drafter import AutoregressiveDrafter
 from paceline.methods.autoregressive.tree_rule import DynamicRule
+from paceline.methods.backend import make_layer
 from paceline.methods.checkpoint import DrafterConfig, load_tensors
-from paceline.methods.deepseek_mtp.layer import DeepseekMtpLayer, MtpWeights, parameter_shapes
-from paceline.methods.deepseek_mtp.native import NativeMtpLayer, runs_natively
-from paceline.methods.draft_layer import DraftLayer
+from paceline.methods.deepseek_mtp.layer import parameter_shapes, read_modules
+from paceline.methods.deepseek_mtp.modules import ModuleSequence
 from paceline.methods.target_vocabulary import SharedVocabulary
 from paceline.target import Device, TapSpec
 
@@ -41,9 +42,9 @@ class DeepseekMtpDrafter(AutoregressiveDrafter):
         with torch.inference_mode():
             tensors = load_tensors(directory, parameter_shapes(config))
             vocabulary = SharedVocabulary.read(config, tensors, target_dir, device.torch_device, dtype)
-            weights = MtpWeights.read(config, tensors, vocabulary, dtype)
-            native = runs_natively(weights, device)
-            layer: DraftLayer = NativeMtpLayer(weights) if native else DeepseekMtpLayer(weights, device)
+            modules = read_modules(config, tensors, vocabulary, dtype)
+            layer: DraftLayer
+            layer = make_layer(modules[0], device) if len(modules) == 1 else ModuleSequence(modules, device)
             return cls(
                 layer,
                 vocabulary.draft_ids,
@@ -52,5 +53,5 @@ class DeepseekMtpDrafter(AutoregressiveDrafter):
                 config.size("max_positions"),
                 DynamicRule(),
                 device,
-                len(weights.modules),
+                len(modules),
             )

@@ -1,6 +1,6 @@
 """DFlash (2602.06036): a block of tokens from one pass of layers that attend to the target's features.
 
-What a block is and how it is run: `block_drafter.py`, `dflash_layer.py`. Rows of a block know no token of each other's,
+What a block is and how it is run: `block_drafter.py`, `layer.py`. Rows of a block know no token of each other's,
 so a chain takes the likeliest token of every row (in coupled mode the winner of the target's own race), a tree is the
 product of the rows' guesses (`marginal_tree.py`), and draws come from each row's own distribution, which is sent along.
 """
@@ -14,9 +14,9 @@ from typing import ClassVar
 import torch
 
 from paceline.methods.checkpoint import DrafterConfig, load_tensors
-from paceline.methods.dflash.layer import BlockPlan, DFlashWeights, dflash_shapes
+from paceline.methods.dflash.layer import dflash_shapes
 from paceline.methods.eagle3.layer import read_draft_ids
-from paceline.methods.one_pass.block_drafter import BlockDrafter, make_layer, read_shared
+from paceline.methods.one_pass.block_drafter import BlockDrafter, make_block_layer, read_shared
 from paceline.methods.one_pass.round import RoundRequest, round_entries
 from paceline.target import Device
 from paceline.trie import DraftEntry
@@ -40,9 +40,8 @@ class DFlashDrafter(BlockDrafter):
             tensors = load_tensors(directory, dflash_shapes(config))
             draft_ids = read_draft_ids(config, tensors["d2t"], device.torch_device)
             shared = read_shared(config, tensors, target_dir, draft_ids, device, dtype)
-            weights = DFlashWeights.read(config, tensors, *shared, dtype)
             return cls(
-                make_layer(weights, BlockPlan.read(config), device),
+                make_block_layer(config, tensors, *shared, device, dtype),
                 draft_ids,
                 config.size("draft_vocab"),
                 cls.read_tap(directory, config),

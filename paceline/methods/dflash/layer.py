@@ -1,29 +1,24 @@
-"""The DFlash draft layers (2602.06036, section 3): their tensors and their forward pass in torch operators.
+"""DFlash's draft layer (2602.06036, section 3): its tensors, and how a block of rows is run.
 
-Every layer attends over keys and values of two kinds: those of the *context*, which are products of the target's fused
-features alone, and those of the *block*, rows of embeddings that the layers transform. Context rows have no queries and
-pass through no layer, so what a layer holds of them is computed once and stays in its cache. Within a block every row
-sees every other.
-
-Knows nothing of chains, trees or commits; called by `paceline.methods.one_pass.block_drafter`.
+Each block of the layer attends over keys and values of two kinds. Those of the *context* are products of the target's
+fused features (`paceline.draft_layer.context`). Those of the *block* come from rows of embeddings that the layer
+transforms, and within a block every row sees every other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from paceline.draft_layer import DraftLayer, Entry, LayerOutput, LayerWeights, Rows
+from paceline.draft_layer.context import ContextRows, ContextWeights, ContextWriter
 from paceline.methods.checkpoint import CheckpointError, DrafterConfig
-from paceline.methods.decoder_block import BlockWeights, block_shapes
-from paceline.methods.draft_layer import LayerOutput, LayerSizes, TorchOutput, join_rows
+from paceline.methods.decoder_block import block_shapes, read_block, rope_table
 from paceline.methods.eagle3.layer import tap_layers
-from paceline.model.device import RmsNorm
-from paceline.target import Device
+from paceline.model.block import BlockWeights, Projection
 from paceline.target.kv_cache import Slot
 
 
@@ -93,45 +88,42 @@ class BlockPlan:
         return self.size - (not self.anchor_first)
 
 
-@dataclass(frozen=True, slots=True)
-class DFlashWeights:
-    """Tensors of the layers, not yet packed.
+def read_layer(
+    config: DrafterConfig, tensors: Mapping[str, Tensor], embedding: Tensor, head: Tensor, dtype: torch.dtype
+) -> tuple[LayerWeights, ContextWeights]:
+    """The layer of a checkpoint and what writes its context; embedding and head are those to be used, in `dtype`."""
+    blocks = tuple(
+        read_block(config, tensors, f"layers.{i}.", dtype, has_input_norm=True)
+        for i in range(config.size("num_layers"))
+    )
+    rope, max_positions = rope_table(config, dtype, embedding.device), config.size("max_positions")
+    layer = LayerWeights(
+        entry=Entry(embedding, reads_state=False),
+        blocks=blocks,
+        head=head,
+        head_norm=tensors["norm.weight"].to(dtype),
+        carries_norm=True,
+        rope=rope,
+        max_positions=max_positions,
+    )
+    context = ContextWeights(
+        norm=tensors["hidden_norm.weight"].to(dtype),
+        keys_values=tuple(_keys_values(block) for block in blocks),
+        key_norms=tuple(
+            None if block.qk_norm is None else block.qk_norm[block.shape.num_heads :].contiguous()
+            for block in blocks
+        ),
+        shape=layer.shape,
+        rope=rope,
+        max_positions=max_positions,
+    )
+    return layer, context
 
-    Attributes:
-        norms: of each layer, `[hidden]`, before attention; block rows pass it, context rows do not.
-        blocks: of each layer.
-        context_norm: `[hidden]`, of fused features.
-        final_norm: `[hidden]`.
-        embedding: `[target_vocab, hidden]`.
-        head: `[draft_vocab, hidden]`.
-    """
 
-    norms: tuple[Tensor, ...]
-    blocks: tuple[BlockWeights, ...]
-    context_norm: Tensor
-    final_norm: Tensor
-    embedding: Tensor
-    head: Tensor
-
-    @classmethod
-    def read(
-        cls,
-        config: DrafterConfig,
-        tensors: Mapping[str, Tensor],
-        embedding: Tensor,
-        head: Tensor,
-        dtype: torch.dtype,
-    ) -> DFlashWeights:
-        """Take sizes from the checkpoint's config; embedding and head are those to be used, in `dtype`."""
-        where, layers = embedding.device, range(config.size("num_layers"))
-        return cls(
-            tuple(tensors[f"layers.{i}.input_layernorm.weight"].to(dtype) for i in layers),
-            tuple(BlockWeights.read(config, tensors, f"layers.{i}.", dtype, where) for i in layers),
-            tensors["hidden_norm.weight"].to(dtype),
-            tensors["norm.weight"].to(dtype),
-            embedding,
-            head,
-        )
+def _keys_values(block: BlockWeights) -> Projection:
+    """A block's projection to keys and values alone: context rows have no queries."""
+    first, bias = block.shape.query_width, block.qkv.bias
+    return Projection(block.qkv.weight[first:], None if bias is None else bias[first:])
 
 
 @dataclass(slots=True)
@@ -150,94 +142,23 @@ class BlockRows:
     anchor: int
 
 
-class InjectedBlock:
-    """One layer in torch operators, with products packed for the device.
+class DFlashLayer:
+    """Context and block of several sequences in one pass.
 
     Args:
-        weights: of the layer.
-        norm: `[hidden]`, before attention.
-        device: where it runs.
-        index: layer of the cache slots.
-    """
-
-    def __init__(self, weights: BlockWeights, norm: Tensor, device: Device, index: int) -> None:
-        self._index, self._eps = index, weights.eps
-        self._scale, self._head_dim = weights.scale, weights.head_dim
-        self._num_heads, self._num_kv_heads = weights.num_heads, weights.num_kv_heads
-        self._group = weights.num_heads // weights.num_kv_heads
-        where, split = device.torch_device, weights.num_heads * weights.head_dim
-        bias = None if weights.qkv_bias is None else weights.qkv_bias.to(where)
-        # Context rows have keys and values alone, so these are a product of their own.
-        self._query = device.pack(weights.qkv[:split], None if bias is None else bias[:split])
-        self._key_value = device.pack(weights.qkv[split:], None if bias is None else bias[split:])
-        norms = None if weights.head_norms is None else weights.head_norms.to(where)
-        self._query_norm = None if norms is None else norms[: weights.num_heads]
-        self._key_norm = None if norms is None else norms[weights.num_heads :]
-        self._out, self._down = device.pack(weights.out), device.pack(weights.down)
-        self._gate_up = device.pack(weights.gate_up)
-        self._norm, self._mlp_norm = (RmsNorm(x.to(where), weights.eps) for x in (norm, weights.mlp_norm))
-
-    def forward(
-        self, state: Tensor, contexts: Sequence[Tensor], slots: Sequence[Slot], rope: tuple[Tensor, Tensor]
-    ) -> Tensor:
-        """Run blocks of several sequences, writing keys and values of new context rows, and of the block behind them.
-
-        Args:
-            state: block rows, `[sequences * block_size, hidden]`.
-            contexts: normed features of each sequence's new context rows, `[n, hidden]`.
-            slots: the sequences' caches.
-            rope: cosines and signed sines, `[rows, 1, head_dim]`, of each sequence's new context rows and then its
-                block rows, sequences in order.
-
-        Returns:
-            `[sequences * block_size, hidden]`.
-        """
-        read = self._norm(state)
-        size = state.shape[0] // len(slots)
-        parts = [part for pair in zip(contexts, read.split(size), strict=True) for part in pair]
-        key_value = self._key_value(torch.cat(parts)).view(-1, 2 * self._num_kv_heads, self._head_dim)
-        self._turn(key_value.narrow(1, 0, self._num_kv_heads), self._key_norm, *rope)
-        queries = self._query(read).view(-1, self._num_heads, self._head_dim)
-        own: list[int] = []  # rows of `key_value` that belong to blocks
-        first = 0
-        for context in contexts:
-            own += range(first + context.shape[0], first + context.shape[0] + size)
-            first += context.shape[0] + size
-        self._turn(queries, self._query_norm, rope[0][own], rope[1][own])
-        mixed, first = [], 0
-        for i, (slot, context) in enumerate(zip(slots, contexts, strict=True)):
-            count = context.shape[0] + size
-            slot.append(self._index, slot.length, key_value[first : first + count])
-            first += count
-            keys, values = slot.view(self._index, 0, slot.length + count)
-            # Query heads that share a key head become rows of it. Nothing is hidden from a block, so nothing is masked.
-            asked = queries[i * size : (i + 1) * size]
-            asked = asked.view(size, self._num_kv_heads, self._group, self._head_dim).transpose(0, 1)
-            asked = asked.reshape(1, self._num_kv_heads, size * self._group, self._head_dim)
-            out = F.scaled_dot_product_attention(asked, keys, values, scale=self._scale)
-            mixed.append(out.view(self._num_kv_heads, size, -1).transpose(0, 1).reshape(size, -1))
-        state = self._out.add(join_rows(mixed), state)
-        gate, up = self._gate_up(self._mlp_norm(state)).chunk(2, dim=-1)
-        return self._down.add(F.silu(gate).mul_(up), state)
-
-    def _turn(self, heads: Tensor, norm: Tensor | None, cos: Tensor, sin: Tensor) -> None:
-        """Norm heads where the checkpoint does, and rotate them, in place."""
-        if norm is not None:
-            heads.copy_(F.rms_norm(heads, (self._head_dim,), None, self._eps).mul_(norm))
-        swapped = heads.roll(self._head_dim // 2, -1)
-        heads.mul_(cos).addcmul_(swapped, sin)
-
-
-class BlockLayer(LayerSizes, Protocol):
-    """All layers, between the target's embedding and a head, whatever they run on.
-
-    Attributes:
-        num_layers: of the cache slots.
+        layer: runs the blocks.
+        context: writes the context; on the same backend as `layer`.
         plan: how a block is laid out.
+        num_layers: of the cache slots.
     """
 
-    num_layers: int
-    plan: BlockPlan
+    def __init__(self, layer: DraftLayer, context: ContextWriter, plan: BlockPlan, num_layers: int) -> None:
+        self.hidden, self.dtype, self.where = layer.hidden, layer.dtype, layer.where
+        self.num_kv_heads, self.head_dim = layer.num_kv_heads, layer.head_dim
+        self.num_layers = num_layers
+        self.plan = plan
+        self._layer = layer
+        self._context = context
 
     def forward(self, rows: Sequence[BlockRows]) -> LayerOutput:
         """Run a block for each of several sequences.
@@ -247,45 +168,20 @@ class BlockLayer(LayerSizes, Protocol):
         Returns:
             Final-norm outputs and logits of the rows that propose, `num_drafts` of each sequence.
         """
-
-
-class DFlashLayer:
-    """All layers in torch operators; see :class:`BlockLayer`."""
-
-    def __init__(self, weights: DFlashWeights, plan: BlockPlan, device: Device) -> None:
-        block = weights.blocks[0]
-        self.hidden, self.dtype = block.hidden, block.dtype
-        self.num_kv_heads, self.head_dim = block.num_kv_heads, block.head_dim
-        self.where = device.torch_device
-        self.num_layers = len(weights.blocks)
-        self.plan = plan
-        self._rope = block.rope
-        self._embedding = weights.embedding
-        self._blocks = [
-            InjectedBlock(w, norm, device, i)
-            for i, (w, norm) in enumerate(zip(weights.blocks, weights.norms, strict=True))
-        ]
-        self._context_norm, self._final_norm = (
-            RmsNorm(x.to(self.where), block.eps) for x in (weights.context_norm, weights.final_norm)
-        )
-        self._head = device.pack(weights.head)
-
-    def forward(self, rows: Sequence[BlockRows]) -> LayerOutput:
-        """Run a block for each of several sequences; see :class:`BlockLayer`."""
-        size = self.plan.size
-        contexts = [self._context_norm(part.context) for part in rows]
-        tokens = torch.full((len(rows), size), self.plan.mask_token, device=self.where)
-        tokens[:, 0] = torch.tensor([part.anchor for part in rows], device=self.where)
-        state = F.embedding(tokens.flatten(), self._embedding)
-        positions = [
-            position
-            for part in rows
-            for position in range(part.slot.length, part.slot.length + part.context.shape[0] + size)
-        ]
-        rope = self._rope.gather(torch.tensor(positions, device=self.where), max(positions))
-        slots = [part.slot for part in rows]
-        for block in self._blocks:
-            state = block.forward(state, contexts, slots, rope)
-        proposing = state.view(len(rows), size, -1)[:, size - self.plan.num_drafts :]
-        states = self._final_norm(proposing.reshape(-1, self.hidden))
-        return TorchOutput(states, self._head(states).float())
+        if fresh := [ContextRows(part.slot, part.context) for part in rows if part.context.shape[0]]:
+            self._context.write(fresh)
+        size, masks = self.plan.size, [self.plan.mask_token] * (self.plan.size - 1)
+        no_states = torch.empty(size, 0, dtype=self.dtype, device=self.where)  # rows begin at embeddings
+        blocks = []
+        for part in rows:
+            part.slot.num_pending = part.context.shape[0]
+            first = part.slot.length + part.context.shape[0]
+            tokens, positions = [part.anchor, *masks], range(first, first + size)
+            blocks.append(Rows(part.slot, tokens, no_states, positions, sees_all=True))
+        skipped = size - self.plan.num_drafts
+        asked = [i * size + row for i in range(len(rows)) for row in range(skipped, size)]
+        try:
+            return self._layer.forward(blocks, asked).with_states_of(asked)
+        finally:
+            for part in rows:
+                part.slot.num_pending = 0

@@ -14,7 +14,7 @@ for every child of a node, so in ranked trees they are the tokens' own.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
@@ -23,15 +23,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from paceline.cpu.linear import KernelLinear, runs_natively
+from paceline.draft_layer import join_rows
 from paceline.methods.autoregressive.tree_rule import DynamicRule
+from paceline.methods.backend import pack_rows
 from paceline.methods.checkpoint import DrafterConfig, load_tensors
 from paceline.methods.choice import rank_children
-from paceline.methods.dflash.layer import BlockLayer, BlockPlan, DFlashWeights, dflash_shapes
-from paceline.methods.draft_layer import join_rows
+from paceline.methods.dflash.layer import DFlashLayer, dflash_shapes
 from paceline.methods.dspark.heads import MARKOV_IN, MARKOV_OUT, HeadPlan
 from paceline.methods.eagle3.layer import read_draft_ids
-from paceline.methods.one_pass.block_drafter import BlockDrafter, BlockSequence, make_layer, read_shared
+from paceline.methods.one_pass.block_drafter import BlockDrafter, BlockSequence, make_block_layer, read_shared
 from paceline.methods.one_pass.round import RoundRequest, choose_rows
 from paceline.methods.tree import ROOT, GrowingTree
 from paceline.target import Device, TapSpec
@@ -64,10 +64,7 @@ class SequentialHeads:
             if name.startswith(("markov_head.", "confidence_head."))
         }
         out = self._tensors.pop(MARKOV_OUT)
-        is_native = runs_natively(plan.rank, device, dtype)
-        self._out: Callable[[Tensor], Tensor] = (
-            KernelLinear(out, out_dtype=torch.float32) if is_native else device.pack(out)
-        )
+        self._out = pack_rows(out, None, device, as_float=True)
         self.where = device.torch_device
 
     def memory(self, count: int) -> Tensor:
@@ -125,7 +122,7 @@ class DSparkDrafter(BlockDrafter):
 
     def __init__(
         self,
-        layer: BlockLayer,
+        layer: DFlashLayer,
         heads: SequentialHeads,
         draft_ids: Tensor | None,
         draft_vocab: int,
@@ -150,9 +147,8 @@ class DSparkDrafter(BlockDrafter):
             tensors = load_tensors(directory, dspark_shapes(config))
             draft_ids = read_draft_ids(config, tensors["d2t"], device.torch_device)
             shared = read_shared(config, tensors, target_dir, draft_ids, device, dtype)
-            weights = DFlashWeights.read(config, tensors, *shared, dtype)
             return cls(
-                make_layer(weights, BlockPlan.read(config), device),
+                make_block_layer(config, tensors, *shared, device, dtype),
                 SequentialHeads(HeadPlan.read(config), tensors, device, dtype),
                 draft_ids,
                 config.size("draft_vocab"),

@@ -11,13 +11,13 @@ from typing import ClassVar, Self
 
 import torch
 
+from paceline.draft_layer import MAX_BEST
 from paceline.methods.autoregressive.drafter import AutoregressiveDrafter
 from paceline.methods.autoregressive.static_rule import StaticRule
 from paceline.methods.autoregressive.tree_rule import TreeRule
+from paceline.methods.backend import make_layer
 from paceline.methods.checkpoint import CheckpointError, DrafterConfig, load_tensors
-from paceline.methods.draft_layer import MAX_BEST, DraftLayer
-from paceline.methods.eagle1.layer import Eagle1Layer, Eagle1Weights, parameter_shapes
-from paceline.methods.eagle1.native import NativeEagle1Layer, runs_natively
+from paceline.methods.eagle1.layer import parameter_shapes, read_layer
 from paceline.methods.target_vocabulary import SharedVocabulary
 from paceline.target import Device, TapSpec
 
@@ -46,11 +46,8 @@ class Eagle1Drafter(AutoregressiveDrafter):
         with torch.inference_mode():
             tensors = load_tensors(directory, parameter_shapes(config))
             vocabulary = SharedVocabulary.read(config, tensors, target_dir, device.torch_device, dtype)
-            weights = Eagle1Weights.read(config, tensors, vocabulary, dtype)
-            native = runs_natively(weights, device)
-            layer: DraftLayer = NativeEagle1Layer(weights) if native else Eagle1Layer(weights, device)
             return cls(
-                layer,
+                make_layer(read_layer(config, tensors, vocabulary, dtype), device),
                 vocabulary.draft_ids,
                 vocabulary.size,
                 cls.read_tap(directory, config),

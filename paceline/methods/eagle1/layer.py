@@ -1,25 +1,21 @@
-"""The EAGLE-1 draft layer (Li et al., 2401.15077, section 4.1): its tensors and its forward pass in torch operators.
+"""The tensors of EAGLE-1's draft layer (Li et al., 2401.15077, section 4.1), and what kind of layer they make.
 
-`fc` joins the token's embedding and a feature, one decoder block without a norm before its attention follows, and the
-target's own head reads the result as it is: the layer predicts what the target's final norm will give. Knows nothing
-of chains, trees or commits; called by `paceline.methods.eagle1.drafter`. Where the CPU kernels run it,
-`eagle1_native.py` stands in its place.
+`fc` joins the token's embedding and a feature. One decoder block without a norm before its attention follows. The
+target's own head reads the result as it is: the layer predicts what the target's final norm will give.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from paceline.draft_layer import Entry, LayerWeights
 from paceline.methods.checkpoint import DrafterConfig
-from paceline.methods.decoder_block import BlockWeights, DecoderBlock, block_shapes
-from paceline.methods.draft_layer import LayerOutput, Rows, TorchOutput, join_rows
+from paceline.methods.decoder_block import block_shapes, read_block, rope_table
 from paceline.methods.target_vocabulary import SharedVocabulary, map_shapes
-from paceline.target import Device
+from paceline.model.block import Projection
 
 BLOCK = "layers.0."
 
@@ -33,62 +29,17 @@ def parameter_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
     return shapes | block_shapes(config, BLOCK, d) | map_shapes(config)
 
 
-@dataclass(frozen=True, slots=True)
-class Eagle1Weights:
-    """Tensors and sizes of the layer, not yet packed.
-
-    Attributes:
-        block: attention and gated product; attention reads what `fc` gives.
-        embedding: the target's, `[vocab, hidden]`.
-        head: the target's, of the tokens that are proposed: `[draft_vocab, hidden]`.
-        fc: `[hidden, 2 * hidden]`, for `[embedding ; feature]`.
-        fc_bias: `[hidden]` or None.
-    """
-
-    block: BlockWeights
-    embedding: Tensor
-    head: Tensor
-    fc: Tensor
-    fc_bias: Tensor | None
-
-    @classmethod
-    def read(
-        cls,
-        config: DrafterConfig,
-        tensors: Mapping[str, Tensor],
-        vocabulary: SharedVocabulary,
-        dtype: torch.dtype,
-    ) -> Eagle1Weights:
-        """Take sizes from the checkpoint's config."""
-        return cls(
-            block=BlockWeights.read(config, tensors, BLOCK, dtype, vocabulary.embedding.device),
-            embedding=vocabulary.embedding,
-            head=vocabulary.head,
-            fc=tensors["fc.weight"].to(dtype),
-            fc_bias=tensors["fc.bias"].to(dtype) if config.flag("fc_bias") else None,
-        )
-
-
-class Eagle1Layer:
-    """The layer in torch operators, with products packed for the device."""
-
-    def __init__(self, weights: Eagle1Weights, device: Device) -> None:
-        block = weights.block
-        self.hidden, self.dtype = block.hidden, block.dtype
-        self.num_kv_heads, self.head_dim = block.num_kv_heads, block.head_dim
-        self.where = device.torch_device
-        self.embedding = weights.embedding
-        bias = None if weights.fc_bias is None else weights.fc_bias.to(self.where)
-        self.fc = device.pack(weights.fc, bias)
-        self.block = DecoderBlock(block, device)
-        self.head = device.pack(weights.head)
-
-    def forward(self, rows: Sequence[Rows], wanted: Sequence[int]) -> LayerOutput:
-        """Run rows of several sequences; see :class:`paceline.methods.draft_layer.DraftLayer`."""
-        tokens = torch.tensor([token for part in rows for token in part.tokens], device=self.where)
-        feature = join_rows([part.states for part in rows])  # [n, hidden]
-        joined = torch.cat((F.embedding(tokens, self.embedding), feature), dim=-1)
-        entered = self.fc(joined)  # [n, hidden]
-        state = self.block.forward(entered, entered, rows)
-        asked = state if len(wanted) == state.shape[0] else state[list(wanted)]
-        return TorchOutput(state, self.head(asked).float())
+def read_layer(
+    config: DrafterConfig, tensors: Mapping[str, Tensor], vocabulary: SharedVocabulary, dtype: torch.dtype
+) -> LayerWeights:
+    """The layer of a checkpoint; embedding and head are the target's."""
+    bias = tensors["fc.bias"].to(dtype) if config.flag("fc_bias") else None
+    return LayerWeights(
+        entry=Entry(vocabulary.embedding, join=Projection(tensors["fc.weight"].to(dtype), bias)),
+        blocks=(read_block(config, tensors, BLOCK, dtype, has_input_norm=False),),
+        head=vocabulary.head,
+        head_norm=None,
+        carries_norm=False,
+        rope=rope_table(config, dtype, vocabulary.embedding.device),
+        max_positions=config.size("max_positions"),
+    )

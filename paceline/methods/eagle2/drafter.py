@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from paceline.draft_layer import MAX_BEST
 from paceline.methods.autoregressive.tree_rule import DynamicRule, TreeRule
 from paceline.methods.checkpoint import DrafterConfig
-from paceline.methods.draft_layer import MAX_BEST
 from paceline.methods.eagle1.drafter import Eagle1Drafter
 
 

@@ -13,10 +13,9 @@ import torch
 
 from paceline.methods.autoregressive.drafter import AutoregressiveDrafter
 from paceline.methods.autoregressive.tree_rule import DynamicRule
+from paceline.methods.backend import make_layer
 from paceline.methods.checkpoint import CheckpointError, DrafterConfig, load_tensor, load_tensors
-from paceline.methods.draft_layer import DraftLayer
-from paceline.methods.eagle3.layer import Eagle3Layer, Eagle3Weights, parameter_shapes, tap_layers
-from paceline.methods.eagle3.native import NativeEagle3Layer, runs_natively
+from paceline.methods.eagle3.layer import parameter_shapes, read_layer, tap_layers
 from paceline.model.weights import SafetensorsDir
 from paceline.target import Device, TapSpec
 
@@ -53,18 +52,14 @@ class Eagle3Drafter(AutoregressiveDrafter):
                 or len(draft_ids.unique()) < len(draft_ids)
             ):
                 raise CheckpointError("d2t does not map draft ids to distinct target ids")
-            layer_weights = Eagle3Weights.read(config, tensors, embedding, dtype)
-            native = runs_natively(layer_weights, device)
-            layer: DraftLayer = (
-                NativeEagle3Layer(layer_weights) if native else Eagle3Layer(layer_weights, device)
-            )
+            layer = read_layer(config, tensors, embedding, dtype)
             return cls(
-                layer,
+                make_layer(layer, device),
                 draft_ids.to(device.torch_device),
                 len(draft_ids),
                 TapSpec(layers=tap_layers(config), projection=tensors["fc.weight"]),
                 config.size("max_positions"),
                 DynamicRule(),
                 device,
-                1 + len(layer_weights.upper),
+                len(layer.blocks),
             )

@@ -1,26 +1,20 @@
-"""The EAGLE-3 draft layer (Li et al., 2503.01840, section 3): its tensors and its forward pass in torch operators.
+"""The tensors of EAGLE-3's draft layer (Li et al., 2503.01840, section 3), and what kind of layer they make.
 
-One decoder block whose attention reads the token's embedding and a feature side by side, each normalised, with a head
-of its own over a reduced vocabulary; public checkpoints may put plain blocks above it (`upper_block.py`). Knows nothing
-of chains, trees or commits; called by `paceline.methods.eagle3.drafter` and `p_eagle`. Where the CPU kernels run it,
-`eagle3_native.py` stands in its place.
+The first block's attention reads the token's embedding and a feature side by side, each normed. Public checkpoints may
+put plain blocks above it. A head of the layer's own gives logits over a reduced vocabulary. P-EAGLE has the same layer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from paceline.draft_layer import Entry, LayerWeights
+from paceline.draft_layer.weights import Residual
 from paceline.methods.checkpoint import CheckpointError, DrafterConfig
-from paceline.methods.decoder_block import BlockWeights, DecoderBlock, block_shapes
-from paceline.methods.draft_layer import LayerOutput, Rows, TorchOutput, join_rows
-from paceline.methods.upper_block import UpperBlock, UpperWeights, num_layers, upper_shapes
-from paceline.model.device import RmsNorm
-from paceline.target import Device
+from paceline.methods.decoder_block import block_shapes, num_layers, read_block, rope_table
 
 
 def parameter_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
@@ -37,7 +31,7 @@ def parameter_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
         "midlayer.input_layernorm.weight": (target,),
         "midlayer.hidden_norm.weight": (d,),
         **block_shapes(config, "midlayer.", target + d),
-        **upper_shapes(config),
+        **_plain_block_shapes(config),
         "norm.weight": (d,),
         "lm_head.weight": (draft_vocab, d),
         "d2t": (draft_vocab,),
@@ -45,7 +39,22 @@ def parameter_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
     }
 
 
+def _plain_block_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
+    """Tensors of the blocks above the first, which norm the residual stream and add to it."""
+    d = config.size("hidden")
+    shapes: dict[str, tuple[int, ...]] = {}
+    for index in range(1, num_layers(config)):
+        prefix = f"layers.{index}."
+        shapes |= {prefix + "input_layernorm.weight": (d,), **block_shapes(config, prefix, d)}
+    return shapes
+
+
 def tap_layers(config: DrafterConfig) -> tuple[int, ...]:
+    """Target layers whose incoming streams are read.
+
+    Raises:
+        CheckpointError: `shape.tap_layers` is no list of layers.
+    """
     layers = config.shape.get("tap_layers")
     if not isinstance(layers, list) or not layers or not all(isinstance(i, int) and i >= 0 for i in layers):
         raise CheckpointError("shape.tap_layers must list the target layers whose incoming streams are read")
@@ -70,88 +79,27 @@ def read_draft_ids(config: DrafterConfig, offsets: Tensor, device: torch.device)
     return None if len(ids) == vocab and not bool(offsets.any()) else ids.to(device)
 
 
-@dataclass(frozen=True, slots=True)
-class Eagle3Weights:
-    """Tensors and sizes of the layer, not yet packed.
-
-    Attributes:
-        block: attention and gated product; attention reads `[norm(embedding) ; norm(state)]`.
-        upper: plain blocks above it.
-        embedding: the target's or the drafter's own, `[target_vocab, target_hidden]`.
-        embed_norm: `[target_hidden]`.
-        state_norm: `[hidden]`.
-        final_norm: `[hidden]`, before the head.
-        head: `[draft_vocab, hidden]`.
-        adds_to_norm: whether the block's result is added to the normed state, and not to the state itself.
-        goes_on_from_norm: whether the layer goes on from its output behind the final norm, and not before it.
-    """
-
-    block: BlockWeights
-    upper: tuple[UpperWeights, ...]
-    embedding: Tensor
-    embed_norm: Tensor
-    state_norm: Tensor
-    final_norm: Tensor
-    head: Tensor
-    adds_to_norm: bool
-    goes_on_from_norm: bool
-
-    @classmethod
-    def read(
-        cls, config: DrafterConfig, tensors: Mapping[str, Tensor], embedding: Tensor, dtype: torch.dtype
-    ) -> Eagle3Weights:
-        """Take sizes from the checkpoint's config; `embedding` gives way to one of the drafter's own."""
-        where = embedding.device
-        if "embed_tokens.weight" in tensors:
-            embedding = tensors["embed_tokens.weight"].to(where, dtype)
-        return cls(
-            block=BlockWeights.read(config, tensors, "midlayer.", dtype, where),
-            upper=tuple(
-                UpperWeights.read(config, tensors, index, dtype, where)
-                for index in range(1, num_layers(config))
-            ),
-            embedding=embedding,
-            embed_norm=tensors["midlayer.input_layernorm.weight"].to(dtype),
+def read_layer(
+    config: DrafterConfig, tensors: Mapping[str, Tensor], embedding: Tensor, dtype: torch.dtype
+) -> LayerWeights:
+    """The layer of a checkpoint; a checkpoint's own embedding takes the place of `embedding`."""
+    where = embedding.device
+    if "embed_tokens.weight" in tensors:
+        embedding = tensors["embed_tokens.weight"].to(where, dtype)
+    blocks = [read_block(config, tensors, "midlayer.", dtype, has_input_norm=False)]
+    for index in range(1, num_layers(config)):
+        blocks.append(read_block(config, tensors, f"layers.{index}.", dtype, has_input_norm=True))
+    return LayerWeights(
+        entry=Entry(
+            embedding,
+            embedding_norm=tensors["midlayer.input_layernorm.weight"].to(dtype),
             state_norm=tensors["midlayer.hidden_norm.weight"].to(dtype),
-            final_norm=tensors["norm.weight"].to(dtype),
-            head=tensors["lm_head.weight"].to(dtype),
-            adds_to_norm=config.flag("norm_before_residual"),
-            goes_on_from_norm=config.flag("norm_output"),
-        )
-
-
-class Eagle3Layer:
-    """The layer in torch operators, with products packed for the device."""
-
-    def __init__(self, weights: Eagle3Weights, device: Device) -> None:
-        block = weights.block
-        self.hidden, self.dtype = block.hidden, block.dtype
-        self.num_kv_heads, self.head_dim = block.num_kv_heads, block.head_dim
-        self.where = device.torch_device
-        self.embedding = weights.embedding
-        self.block = DecoderBlock(block, device, is_last=not weights.upper)
-        last = len(weights.upper)
-        self.upper = [UpperBlock(w, device, i, i == last) for i, w in enumerate(weights.upper, start=1)]
-        self.adds_to_norm, self.goes_on_from_norm = weights.adds_to_norm, weights.goes_on_from_norm
-        self.head = device.pack(weights.head)
-        self.embed_norm, self.state_norm, self.final_norm = (
-            RmsNorm(weight.to(self.where), block.eps)
-            for weight in (weights.embed_norm, weights.state_norm, weights.final_norm)
-        )
-
-    def forward(self, rows: Sequence[Rows], wanted: Sequence[int]) -> LayerOutput:
-        """Run rows of several sequences; see :class:`paceline.methods.draft_layer.DraftLayer`."""
-        tokens = torch.tensor([token for part in rows for token in part.tokens], device=self.where)
-        state = join_rows([part.states for part in rows])  # [n, hidden]
-        embedded = self.embed_norm(F.embedding(tokens, self.embedding))
-        normed = self.state_norm(state)
-        joined = torch.cat((embedded, normed), dim=-1)  # [n, target_hidden + hidden]
-        state = self.block.forward(joined, normed if self.adds_to_norm else state, rows)
-        for block in self.upper:
-            state = block.forward(state, rows)
-        if self.goes_on_from_norm:
-            state = self.final_norm(state)
-        asked = state if len(wanted) == state.shape[0] else state[list(wanted)]
-        return TorchOutput(
-            state, self.head(asked if self.goes_on_from_norm else self.final_norm(asked)).float()
-        )
+            residual=Residual.NORMED_STATE if config.flag("norm_before_residual") else Residual.STATE,
+        ),
+        blocks=tuple(blocks),
+        head=tensors["lm_head.weight"].to(dtype),
+        head_norm=tensors["norm.weight"].to(dtype),
+        carries_norm=config.flag("norm_output"),
+        rope=rope_table(config, dtype, where),
+        max_positions=config.size("max_positions"),
+    )

@@ -17,11 +17,11 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
+from paceline.draft_layer import Rows, StableRow
 from paceline.methods.autoregressive.drafter import AutoregressiveDrafter
 from paceline.methods.autoregressive.sequence import AutoregressiveSequence
 from paceline.methods.autoregressive.tree_rule import DynamicRule
 from paceline.methods.checkpoint import DrafterConfig, load_tensors
-from paceline.methods.draft_layer import Rows, StableRow
 from paceline.methods.drafter import DrafterError, DraftRequest
 from paceline.methods.gemma4_mtp.layer import (
     Gemma4MtpLayer,

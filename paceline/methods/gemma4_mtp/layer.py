@@ -15,8 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from paceline.draft_layer import LayerOutput, Rows, join_rows
+from paceline.draft_layer.torch_layer import TorchOutput
 from paceline.methods.checkpoint import CheckpointError, DrafterConfig
-from paceline.methods.draft_layer import LayerOutput, Rows, TorchOutput, join_rows
 from paceline.methods.gemma4_mtp.model import (
     FULL,
     ORDER,
@@ -131,7 +132,7 @@ def _by_kind(config: DrafterConfig, name: str, kind: str) -> tuple[object, str]:
 
 
 class Gemma4MtpLayer:
-    """The model over cache slots; see :class:`paceline.methods.draft_layer.DraftLayer`.
+    """The model over cache slots; see :class:`paceline.draft_layer.DraftLayer`.
 
     A row with no drafted token before it, or `depth` of them, belongs to a draft from committed length
     `position + 2 - depth`: it sees the rows before the last committed token, and stands where that token does.

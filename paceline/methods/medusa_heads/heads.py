@@ -9,7 +9,7 @@ checkpoints.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -17,13 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from paceline.cpu.linear import KernelLinear, runs_natively
+from paceline.methods.backend import RowMap, pack_rows
 from paceline.methods.checkpoint import CheckpointError, DrafterConfig
 from paceline.methods.target_vocabulary import check_token_map
 from paceline.target import Device
-
-RowMap = Callable[[Tensor], Tensor]
-"""A packed linear map: `[n, in] -> [n, out]`."""
 
 MAX_HEADS = 16
 MAX_RANKS = 10
@@ -140,19 +137,18 @@ class MedusaHeads:
     ) -> None:
         self.shape, self.dtype, self.where = shape, dtype, device.torch_device
         heads = range(shape.num_heads)
-        is_native = runs_natively(shape.hidden, device, dtype)
-
-        def pack(weight: Tensor, bias: Tensor | None = None) -> RowMap:
-            return KernelLinear(weight, bias) if is_native else device.pack(weight, bias)
 
         def part(k: int, j: int, name: str) -> Tensor:
             return tensors[f"blocks.{k}.layers.{j}.{name}"].to(dtype)
 
         # The first blocks of all heads read the same rows and so are one product; later ones have rows of their own.
         first_bias = torch.cat([part(k, 0, "bias") for k in heads]) if shape.has_bias else None
-        self._first = pack(torch.cat([part(k, 0, "weight") for k in heads]), first_bias)
+        self._first = pack_rows(torch.cat([part(k, 0, "weight") for k in heads]), first_bias, device)
         self._later = [
-            [pack(part(k, j, "weight"), part(k, j, "bias") if shape.has_bias else None) for k in heads]
+            [
+                pack_rows(part(k, j, "weight"), part(k, j, "bias") if shape.has_bias else None, device)
+                for k in heads
+            ]
             for j in range(1, shape.num_layers)
         ]
         if shape.output is OutputHead.OWN:
@@ -161,10 +157,7 @@ class MedusaHeads:
             shared = tensors["lm_head.weight"] if shape.output is OutputHead.SHARED else target_head
             assert shared is not None
             weights = [shared.to(dtype)]
-        self._outputs: list[RowMap] = [
-            KernelLinear(weight, out_dtype=torch.float32) if is_native else device.pack(weight)
-            for weight in weights
-        ]
+        self._outputs: list[RowMap] = [pack_rows(weight, None, device, as_float=True) for weight in weights]
 
     def forward(self, hidden: Tensor, heads: range) -> Tensor:
         """Logits of some heads for every row.

@@ -16,17 +16,17 @@ Responsible for following sequences and running blocks. How tokens are chosen fr
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from paceline.draft_layer import join_rows
+from paceline.methods import backend
 from paceline.methods.checkpoint import DrafterConfig, load_tensor
-from paceline.methods.dflash.layer import BlockLayer, BlockPlan, BlockRows, DFlashLayer, DFlashWeights
-from paceline.methods.dflash.native import NativeDFlashLayer, runs_natively
-from paceline.methods.draft_layer import join_rows
+from paceline.methods.dflash.layer import BlockPlan, BlockRows, DFlashLayer, read_layer
 from paceline.methods.drafter import DraftRequest, OutcomeRequest
 from paceline.methods.eagle3.layer import tap_layers
 from paceline.methods.feature_follower import FeatureFollower, FollowedSequence
@@ -76,7 +76,7 @@ class BlockDrafter(FeatureFollower[BlockSequence]):
 
     def __init__(
         self,
-        layer: BlockLayer,
+        layer: DFlashLayer,
         draft_ids: Tensor | None,
         draft_vocab: int,
         tap: TapSpec,
@@ -174,8 +174,15 @@ def read_shared(
     return embedding.to(device.torch_device, dtype), head.to(device.torch_device, dtype)
 
 
-def make_layer(weights: DFlashWeights, plan: BlockPlan, device: Device) -> BlockLayer:
-    """The layers on the CPU kernels where those take them, else in torch operators."""
-    if runs_natively(weights, device):
-        return NativeDFlashLayer(weights, plan)
-    return DFlashLayer(weights, plan, device)
+def make_block_layer(
+    config: DrafterConfig,
+    tensors: Mapping[str, Tensor],
+    embedding: Tensor,
+    head: Tensor,
+    device: Device,
+    dtype: torch.dtype,
+) -> DFlashLayer:
+    """The layer of a checkpoint, on the backend that runs it fastest; embedding and head are those to be used."""
+    layer, context = read_layer(config, tensors, embedding, head, dtype)
+    num_layers = len(layer.blocks)
+    return DFlashLayer(*backend.make_block_layer(layer, context, device), BlockPlan.read(config), num_layers)

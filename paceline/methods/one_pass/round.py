@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from paceline.draft_layer import MAX_BEST, LayerOutput, join_rows
 from paceline.methods.choice import choose_chain_tokens, draw_chain_tokens, rank_children
-from paceline.methods.draft_layer import MAX_BEST, LayerOutput, join_rows
 from paceline.methods.drafter import DraftRequest
 from paceline.methods.one_pass.marginal_tree import marginal_tree
 from paceline.methods.sibling_chain import num_draws, sibling_chain_entry

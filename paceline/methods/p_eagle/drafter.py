@@ -24,17 +24,16 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from paceline.draft_layer import DraftLayer, Rows, join_rows
+from paceline.methods.backend import make_layer
 from paceline.methods.checkpoint import CheckpointError, DrafterConfig, load_tensor, load_tensors
-from paceline.methods.draft_layer import DraftLayer, Rows, join_rows
 from paceline.methods.drafter import DraftRequest, OutcomeRequest
 from paceline.methods.eagle3.layer import (
-    Eagle3Layer,
-    Eagle3Weights,
     parameter_shapes,
     read_draft_ids,
+    read_layer,
     tap_layers,
 )
-from paceline.methods.eagle3.native import NativeEagle3Layer, runs_natively
 from paceline.methods.feature_follower import FeatureFollower, FollowedSequence
 from paceline.methods.one_pass.round import OnePassRound, RoundRequest, round_entries
 from paceline.target import Device, TapSpec
@@ -129,14 +128,12 @@ class PEagleDrafter(FeatureFollower[PEagleSequence]):
         with torch.inference_mode():
             tensors = load_tensors(directory, p_eagle_shapes(config))
             embedding = tensors["embed_tokens.weight"].to(device.torch_device, dtype)
-            weights = Eagle3Weights.read(config, tensors, embedding, dtype)
-            native = runs_natively(weights, device)
-            layer: DraftLayer = NativeEagle3Layer(weights) if native else Eagle3Layer(weights, device)
+            weights = read_layer(config, tensors, embedding, dtype)
             projection = tensors["fc.weight"]
             masked = tensors["mask_hidden"].float().view(1, -1) @ projection.float().T
             return cls(
-                layer,
-                1 + len(weights.upper),
+                make_layer(weights, device),
+                len(weights.blocks),
                 read_draft_ids(config, tensors["d2t"], device.torch_device),
                 config.size("draft_vocab"),
                 masked.to(device.torch_device, dtype),

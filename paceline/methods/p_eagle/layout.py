@@ -23,8 +23,8 @@ from paceline.checkpoints.speculators import read_content
 from paceline.checkpoints.target_facts import TargetFacts
 from paceline.checkpoints.tensor_files import check_names, read_public_config, read_tensors, write_tensors
 from paceline.methods.checkpoint import CheckpointError, DrafterConfig
+from paceline.methods.decoder_block import num_layers
 from paceline.methods.p_eagle.drafter import p_eagle_shapes
-from paceline.methods.upper_block import num_layers
 
 TOKEN_NAMES = ("mask_token_id", "pard_token", "ptd_token_id")
 """Where the token of mask rows stands; vLLM takes the first of them."""

@@ -20,8 +20,8 @@ import structlog
 import torch
 from torch import Tensor
 
+from paceline.draft_layer.torch_layer import TorchOutput
 from paceline.methods.checkpoint import DrafterConfig
-from paceline.methods.draft_layer import TorchOutput
 from paceline.methods.drafter import DraftRequest, OutcomeRequest
 from paceline.methods.one_pass.round import OnePassRound, RoundRequest, round_entries
 from paceline.methods.pard1.checkpoint import mask_token, read_model_config, read_vocabulary

@@ -1,7 +1,6 @@
 """What a draft layer takes and gives: rows of several sequences in, outputs and logits out.
 
-Responsible for the seam between drafters that go on from their own layer's output and the layer itself, in whatever
-form it runs. Knows no method; called by `paceline.methods.autoregressive.drafter` and the methods' layers.
+Drafters see their layer through these types, whatever runs it. This file knows no method.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from paceline.cpu.growth import GrownTree
 from paceline.target.kv_cache import Slot
 
 MAX_BEST = 8
@@ -27,10 +25,11 @@ class Rows:
     Attributes:
         slot: its cache; rows are written behind its settled and pending ones.
         tokens: target id of each row.
-        states: `[n, hidden]`: features, or the layer's own outputs.
+        states: `[n, hidden]`: features, or the layer's own outputs; `[n, 0]` where the layer reads none.
         positions: rotary position of each row.
         paths: of rows in a tree, the cache rows behind the settled ones that each sees, counted from there, its own
             last; None for a chain, whose rows see everything up to themselves.
+        sees_all: every row sees all rows of this pass and of the slot; there are no `paths` then.
         depths: of drafted rows, how many drafted tokens stand up to each, its own included; None for rows of true
             features.
     """
@@ -41,6 +40,7 @@ class Rows:
     positions: Sequence[int]
     paths: list[list[int]] | None = None
     depths: Sequence[int] | None = None
+    sees_all: bool = False
 
     @property
     def num_rows(self) -> int:
@@ -58,7 +58,7 @@ class LayerOutput(Protocol):
 
     @property
     def states(self) -> Tensor:
-        """What the layer goes on from, `[n, hidden]`, sequences in order."""
+        """What the layer continues from, `[n, hidden]`, sequences in order."""
 
     @property
     def logits(self) -> Tensor:
@@ -70,6 +70,9 @@ class LayerOutput(Protocol):
         Args:
             count: how many, at most `MAX_BEST`.
         """
+
+    def with_states_of(self, rows: Sequence[int]) -> LayerOutput:
+        """The same output with the states of some rows alone."""
 
 
 class LayerSizes(Protocol):
@@ -100,7 +103,7 @@ class TreeWanted:
 
     Attributes:
         slot: its cache; what is run is written behind its settled and pending rows.
-        start: committed length that the tree goes on from.
+        start: committed length that the tree continues from.
         depth: levels of nodes.
         width: nodes that are run at each level.
         branch: children of every node, at most `MAX_BEST`.
@@ -113,6 +116,23 @@ class TreeWanted:
     width: int
     branch: int
     root: StableRow | int
+
+
+@dataclass(frozen=True, slots=True)
+class GrownTree:
+    """A tree that a layer grew. The root's children come first, then those of each row, `branch` each.
+
+    Attributes:
+        tokens: target id of each node.
+        log_probs: natural log-probability of each node given its path.
+        row_nodes: the node that each row ran.
+        states: `[rows, hidden]`, the layer's outputs.
+    """
+
+    tokens: list[int]
+    log_probs: list[float]
+    row_nodes: list[int]
+    states: Tensor
 
 
 @runtime_checkable
@@ -167,19 +187,6 @@ class StableRow:
         """As :meth:`LayerOutput.best`, of this row alone."""
         log_probs, ids = self.output.best(count)
         return [log_probs[self.place]], [ids[self.place]]
-
-
-@dataclass(frozen=True, slots=True)
-class TorchOutput:
-    """A pass in torch operators; see :class:`LayerOutput`."""
-
-    states: Tensor
-    logits: Tensor
-
-    def best(self, count: int) -> tuple[list[list[float]], list[list[int]]]:
-        """See :class:`LayerOutput`."""
-        log_probs, ids = self.logits.log_softmax(-1).topk(count, dim=-1)
-        return log_probs.tolist(), ids.tolist()
 
 
 def join_rows(parts: Sequence[Tensor]) -> Tensor:
