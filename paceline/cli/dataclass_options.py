@@ -1,4 +1,4 @@
-"""A command whose options are the fields of a dataclass.
+"""A command whose options are the fields of one dataclass, or of several.
 
 Responsible for: reading names, types, defaults and the ``Attributes:`` section of an options class, so that training
 options are written once. Deliberately does not know: any options class. Used by ``paceline train`` and
@@ -14,35 +14,35 @@ import types
 import typing
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import typer
 
-OptionsT = TypeVar("OptionsT")
-
 
 def command_for(
-    options_class: type[OptionsT],
-    run: Callable[[OptionsT], None],
+    options_class: type[Any] | tuple[type[Any], ...],
+    run: Callable[..., None],
     *,
     arguments: Iterable[str] = (),
     converters: dict[str, Callable[[Any], Any]] | None = None,
     help_text: str = "",
 ) -> Callable[..., None]:
-    """Makes a function that typer turns into a command.
+    """Make a function that typer turns into a command.
 
     Args:
-        options_class: a dataclass.
-        run: gets an instance.
+        options_class: a dataclass, or several without a common field.
+        run: gets an instance of each.
         arguments: fields that are positional.
         converters: applied to the values of fields before the class gets them.
         help_text: first line of the command's help.
     """
-    hints = typing.get_type_hints(options_class)
-    texts = attribute_texts(options_class)
+    classes = options_class if isinstance(options_class, tuple) else (options_class,)
+    hints = {name: hint for one in classes for name, hint in typing.get_type_hints(one).items()}
+    texts = {name: text for one in classes for name, text in attribute_texts(one).items()}
+    names = [[item.name for item in dataclasses.fields(one)] for one in classes]
     positional = tuple(arguments)
     parameters, kinds = [], {}
-    for item in dataclasses.fields(typing.cast(Any, options_class)):
+    for item in (item for one in classes for item in dataclasses.fields(one)):
         hint = hints[item.name]
         kinds[item.name] = typing.get_origin(hint)
         info: Any = typer.Argument if item.name in positional else typer.Option
@@ -62,7 +62,7 @@ def command_for(
         for name, value in values.items():
             if kinds[name] is tuple and value is not None:
                 values[name] = tuple(value)
-        run(options_class(**values))
+        run(*(one(**{name: values[name] for name in own}) for one, own in zip(classes, names, strict=True)))
 
     command.__doc__ = help_text
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what typer reads
@@ -71,8 +71,15 @@ def command_for(
 
 
 def attribute_texts(options_class: type) -> dict[str, str]:
-    """Texts of the ``Attributes:`` section of a class's docstring."""
-    section = (inspect.getdoc(options_class) or "").partition("Attributes:\n")[2]
+    """Texts of the ``Attributes:`` sections of a class's docstring and of those that it inherits from."""
+    texts: dict[str, str] = {}
+    for one in reversed(options_class.__mro__):
+        texts |= _section_texts(inspect.cleandoc(one.__doc__ or ""))
+    return texts
+
+
+def _section_texts(docstring: str) -> dict[str, str]:
+    section = docstring.partition("Attributes:\n")[2]
     texts: dict[str, str] = {}
     name = ""
     for line in section.splitlines():

@@ -13,7 +13,6 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline.methods.method import PLACEMENTS
-from paceline.methods.objectives import METHODS as OBJECTIVES
 from paceline.methods.registry import METHODS
 
 
@@ -37,7 +36,7 @@ def row(name: str) -> dict[str, Any]:
     method = METHODS[name]
     return {
         "name": name,
-        "trainable": name in OBJECTIVES,
+        "trainable": method.recipe is not None,
         "placements": list(PLACEMENTS),
         "formats": list(method.formats),
         "tap": method.reads,

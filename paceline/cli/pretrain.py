@@ -1,7 +1,7 @@
 """``paceline pretrain``: a small model and its multi-token prediction modules, trained together from nothing.
 
-Responsible for: the command over :func:`paceline.training.pretrain.run`. Deliberately does not know: the loss. Called
-by :mod:`paceline.cli.app`, which imports it only when it is called: it needs torch.
+Responsible for: the command over :func:`paceline.methods.deepseek_mtp.pretrain.run`. Deliberately does not know: the
+loss. Called by :mod:`paceline.cli.app`, which imports it only when it is called: it needs torch.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import typer
 
 from paceline.cli.dataclass_options import command_for
 from paceline.cli.logs import configure_cli_logs
+from paceline.methods.deepseek_mtp.pretrain import PretrainOptions, run
 from paceline.models import resolve
-from paceline.training.pretrain import PretrainOptions, run
 
 
 def _run(options: PretrainOptions) -> None:

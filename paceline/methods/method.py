@@ -55,6 +55,7 @@ class Method:
         name: as checkpoints and `paceline train` give it.
         reads: what it reads of the target, in words.
         drafter: its `DrafterClass`, as "module:attribute".
+        recipe: how it is trained, a `paceline.training.recipe.Recipe`, as "module:attribute"; None if it cannot be.
         formats: layouts that its checkpoints load from and save to, such as "paceline" and "transformers".
         is_one_pass: whether one pass makes all tokens of a draft. Such a draft takes the same time whatever its length,
             and it cannot continue past a verification outcome before the outcome's token and features have arrived.
@@ -69,6 +70,7 @@ class Method:
     formats: tuple[str, ...]
     is_one_pass: bool
     ahead_fraction: float = 1.0
+    recipe: str | None = None
 
     def drafter_class(self) -> DrafterClass:
         """Import the class whose `load` makes drafters."""

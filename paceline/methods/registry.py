@@ -7,8 +7,13 @@ trains, imports or lists drafters.
 from __future__ import annotations
 
 from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from paceline.methods.method import Method
+from paceline.contract.errors import TrainingDataError
+from paceline.methods.method import Method, load_reference
+
+if TYPE_CHECKING:
+    from paceline.training.recipe import Recipe
 
 _PACKAGES = (
     "paceline.methods.deepseek_mtp",
@@ -41,6 +46,20 @@ def register(package: str) -> Method:
     if METHODS.setdefault(method.name, method) is not method:
         raise ValueError(f"{package}: a method named {method.name!r} is registered already")
     return method
+
+
+def training_recipe(name: str) -> Recipe[Any]:
+    """How a method is trained.
+
+    Raises:
+        TrainingDataError: there is no such method, or it cannot be trained.
+    """
+    method = METHODS.get(name)
+    if method is None or method.recipe is None:
+        known = ", ".join(sorted(each.name for each in METHODS.values() if each.recipe is not None))
+        raise TrainingDataError(f"method {name!r} is none of those that can be trained: {known}")
+    recipe: Recipe[Any] = load_reference(method.recipe)
+    return recipe
 
 
 for _package in _PACKAGES:

@@ -1,7 +1,7 @@
 """The loop of a training run: steps, warm-up and cosine, exact resume, and what is due every so many steps.
 
 Responsible for all that does not depend on what is trained, which comes as a :class:`Trainee`. Called by
-:mod:`paceline.training.trainer` (drafters) and :mod:`paceline.training.pretrain` (a model from nothing).
+:mod:`paceline.training.trainer` (drafters) and :mod:`paceline.methods.deepseek_mtp.pretrain` (a model from nothing).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The tensors that drafters share with their target: its embedding, its head and its final norm.
 
 Responsible for finding them under the names that transformers gives a plain decoder, and for refusing a target that has
-them elsewhere before anything long begins. Knows no layers. Called by :mod:`paceline.methods.objectives` and whatever
+them elsewhere before anything long begins. Knows no layers. Called by the method's `recipe.py` and whatever
 prepares for it.
 """
 

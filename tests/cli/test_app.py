@@ -159,7 +159,6 @@ def test_modes_are_listed_for_people_and_for_programs(capsys: pytest.CaptureFixt
 
 
 def test_methods_are_listed_for_people_and_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
-    from paceline.methods.objectives import METHODS as OBJECTIVES
     from paceline.methods.registry import METHODS
 
     assert exit_code("methods", "--json") == 0
@@ -167,7 +166,7 @@ def test_methods_are_listed_for_people_and_for_programs(capsys: pytest.CaptureFi
     assert set(rows) == set(METHODS) >= {"eagle3", "independent"}
     for name, row in rows.items():
         assert set(row) == {"name", "trainable", "placements", "formats", "tap"}
-        assert row["trainable"] == (name in OBJECTIVES)
+        assert row["trainable"] == (METHODS[name].recipe is not None)
         assert row["placements"] == ["colocated", "separate"]
         assert "paceline" in row["formats"]
     assert rows["eagle3"]["tap"] == "three layers, fused"

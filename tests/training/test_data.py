@@ -13,9 +13,8 @@ from paceline.training import shards
 from paceline.training.data import Corpus
 from paceline.training.features import FeatureOptions
 from paceline.training.features import run as add_features
-from paceline.training.trainer import TrainOptions
-from paceline.training.trainer import run as train
 from tests.training.conftest import continued
+from tests.training.training_run import TrainingRun
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +38,8 @@ def partly(
     return folder, bare
 
 
-def options(method: str, target_dir: Path, data_dir: Path, heldout_dir: Path, folder: Path) -> TrainOptions:
-    return TrainOptions(
+def options(method: str, target_dir: Path, data_dir: Path, heldout_dir: Path, folder: Path) -> TrainingRun:
+    return TrainingRun(
         method, target_dir, data_dir, heldout_dir, folder / "run", folder / "export", num_steps=12, batch_tokens=300,
         draft_vocab=64, num_layers=1, block_size=4, num_depths=3, num_heads=2, test_steps=2, markov_rank=8,
         draft_hidden=32, draft_intermediate=48, num_anchors=4, lora_rank=4, max_loss_increase=9.0, eval_every=12,
@@ -60,14 +59,14 @@ def test_what_needs_features_names_the_shard_without(
 ) -> None:
     folder, bare = partly
     with pytest.raises(TrainingDataError, match=rf"{bare.name}: no features.*`paceline data features`"):
-        train(options(method, target_dir, folder, with_features, tmp_path))
+        options(method, target_dir, folder, with_features, tmp_path).train()
 
 
 @pytest.mark.parametrize("method", ["gemma4_mtp", "pard1"])
 def test_what_needs_none_goes_on(
     method: str, partly: tuple[Path, Path], target_dir: Path, tmp_path: Path
 ) -> None:
-    assert train(options(method, target_dir, partly[0], partly[0], tmp_path)).step == 12
+    assert options(method, target_dir, partly[0], partly[0], tmp_path).train().step == 12
 
 
 def test_a_batch_has_features_where_all_of_its_texts_do(partly: tuple[Path, Path]) -> None:

@@ -19,7 +19,6 @@ from paceline.methods.loading import load_drafter
 from paceline.training.data import Batch
 from paceline.training.objective import TargetReference
 from paceline.training.token_rows import depth_weights
-from paceline.training.trainer import run
 from tests.methods.mtp_reference import ReferenceMtp
 from tests.training.test_trainer import _acceptance, _newest, _options
 
@@ -144,11 +143,11 @@ def test_stopped_and_resumed_equals_uninterrupted(
         "method": "deepseek_mtp", "token_rows": 40, "optimizer": "muon", "num_modules": num_modules
     }  # fmt: skip
     whole = _options(target_dir, text_dir, heldout_dir, tmp_path / "whole", **changes)
-    run(whole)
+    whole.train()
     parts = _options(target_dir, text_dir, heldout_dir, tmp_path / "parts", **changes)
-    assert run(parts, stop_after=5).step == 5
+    assert parts.train(stop_after=5).step == 5
     torch.rand(7)  # whatever else drew in between
-    assert run(parts).step == 12
+    assert parts.train().step == 12
     first, second = _newest(whole.run_dir), _newest(parts.run_dir)
     assert all(torch.equal(first[k], second[k]) for k in first)
     assert DrafterConfig.read(parts.export_dir).shape["num_modules"] == num_modules
@@ -165,9 +164,9 @@ def test_training_from_anywhere_raises_acceptance_and_what_it_writes_drafts(
     fitted = _acceptance(_options(target_dir, text_dir, heldout_dir, tmp_path / "fitted", **changes), None)
     noise = torch.randn(64, 128, generator=torch.Generator().manual_seed(1)) * 0.05
     start = deepseek_mtp_start.MtpStart(noise, torch.ones(64))
-    monkeypatch.setattr(deepseek_mtp_start, "fit_projection", lambda *_: start)
+    monkeypatch.setattr("paceline.methods.deepseek_mtp.recipe.fit_projection", lambda *_: start)
     untrained = _acceptance(options, None)
-    trained = run(options).best_mean_accepted
+    trained = options.train().best_mean_accepted
     assert untrained + 0.2 < trained
     assert untrained + 0.2 < fitted
     drafter = load_drafter(options.export_dir, target_dir, dtype=torch.float32)
@@ -183,7 +182,7 @@ def test_bad_options_are_named(
     field: str, value: object, target_dir: Path, text_dir: Path, heldout_dir: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(TrainingDataError, match=field):
-        run(_options(target_dir, text_dir, heldout_dir, tmp_path, method="deepseek_mtp", **{field: value}))
+        _options(target_dir, text_dir, heldout_dir, tmp_path, method="deepseek_mtp", **{field: value}).train()
 
 
 def test_parameters_that_do_not_fit_are_named() -> None:

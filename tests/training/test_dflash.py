@@ -17,10 +17,9 @@ from paceline.methods.dflash.objective import DFlashObjective, DFlashShape
 from paceline.methods.dflash.start import random_parameters, tap_scale
 from paceline.methods.drafter import DraftRequest
 from paceline.methods.loading import load_drafter
-from paceline.methods.objectives import build_objective
 from paceline.training.data import Batch, Corpus, DataPosition
 from paceline.training.objective import TargetReference
-from paceline.training.trainer import TrainOptions
+from tests.training.training_run import TrainingRun
 
 VOCAB = 41
 SHAPE = DFlashShape(16, 16, 2, 4, 2, 4, 24, 30, VOCAB, 10000.0, 1e-5, 2, 5, 7)
@@ -177,11 +176,11 @@ def test_taps_are_scaled_to_unit_size(text_dir: Path) -> None:
 def test_heldout_acceptance_is_what_serving_would_have_had_accepted(
     layout: str, target_dir: Path, text_dir: Path, heldout_dir: Path, tmp_path: Path
 ) -> None:
-    options = TrainOptions(
+    options = TrainingRun(
         "dflash", target_dir, text_dir, heldout_dir, tmp_path, tmp_path, draft_vocab=128, num_layers=2,
         block_size=6, block_layout=layout, dtype="float32", batch_tokens=288,
     )  # fmt: skip
-    objective = build_objective(options, Corpus(text_dir, 288, 1))
+    objective = options.objective(Corpus(text_dir, 288, 1))
     assert isinstance(objective, DFlashObjective)
     objective.set_constants({**objective.constants(), "tap_scale": torch.ones(192)})
     with torch.no_grad():

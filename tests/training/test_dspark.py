@@ -17,11 +17,10 @@ from paceline.methods.dspark.heads import HeadPlan, MarkovHead
 from paceline.methods.dspark.objective import DSparkObjective, LossShares
 from paceline.methods.dspark.temperatures import fit_temperatures, path_errors
 from paceline.methods.loading import load_drafter
-from paceline.methods.objectives import build_objective
 from paceline.training.data import Corpus, DataPosition
 from paceline.training.objective import TargetReference
-from paceline.training.trainer import TrainOptions
 from tests.training.test_dflash import DRAFTABLE, SHAPE, VOCAB, random_batch
+from tests.training.training_run import TrainingRun
 
 RANK = 4
 BLOCK = replace(SHAPE, anchor_first=True)
@@ -126,11 +125,11 @@ def test_confidence_does_not_teach_the_distance() -> None:
 def test_heldout_acceptance_is_what_serving_would_have_had_accepted(
     markov_head: str, target_dir: Path, text_dir: Path, heldout_dir: Path, tmp_path: Path
 ) -> None:
-    options = TrainOptions(
+    options = TrainingRun(
         "dspark", target_dir, text_dir, heldout_dir, tmp_path, tmp_path, draft_vocab=128, num_layers=2,
         block_size=6, markov_head=markov_head, markov_rank=8, dtype="float32", batch_tokens=288,
     )  # fmt: skip
-    objective = build_objective(options, Corpus(text_dir, 288, 1))
+    objective = options.objective(Corpus(text_dir, 288, 1))
     assert isinstance(objective, DSparkObjective)
     assert objective.shape.anchor_first
     objective.set_constants({**objective.constants(), "tap_scale": torch.ones(192)})

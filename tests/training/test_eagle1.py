@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from paceline.training.data import Batch, Corpus, DataPosition
 from paceline.training.losses import head_distillation
 from paceline.training.objective import TargetReference
 from paceline.training.shards import shard_indices
-from paceline.training.trainer import run
 from tests.training.test_trainer import _acceptance, _newest, _options
 
 SHAPE = Eagle1Shape(
@@ -174,7 +172,7 @@ def test_ranks_are_those_of_the_target_s_choices(
     target_dir: Path, text_dir: Path, heldout_dir: Path, tmp_path: Path
 ) -> None:
     options = _options(target_dir, text_dir, heldout_dir, tmp_path, method="eagle1")
-    run(options)
+    options.train()
     config = DrafterConfig.read(options.export_dir)
     table = rank_accuracies(config)
     assert table is not None
@@ -191,15 +189,15 @@ def test_a_part_of_the_vocabulary_is_measured_and_exported(
     common: dict[str, object] = {"method": method, "num_steps": 2, "eval_every": 2, "checkpoint_every": 1}
     whole = _options(target_dir, text_dir, heldout_dir, tmp_path / "whole", **common, draft_vocab=0)
     part = _options(target_dir, text_dir, heldout_dir, tmp_path / "part", **common, draft_vocab=9)
-    accepted = [run(options).best_mean_accepted for options in (whole, part)]
+    accepted = [options.train().best_mean_accepted for options in (whole, part)]
     assert accepted[1] < accepted[0]  # most of what the target says cannot be proposed
     assert "draft_vocab" not in DrafterConfig.read(whole.export_dir).shape
     config = DrafterConfig.read(part.export_dir)
     assert config.size("draft_vocab") == 9
     ids = load_tensor(part.export_dir, "token_map")
     assert ids.tolist() == sorted(set(ids.tolist()))
-    again = replace(part, num_steps=3, draft_vocab=7)  # a run that goes on keeps its map
-    run(again)
+    again = part.replace(num_steps=3, draft_vocab=7)  # a run that goes on keeps its map
+    again.train()
     assert torch.equal(load_tensor(part.export_dir, "token_map"), ids)
 
 
@@ -209,11 +207,11 @@ def test_stopped_and_resumed_equals_uninterrupted(
 ) -> None:
     changes: dict[str, object] = {"method": method, "token_rows": 40, "optimizer": "muon"}
     whole = _options(target_dir, text_dir, heldout_dir, tmp_path / "whole", **changes)
-    run(whole)
+    whole.train()
     parts = _options(target_dir, text_dir, heldout_dir, tmp_path / "parts", **changes)
-    assert run(parts, stop_after=5).step == 5
+    assert parts.train(stop_after=5).step == 5
     torch.rand(7)  # whatever else drew in between
-    assert run(parts).step == 12
+    assert parts.train().step == 12
     first, second = _newest(whole.run_dir), _newest(parts.run_dir)
     assert all(torch.equal(first[k], second[k]) for k in first)
     assert DrafterConfig.read(parts.export_dir).method == method
@@ -235,9 +233,9 @@ def test_training_from_anywhere_raises_heldout_acceptance(
     }  # fmt: skip
     options = _options(target_dir, text_dir, heldout_dir, tmp_path / "spoiled", **changes)
     fitted = _acceptance(_options(target_dir, text_dir, heldout_dir, tmp_path / "fitted", **changes), None)
-    monkeypatch.setattr(eagle1_start, "fit_next_feature", spoiled)
+    monkeypatch.setattr("paceline.methods.eagle1.recipe.fit_next_feature", spoiled)
     untrained = _acceptance(options, None)
-    trained = run(options).best_mean_accepted
+    trained = options.train().best_mean_accepted
     assert untrained + 0.2 < trained
     assert untrained + 0.2 < fitted
 
@@ -255,7 +253,7 @@ def test_gradients_are_cut_where_the_method_says(
             target_dir, text_dir, heldout_dir, tmp_path / str(value) / method,
             method=method, num_steps=1, clip_value=value,
         )  # fmt: skip
-        run(options)
+        options.train()
         assert limits == expected
         limits.clear()
 
@@ -268,7 +266,7 @@ def test_bad_options_are_named(
     field: str, value: float, target_dir: Path, text_dir: Path, heldout_dir: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(TrainingDataError, match=field):
-        run(_options(target_dir, text_dir, heldout_dir, tmp_path, method="eagle1", **{field: value}))
+        _options(target_dir, text_dir, heldout_dir, tmp_path, method="eagle1", **{field: value}).train()
 
 
 def test_text_without_features_is_refused(text_dir: Path) -> None:

@@ -17,9 +17,8 @@ from paceline.training import shards
 from paceline.training.features import FeatureOptions, run
 from paceline.training.sizes import ModelSizes
 from paceline.training.teacher import default_tap_layers
-from paceline.training.trainer import TrainOptions
-from paceline.training.trainer import run as train
 from tests.training.conftest import continued
+from tests.training.training_run import TrainingRun
 
 METHODS = (
     *("deepseek_mtp", "dflash", "dspark", "eagle1", "eagle2", "eagle3", "medusa1", "p_eagle"),
@@ -106,14 +105,12 @@ def test_a_drafter_is_trained_and_drafts_for_a_target_that_is_no_llama(
     method: str, gemma3_dir: Path, gemma3_text_dirs: tuple[Path, Path], tmp_path: Path
 ) -> None:
     data_dir, heldout_dir = gemma3_text_dirs
-    result = train(
-        TrainOptions(
-            method, gemma3_dir, data_dir, heldout_dir, tmp_path / "run", tmp_path / "export", num_steps=3,
-            batch_tokens=200, draft_vocab=64, num_layers=1, block_size=4, num_depths=3, num_heads=2, test_steps=2,
-            markov_rank=8, num_anchors=4, lora_rank=4, max_loss_increase=9.0, eval_every=3, dtype="float32",
-            num_threads=1,
-        )
-    )  # fmt: skip
+    result = TrainingRun(
+        method, gemma3_dir, data_dir, heldout_dir, tmp_path / "run", tmp_path / "export", num_steps=3,
+        batch_tokens=200, draft_vocab=64, num_layers=1, block_size=4, num_depths=3, num_heads=2, test_steps=2,
+        markov_rank=8, num_anchors=4, lora_rank=4, max_loss_increase=9.0, eval_every=3, dtype="float32",
+        num_threads=1,
+    ).train()  # fmt: skip
     assert result.step == 3
     served = tmp_path / "export" / "target" if method == "medusa2" else gemma3_dir
     tap = drafter_tap(tmp_path / "export")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,6 @@ from paceline.training.data import Batch
 from paceline.training.objective import TargetReference
 from paceline.training.target_rows import TargetRows
 from paceline.training.teacher import read_weights
-from paceline.training.trainer import run
 from tests.methods.conftest import text
 from tests.methods.gemma4_checkpoint import save_gemma3
 from tests.training.test_trainer import _acceptance, _newest, _options
@@ -147,11 +145,11 @@ def test_stopped_and_resumed_equals_uninterrupted(
     target_dir: Path, text_dir: Path, heldout_dir: Path, tmp_path: Path
 ) -> None:
     whole = _options(target_dir, text_dir, heldout_dir, tmp_path / "whole", **SMALL)
-    run(whole)
+    whole.train()
     parts = _options(target_dir, text_dir, heldout_dir, tmp_path / "parts", **SMALL)
-    assert run(parts, stop_after=5).step == 5
+    assert parts.train(stop_after=5).step == 5
     torch.rand(7)  # whatever else drew in between
-    assert run(parts).step == 12
+    assert parts.train().step == 12
     first, second = _newest(whole.run_dir), _newest(parts.run_dir)
     assert all(torch.equal(first[k], second[k]) for k in first)
 
@@ -171,9 +169,9 @@ def test_training_from_anywhere_raises_acceptance_and_what_it_writes_drafts(
         noise = torch.randn(24, 128, generator=torch.Generator().manual_seed(1)) * 0.1
         return parameters | {"pre_projection.weight": noise}, scale
 
-    monkeypatch.setattr(gemma4_mtp_start, "starting_parameters", spoiled)
+    monkeypatch.setattr("paceline.methods.gemma4_mtp.recipe.starting_parameters", spoiled)
     untrained = _acceptance(options, None)
-    trained = run(options).best_mean_accepted
+    trained = options.train().best_mean_accepted
     assert untrained + 0.1 < trained
     assert untrained + 0.1 < fitted
     assert DrafterConfig.read(options.export_dir).shape["num_clusters"] == 7
@@ -237,7 +235,7 @@ def test_a_run_keeps_the_newest_states_that_its_head_read(
     monkeypatch.setattr(gemma4_mtp, "fit_centroids", watched)
     changes = {**SMALL, "num_steps": 3, "eval_every": 3, "num_clusters": 7, "num_selected": 3}
     options = _options(target_dir, text_dir, heldout_dir, tmp_path, **changes)
-    run(options)
+    options.train()
     assert found[-1].shape == (100, 24)
     load_drafter(options.export_dir, target_dir, dtype=torch.float32)
 
@@ -271,9 +269,9 @@ def test_bad_options_are_named(target_dir: Path, text_dir: Path, heldout_dir: Pa
     options = _options(target_dir, text_dir, heldout_dir, tmp_path, **SMALL)
     for field in ("draft_hidden", "num_selected"):
         with pytest.raises(TrainingDataError, match=field):
-            run(replace(options, **{field: 0}))
+            options.replace(**{field: 0}).train()
     with pytest.raises(TrainingDataError, match="num_clusters"):
-        run(replace(options, num_clusters=-1))
+        options.replace(num_clusters=-1).train()
 
 
 @pytest.mark.parametrize(
@@ -295,5 +293,5 @@ def test_a_head_that_cannot_be_exported_is_refused_before_training(
     changes = {**SMALL, "num_clusters": num_clusters, "num_selected": num_selected}
     options = _options(target_dir, text_dir, heldout_dir, tmp_path, **changes)
     with pytest.raises(TrainingDataError, match=message):
-        run(options)
+        options.train()
     assert not options.run_dir.exists()

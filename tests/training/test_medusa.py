@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +17,19 @@ from paceline.methods.medusa1.objective import Medusa1Objective
 from paceline.methods.medusa2.objective import JointSettings, Medusa2Objective
 from paceline.methods.medusa_heads.heads import MedusaShape, OutputHead
 from paceline.methods.medusa_heads.training import HeadStack, RankCounts, chain_starts, starting_parameters
-from paceline.methods.objectives import build_objective
 from paceline.models import model_fingerprint
 from paceline.target import SequenceRows, TargetEngine
 from paceline.training.data import Batch, Corpus, DataPosition
 from paceline.training.losses import label_losses
 from paceline.training.token_rows import drawn
-from paceline.training.trainer import TrainOptions, make_optimizers, run
+from tests.training.training_run import TrainingRun
 
 HIDDEN, VOCAB, LENGTH = 8, 20, 12
 
 
 def _options(
     target_dir: Path, text_dir: Path, heldout_dir: Path, out: Path, **changes: object
-) -> TrainOptions:
+) -> TrainingRun:
     settings: dict[str, Any] = {
         "method": "medusa2",
         "num_steps": 8,
@@ -47,7 +45,7 @@ def _options(
         "num_threads": 1,
         **changes,
     }
-    return TrainOptions(
+    return TrainingRun(
         model_dir=target_dir,
         data_dir=text_dir,
         heldout_dir=heldout_dir,
@@ -132,7 +130,7 @@ def test_a_fitted_start_is_better_than_the_lm_heads(
             target_dir, text_dir, heldout_dir, tmp_path, method="medusa1", head_start=start, draft_vocab=400
         )
         corpus = Corpus(text_dir, 288, 1)
-        objective = build_objective(options, corpus)
+        objective = options.objective(corpus)
         losses[start] = float(objective.loss(next(corpus.batches(DataPosition())))[0].detach())
     assert losses["linear"] < losses["target"]
 
@@ -157,9 +155,9 @@ def test_measured_acceptance_is_what_a_served_chain_gets(
     options = _options(
         target_dir, text_dir, heldout_dir, tmp_path, method="medusa1", num_steps=30, learning_rate=3e-3
     )
-    run(options)
+    options.train()
     corpus = Corpus(heldout_dir, 288, 1, greedy_only=True)
-    objective = build_objective(options, Corpus(text_dir, 288, 1))
+    objective = options.objective(Corpus(text_dir, 288, 1))
     assert isinstance(objective, Medusa1Objective)
     drafter = load_drafter(options.export_dir, target_dir, dtype=torch.float32)
     batch = next(corpus.batches(DataPosition()))
@@ -208,7 +206,7 @@ def test_the_joint_loss_is_the_base_and_the_heads(
     batch = next(corpus.batches(DataPosition()))
     for base_loss in ("kl", "ce"):
         options = _options(target_dir, text_dir, heldout_dir, tmp_path, base_loss=base_loss, lora_dropout=0.0)
-        objective = build_objective(options, corpus)
+        objective = options.objective(corpus)
         assert isinstance(objective, Medusa2Objective)
         objective.set_progress(0.0)
         first, of_heads = objective.loss(batch)
@@ -232,7 +230,7 @@ def test_the_base_loss_of_some_rows_is_their_mean(
     options = _options(
         target_dir, text_dir, heldout_dir, tmp_path, base_loss="ce", lora_dropout=0.0, token_rows=5
     )
-    objective = build_objective(options, corpus)
+    objective = options.objective(corpus)
     assert isinstance(objective, Medusa2Objective)
     objective.set_progress(0.9)
     torch.manual_seed(3)
@@ -251,19 +249,25 @@ def test_the_target_is_tuned_in_the_second_stage_alone_and_at_a_quarter_of_the_r
     from safetensors.torch import load_file
 
     options = _options(target_dir, text_dir, heldout_dir, tmp_path, num_steps=8, heads_first=0.5)
-    objective = build_objective(options, Corpus(text_dir, 288, 1))
-    (optimizer,) = make_optimizers(options, objective.named_parameters())
+    objective = options.objective(Corpus(text_dir, 288, 1))
+    (optimizer,) = options.optimizers(objective)
     rates = {id(p): group["peak_lr"] for group in optimizer.param_groups for p in group["params"]}
     for name, parameter in objective.named_parameters().items():
-        head = options.head_learning_rate if name.startswith("lm_head") else options.learning_rate
-        assert rates[id(parameter)] == (options.learning_rate / 4 if name.startswith("backbone.") else head)
+        head = (
+            options.options.head_learning_rate
+            if name.startswith("lm_head")
+            else options.options.learning_rate
+        )
+        assert rates[id(parameter)] == (
+            options.options.learning_rate / 4 if name.startswith("backbone.") else head
+        )
 
-    run(options, stop_after=4)
+    options.train(stop_after=4)
     newest = sorted((tmp_path / "run").glob("step-*"))[-1]
     assert not any(
         bool(v.any()) for k, v in load_file(newest / "weights.safetensors").items() if "lora_b" in k
     )
-    run(options)
+    options.train()
     newest = sorted((tmp_path / "run").glob("step-*"))[-1]
     assert all(bool(v.any()) for k, v in load_file(newest / "weights.safetensors").items() if "lora_b" in k)
 
@@ -276,7 +280,7 @@ def test_medusa2_writes_a_target_and_the_heads_made_for_it(
         target_dir, text_dir, heldout_dir, tmp_path, num_steps=12, eval_every=12, learning_rate=4e-3,
         max_loss_increase=1.0,
     )  # fmt: skip
-    run(options)
+    options.train()
     config = json.loads((options.export_dir / "config.json").read_text())
     tuned = options.export_dir / "target"
     assert config["method"] == "medusa2"
@@ -303,10 +307,10 @@ def test_a_target_that_got_worse_is_not_exported(
     target_dir: Path, text_dir: Path, heldout_dir: Path, tmp_path: Path
 ) -> None:
     options = _options(target_dir, text_dir, heldout_dir, tmp_path, max_loss_increase=-0.5)
-    result = run(options)
+    result = options.train()
     assert result.best_step == 0
     assert not options.export_dir.exists()
     # The same run under a bound that it keeps is exported.
-    kept = replace(options, max_loss_increase=1.0, run_dir=tmp_path / "other", export_dir=tmp_path / "kept")
-    assert run(kept).best_step > 0
+    kept = options.replace(max_loss_increase=1.0, run_dir=tmp_path / "other", export_dir=tmp_path / "kept")
+    assert kept.train().best_step > 0
     assert (kept.export_dir / "config.json").exists()

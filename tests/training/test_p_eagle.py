@@ -11,14 +11,13 @@ from torch import Tensor
 
 from paceline.methods.drafter import DraftRequest
 from paceline.methods.loading import load_drafter
-from paceline.methods.objectives import build_objective
 from paceline.methods.one_pass.rows import FlatRows, owners, sample_rows, segments
 from paceline.methods.p_eagle.objective import PEagleObjective, PEagleShape
 from paceline.methods.p_eagle.start import rarest_token
 from paceline.training.attention import Pattern
 from paceline.training.data import Batch, Corpus, DataPosition
 from paceline.training.objective import TargetReference
-from paceline.training.trainer import TrainOptions
+from tests.training.training_run import TrainingRun
 
 VOCAB = 41
 SHAPE = PEagleShape(16, 16, 2, 4, 2, 4, 24, 30, VOCAB, 10000.0, 1e-5, 2, 5, 7)
@@ -230,11 +229,11 @@ def test_loss_is_the_mean_cross_entropy_of_rows_with_a_target() -> None:
 def test_heldout_acceptance_is_what_serving_would_have_had_accepted(
     target_dir: Path, text_dir: Path, heldout_dir: Path, tmp_path: Path
 ) -> None:
-    options = TrainOptions(
+    options = TrainingRun(
         "p_eagle", target_dir, text_dir, heldout_dir, tmp_path, tmp_path, draft_vocab=128, num_layers=2,
         num_depths=6, dtype="float32", batch_tokens=288,
     )  # fmt: skip
-    objective = build_objective(options, Corpus(text_dir, 288, 1))
+    objective = options.objective(Corpus(text_dir, 288, 1))
     assert isinstance(objective, PEagleObjective)
     objective.set_constants({**objective.constants(), "tap_scale": torch.ones(192)})
     with torch.no_grad():

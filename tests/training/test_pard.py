@@ -15,13 +15,12 @@ from transformers import LlamaForCausalLM
 from paceline.methods.checkpoint import ANY_TARGET, DrafterConfig
 from paceline.methods.drafter import DraftRequest
 from paceline.methods.loading import load_drafter
-from paceline.methods.objectives import build_objective
 from paceline.methods.pard1.objective import MASK, Pard1Objective
 from paceline.methods.pard1.start import mask_token_for
 from paceline.methods.pard2.objective import Pard2Objective
 from paceline.target import SequenceRows, TargetEngine
 from paceline.training.data import Batch, Corpus, DataPosition
-from paceline.training.trainer import TrainOptions
+from tests.training.training_run import TrainingRun
 
 METHODS = ["pard1", "pard2"]
 
@@ -29,7 +28,7 @@ METHODS = ["pard1", "pard2"]
 def _objective(
     method: str, target_dir: Path, text_dir: Path, tmp_path: Path, **changes: object
 ) -> tuple[Pard1Objective, Batch]:
-    options = TrainOptions(
+    options = TrainingRun(
         method,
         target_dir,
         text_dir,
@@ -45,8 +44,8 @@ def _objective(
             **changes,
         },  # type: ignore[arg-type]
     )
-    corpus = Corpus(text_dir, options.batch_tokens, 1)
-    objective = build_objective(options, corpus)
+    corpus = Corpus(text_dir, options.options.batch_tokens, 1)
+    objective = options.objective(corpus)
     assert isinstance(objective, Pard1Objective)
     return objective, next(corpus.batches(DataPosition()))
 

@@ -14,12 +14,12 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM
 
 from paceline.contract.errors import TrainingDataError
 from paceline.methods.deepseek_mtp.objective import MtpShape
+from paceline.methods.deepseek_mtp.pretrain import PretrainOptions, run
 from paceline.methods.drafter import DraftRequest
 from paceline.methods.loading import load_drafter
 from paceline.sampling import SamplingParams
 from paceline.target import SequenceRows, TargetEngine
 from paceline.training.data import Corpus
-from paceline.training.pretrain import PretrainOptions, run
 from paceline.training.shards import shard_indices
 from tests.methods.mtp_reference import ReferenceMtp
 from tests.training.test_trainer import _newest

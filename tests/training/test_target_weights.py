@@ -22,9 +22,8 @@ from paceline.training.target_weights import (
     read_embedding_and_head,
     read_final_norm,
 )
-from paceline.training.trainer import TrainOptions
-from paceline.training.trainer import run as train
 from tests.training.conftest import continued, give_tokenizer
+from tests.training.training_run import TrainingRun
 
 
 def save_target(path: Path, tensors: dict[str, torch.Tensor], is_tied: bool = False) -> Path:
@@ -66,9 +65,9 @@ def test_features_of_a_target_that_no_drafter_is_trained_for_are_not_written(
 def test_training_names_what_the_target_has_under_no_such_name(
     method: str, neox_dir: Path, neox_text: Path, tmp_path: Path
 ) -> None:
-    options = TrainOptions(method, neox_dir, neox_text, neox_text, tmp_path / "run", tmp_path / "export")
+    options = TrainingRun(method, neox_dir, neox_text, neox_text, tmp_path / "run", tmp_path / "export")
     with pytest.raises(TrainingDataError, match=r"no tensor 'model\.embed_tokens\.weight'"):
-        train(options)
+        options.train()
 
 
 def test_a_head_of_its_own_is_missed_unless_the_embedding_is_shared(tmp_path: Path) -> None:

@@ -16,12 +16,11 @@ from safetensors.torch import load_file
 from paceline.contract.errors import TrainingDataError
 from paceline.methods.drafter import DraftRequest
 from paceline.methods.loading import load_drafter
-from paceline.methods.objectives import build_objective
 from paceline.training.acceptance import AcceptanceCounts
 from paceline.training.data import Corpus, DataPosition
 from paceline.training.schedule import learning_rate_factor
 from paceline.training.shards import shard_indices
-from paceline.training.trainer import TrainOptions, run
+from tests.training.training_run import TrainingRun
 
 # Heads begin as a fitted linear look-ahead, and a random target's text has little else to learn.
 GAIN = {"medusa1": 0.02, "medusa2": 0.02}
@@ -29,7 +28,7 @@ GAIN = {"medusa1": 0.02, "medusa2": 0.02}
 
 def _options(
     target_dir: Path, text_dir: Path, heldout_dir: Path, out: Path, **changes: object
-) -> TrainOptions:
+) -> TrainingRun:
     settings: dict[str, object] = {
         "method": "eagle3",
         "num_steps": 12,
@@ -44,7 +43,7 @@ def _options(
         "num_layers": 2,
         **changes,
     }
-    return TrainOptions(
+    return TrainingRun(
         model_dir=target_dir,
         data_dir=text_dir,
         heldout_dir=heldout_dir,
@@ -58,8 +57,9 @@ def _newest(run_dir: Path) -> dict[str, torch.Tensor]:
     return load_file(sorted(run_dir.glob("step-*"))[-1] / "weights.safetensors")
 
 
-def _acceptance(options: TrainOptions, weights: dict[str, torch.Tensor] | None) -> float:
-    objective = build_objective(options, Corpus(options.data_dir, options.batch_tokens, options.seed))
+def _acceptance(run: TrainingRun, weights: dict[str, torch.Tensor] | None) -> float:
+    options = run.options
+    objective = run.objective(Corpus(options.data_dir, options.batch_tokens, options.seed))
     if weights is not None:
         with torch.no_grad():
             for name, parameter in objective.named_parameters().items():
@@ -103,7 +103,7 @@ def test_training_raises_heldout_acceptance(
         learning_rate=3e-3,
         head_learning_rate=3e-3,
     )
-    result = run(options)
+    result = options.train()
     untrained, trained = _acceptance(options, None), _acceptance(options, _newest(options.run_dir))
     assert trained > untrained + GAIN.get(method, 0.04)
     assert result.best_mean_accepted >= trained - 1e-9
@@ -118,8 +118,6 @@ def test_training_raises_heldout_acceptance(
 def test_loss_falls_on_one_batch(
     optimizer: str, target_dir: Path, text_dir: Path, heldout_dir: Path, tmp_path: Path
 ) -> None:
-    from paceline.training.trainer import make_optimizers
-
     options = _options(
         target_dir,
         text_dir,
@@ -130,9 +128,9 @@ def test_loss_falls_on_one_batch(
         head_learning_rate=3e-3,
     )
     corpus = Corpus(text_dir, 288, 1)
-    objective = build_objective(options, corpus)
+    objective = options.objective(corpus)
     batch = next(corpus.batches(DataPosition()))
-    optimizers = make_optimizers(options, objective.named_parameters())
+    optimizers = options.optimizers(objective)
     losses = []
     for _ in range(15):
         loss, _ = objective.loss(batch)
@@ -150,10 +148,10 @@ def test_stopped_and_resumed_equals_uninterrupted(
     method: str, target_dir: Path, text_dir: Path, heldout_dir: Path, tmp_path: Path
 ) -> None:
     whole = _options(target_dir, text_dir, heldout_dir, tmp_path / "whole", method=method)
-    run(whole)
+    whole.train()
     parts = _options(target_dir, text_dir, heldout_dir, tmp_path / "parts", method=method)
-    assert run(parts, stop_after=5).step == 5
-    assert run(parts).step == 12
+    assert parts.train(stop_after=5).step == 5
+    assert parts.train().step == 12
     first, second = _newest(whole.run_dir), _newest(parts.run_dir)
     assert all(torch.equal(first[k], second[k]) for k in first)
 
@@ -162,7 +160,7 @@ def test_time_adds_up_over_the_processes_of_a_run(
     target_dir: Path, text_dir: Path, heldout_dir: Path, tmp_path: Path
 ) -> None:
     options = _options(target_dir, text_dir, heldout_dir, tmp_path)
-    run(options, stop_after=5)
+    options.train(stop_after=5)
 
     def seconds() -> float:
         newest = sorted(options.run_dir.glob("step-*"))[-1]
@@ -171,7 +169,7 @@ def test_time_adds_up_over_the_processes_of_a_run(
     first = seconds()
     assert first > 0
     started = time.monotonic()
-    run(options)
+    options.train()
     assert first < seconds() <= first + time.monotonic() - started
 
 
@@ -184,9 +182,9 @@ def test_a_reduced_vocabulary_is_the_most_frequent_tokens_and_survives_a_stop(
     parts = _options(
         target_dir, text_dir, heldout_dir, tmp_path / "parts", method="independent", draft_vocab=90
     )
-    run(whole)
-    run(parts, stop_after=5)
-    run(parts)
+    whole.train()
+    parts.train(stop_after=5)
+    parts.train()
     first, second = _newest(whole.run_dir), _newest(parts.run_dir)
     assert all(torch.equal(first[k], second[k]) for k in first)
     d2t = load_file(parts.export_dir / "model.safetensors")["d2t"]
@@ -206,18 +204,19 @@ def test_a_vocabulary_larger_than_the_targets_is_refused(
     target_dir: Path, text_dir: Path, heldout_dir: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(TrainingDataError, match="draft vocabulary 300 exceeds"):
-        run(_options(target_dir, text_dir, heldout_dir, tmp_path, method="independent", draft_vocab=300))
+        _options(target_dir, text_dir, heldout_dir, tmp_path, method="independent", draft_vocab=300).train()
 
 
 def test_killed_run_resumes_exactly(
     target_dir: Path, text_dir: Path, heldout_dir: Path, tmp_path: Path
 ) -> None:
     whole = _options(target_dir, text_dir, heldout_dir, tmp_path / "whole", optimizer="muon")
-    run(whole)
+    whole.train()
     killed = _options(target_dir, text_dir, heldout_dir, tmp_path / "killed", optimizer="muon")
     code = (
-        "import sys; from pathlib import Path; from paceline.training.trainer import TrainOptions, run; "
-        f"from pathlib import PosixPath; run({killed!r})"
+        "from pathlib import PosixPath; from paceline.methods.eagle3.recipe import RECIPE, Eagle3Options; "
+        "from paceline.training.trainer import TrainOptions, run; "
+        f"run({killed.options!r}, RECIPE, {killed.own!r})"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -228,7 +227,7 @@ def test_killed_run_resumes_exactly(
         assert time.monotonic() < deadline
     process.kill()
     process.wait()
-    run(killed)
+    killed.train()
     first, second = _newest(whole.run_dir), _newest(killed.run_dir)
     assert all(torch.equal(first[k], second[k]) for k in first)
 
@@ -255,36 +254,43 @@ def test_text_of_another_target_is_refused(
     config = json.loads((other / "config.json").read_text())
     (other / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 1e-4}))
     with pytest.raises(TrainingDataError, match="another target"):
-        run(_options(other, text_dir, heldout_dir, tmp_path))
+        _options(other, text_dir, heldout_dir, tmp_path).train()
 
 
 @pytest.mark.parametrize(
-    ("field", "value"),
+    ("method", "field", "value"),
     [
-        ("num_steps", 0),
-        ("optimizer", "sgd"),
-        ("learning_rate", 0.0),
-        ("draft_vocab", -1),
-        ("keep_ratio", 0.0),
-        ("num_segments", 0),
-        ("output", "none"),
-        ("base_loss", "mse"),
-        ("heads_first", 1.0),
-        ("backbone_divisor", 0.0),
+        ("eagle3", "num_steps", 0),
+        ("eagle3", "optimizer", "sgd"),
+        ("eagle3", "learning_rate", 0.0),
+        ("eagle3", "draft_vocab", -1),
+        ("p_eagle", "keep_ratio", 0.0),
+        ("p_eagle", "num_segments", 0),
+        ("medusa1", "output", "none"),
+        ("medusa1", "num_heads", 1000),
+        ("medusa2", "base_loss", "mse"),
+        ("medusa2", "heads_first", 1.0),
+        ("medusa2", "backbone_divisor", 0.0),
     ],
 )
 def test_bad_options_are_named(
-    field: str, value: object, target_dir: Path, text_dir: Path, heldout_dir: Path, tmp_path: Path
+    method: str,
+    field: str,
+    value: object,
+    target_dir: Path,
+    text_dir: Path,
+    heldout_dir: Path,
+    tmp_path: Path,
 ) -> None:
     with pytest.raises(TrainingDataError, match=field):
-        run(_options(target_dir, text_dir, heldout_dir, tmp_path, **{field: value}))
+        _options(target_dir, text_dir, heldout_dir, tmp_path, method=method, **{field: value}).train()
 
 
 def test_unknown_method_is_refused(
     target_dir: Path, text_dir: Path, heldout_dir: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(TrainingDataError, match="oracle"):
-        run(_options(target_dir, text_dir, heldout_dir, tmp_path, method="oracle"))
+        _options(target_dir, text_dir, heldout_dir, tmp_path, method="oracle").train()
 
 
 def test_acceptance_counts() -> None:

@@ -6,6 +6,7 @@ METHOD = Method(
     name="deepseek_mtp",
     reads="last hidden state",
     drafter="paceline.methods.deepseek_mtp.drafter:DeepseekMtpDrafter",
+    recipe="paceline.methods.deepseek_mtp.recipe:RECIPE",
     formats=("paceline", "nextn", "speculators"),
     is_one_pass=False,
     ahead_fraction=0.88,

@@ -2,7 +2,7 @@
 
 Responsible for the loss: the model's own cross entropy, and a share of the modules' mean beside it, whose gradients
 reach the model. Embedding and head are one matrix, shared by all. For small Llama-like models: the pass is that of
-`backbone.py`. Knows nothing of optimisers and data; :mod:`paceline.training.pretrain` runs it.
+`backbone.py`. Knows nothing of optimisers and data; :mod:`paceline.methods.deepseek_mtp.pretrain` runs it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Where multi-token prediction begins behind a finished target: modules that predict as well as a linear map can.
 
-Called by :mod:`paceline.methods.objectives`. Knows nothing of the loss.
+Called by the method's `recipe.py`. Knows nothing of the loss.
 """
 
 from __future__ import annotations

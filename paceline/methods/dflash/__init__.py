@@ -6,6 +6,7 @@ METHOD = Method(
     name="dflash",
     reads="several layers, fused",
     drafter="paceline.methods.dflash.drafter:DFlashDrafter",
+    recipe="paceline.methods.dflash.recipe:RECIPE",
     formats=("paceline", "speculators", "dflash", "deepspec"),
     is_one_pass=True,
 )

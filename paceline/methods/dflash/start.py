@@ -1,6 +1,6 @@
 """Where the training of DFlash and DSpark starts: random layers, and the scale of the features they read.
 
-Called by :mod:`paceline.methods.objectives`. Knows nothing of the loss.
+Called by the method's `recipe.py`. Knows nothing of the loss.
 """
 
 from __future__ import annotations

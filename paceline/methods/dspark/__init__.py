@@ -6,6 +6,7 @@ METHOD = Method(
     name="dspark",
     reads="several layers, fused",
     drafter="paceline.methods.dspark.drafter:DSparkDrafter",
+    recipe="paceline.methods.dspark.recipe:RECIPE",
     formats=("paceline", "speculators", "deepspec"),
     is_one_pass=True,
 )

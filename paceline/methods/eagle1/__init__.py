@@ -6,6 +6,7 @@ METHOD = Method(
     name="eagle1",
     reads="final norm",
     drafter="paceline.methods.eagle1.drafter:Eagle1Drafter",
+    recipe="paceline.methods.eagle1.recipe:RECIPE",
     formats=("paceline", "eagle"),
     is_one_pass=False,
     ahead_fraction=0.71,

@@ -6,6 +6,7 @@ METHOD = Method(
     name="eagle2",
     reads="final norm",
     drafter="paceline.methods.eagle2.drafter:Eagle2Drafter",
+    recipe="paceline.methods.eagle2.recipe:RECIPE",
     formats=("paceline", "eagle"),
     is_one_pass=False,
     ahead_fraction=0.72,

@@ -6,6 +6,7 @@ METHOD = Method(
     name="eagle3",
     reads="three layers, fused",
     drafter="paceline.methods.eagle3.drafter:Eagle3Drafter",
+    recipe="paceline.methods.eagle3.recipe:RECIPE",
     formats=("paceline", "eagle", "speculators"),
     is_one_pass=False,
     ahead_fraction=0.66,

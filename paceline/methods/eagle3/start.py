@@ -1,6 +1,6 @@
 """Where EAGLE-3 training starts: sizes from the target, draft vocabulary by coverage, weights that already predict.
 
-Called by :mod:`paceline.methods.objectives`. Knows nothing of the loss.
+Called by the method's `recipe.py`. Knows nothing of the loss.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ METHOD = Method(
     name="gemma4_mtp",
     reads="keys and values of a full and a sliding layer, final norm of the newest position",
     drafter="paceline.methods.gemma4_mtp.drafter:Gemma4MtpDrafter",
+    recipe="paceline.methods.gemma4_mtp.recipe:RECIPE",
     formats=("paceline", "gemma4_assistant"),
     is_one_pass=False,
     ahead_fraction=0.83,

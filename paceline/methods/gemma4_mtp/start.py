@@ -2,7 +2,7 @@
 
 The head is the target's own in as many dimensions as the assistant has, chosen so that logits lose least over the
 states of the text; `pre_projection` is the ridge regression to the next state in them, and `post_projection` leads
-back. Layers add little at first. Called by :mod:`paceline.methods.objectives`.
+back. Layers add little at first. Called by the method's `recipe.py`.
 """
 
 from __future__ import annotations

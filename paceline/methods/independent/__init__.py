@@ -6,6 +6,7 @@ METHOD = Method(
     name="independent",
     reads="nothing",
     drafter="paceline.methods.independent.drafter:IndependentDrafter",
+    recipe="paceline.methods.independent.recipe:RECIPE",
     formats=("paceline", "transformers"),
     is_one_pass=False,
 )

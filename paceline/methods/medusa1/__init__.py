@@ -6,6 +6,7 @@ METHOD = Method(
     name="medusa1",
     reads="final norm, newest position alone",
     drafter="paceline.methods.medusa1.drafter:Medusa1Drafter",
+    recipe="paceline.methods.medusa1.recipe:RECIPE",
     formats=("paceline", "medusa", "vllm"),
     is_one_pass=True,
 )

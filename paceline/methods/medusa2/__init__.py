@@ -6,6 +6,7 @@ METHOD = Method(
     name="medusa2",
     reads="final norm, newest position alone",
     drafter="paceline.methods.medusa2.drafter:Medusa2Drafter",
+    recipe="paceline.methods.medusa2.recipe:RECIPE",
     formats=("paceline", "medusa", "vllm"),
     is_one_pass=True,
 )

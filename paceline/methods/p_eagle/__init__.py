@@ -6,6 +6,7 @@ METHOD = Method(
     name="p_eagle",
     reads="three layers, fused",
     drafter="paceline.methods.p_eagle.drafter:PEagleDrafter",
+    recipe="paceline.methods.p_eagle.recipe:RECIPE",
     formats=("paceline", "speculators", "p_eagle"),
     is_one_pass=True,
 )

@@ -1,6 +1,6 @@
 """Where P-EAGLE training starts: EAGLE-3's linear start in the fused layer, quiet layers above it, a typical mask.
 
-Called by :mod:`paceline.methods.objectives`. Knows nothing of the loss.
+Called by the method's `recipe.py`. Knows nothing of the loss.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ METHOD = Method(
     name="pard1",
     reads="nothing",
     drafter="paceline.methods.pard1.drafter:Pard1Drafter",
+    recipe="paceline.methods.pard1.recipe:RECIPE",
     formats=("paceline", "transformers", "pard"),
     is_one_pass=True,
 )

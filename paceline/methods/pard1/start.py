@@ -1,6 +1,6 @@
 """Where PARD's training starts: the id whose row of the embedding becomes the mask.
 
-Called by :mod:`paceline.methods.objectives`. Knows nothing of the loss.
+Called by the method's `recipe.py`. Knows nothing of the loss.
 """
 
 from __future__ import annotations

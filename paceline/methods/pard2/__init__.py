@@ -6,6 +6,7 @@ METHOD = Method(
     name="pard2",
     reads="final norm and layers, projected; or nothing",
     drafter="paceline.methods.pard2.drafter:Pard2Drafter",
+    recipe="paceline.methods.pard2.recipe:RECIPE",
     formats=("paceline", "pard"),
     is_one_pass=True,
 )

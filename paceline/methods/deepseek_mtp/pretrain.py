@@ -26,6 +26,7 @@ from paceline.models import copy_tokenizer, model_fingerprint
 from paceline.safetensors_io import write_weights
 from paceline.training.data import Batch, Corpus
 from paceline.training.loop import Loop, LoopSettings
+from paceline.training.options import check_options, option
 from paceline.training.shards import shard_indices
 from paceline.training.sizes import ModelSizes
 
@@ -69,43 +70,23 @@ class PretrainOptions:
     heldout_dir: Path
     run_dir: Path
     export_dir: Path
-    hidden: int = 192
-    num_layers: int = 4
-    num_heads: int = 6
-    num_kv_heads: int = 2
-    head_dim: int = 32
-    intermediate: int = 512
-    num_modules: int = 1
-    num_steps: int = 2000
-    batch_tokens: int = 2048
-    learning_rate: float = 2e-3
-    warmup_steps: int = 100
-    floor: float = 0.05
-    clip_norm: float = 1.0
+    hidden: int = option(192, above=0)
+    num_layers: int = option(4, above=0)
+    num_heads: int = option(6, above=0)
+    num_kv_heads: int = option(2, above=0)
+    head_dim: int = option(32, above=0)
+    intermediate: int = option(512, above=0)
+    num_modules: int = option(1, above=0)
+    num_steps: int = option(2000, above=0)
+    batch_tokens: int = option(2048, above=0)
+    learning_rate: float = option(2e-3, above=0)
+    warmup_steps: int = option(100, above=0)
+    floor: float = option(0.05, above=0)
+    clip_norm: float = option(1.0, above=0)
     seed: int = 1
-    eval_every: int = 200
-    checkpoint_every: int = 100
+    eval_every: int = option(200, above=0)
+    checkpoint_every: int = option(100, above=0)
     num_threads: int = 0
-
-    def validate(self) -> None:
-        """Raises :class:`TrainingDataError` naming the first field out of range."""
-        for name, value in asdict(self).items():
-            if name in (
-                "tokenizer_dir",
-                "data_dir",
-                "heldout_dir",
-                "run_dir",
-                "export_dir",
-                "num_threads",
-                "seed",
-            ):
-                continue
-            if not value > 0:
-                raise TrainingDataError(f"{name} must be positive")
-        if self.num_heads % self.num_kv_heads:
-            raise TrainingDataError("num_kv_heads must divide num_heads")
-        if self.head_dim % 2:
-            raise TrainingDataError("head_dim must be even")
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +113,11 @@ def run(options: PretrainOptions, stop_after: int | None = None) -> PretrainResu
         options: the run.
         stop_after: leave after this many steps of this call, with a checkpoint.
     """
-    options.validate()
+    check_options(options)
+    if options.num_heads % options.num_kv_heads:
+        raise TrainingDataError("num_kv_heads must divide num_heads")
+    if options.head_dim % 2:
+        raise TrainingDataError("head_dim must be even")
     if options.num_threads:
         torch.set_num_threads(options.num_threads)
     return _Run(options).train(stop_after)

@@ -1,0 +1,10 @@
+"""How EAGLE-2 is trained: as EAGLE-1 is; only how its checkpoints draft differs."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from paceline.methods.eagle1.recipe import Eagle1Options, build_eagle1
+from paceline.training.recipe import Recipe
+
+RECIPE = Recipe(Eagle1Options, partial(build_eagle1, method="eagle2"), clip_value=0.5)
