@@ -58,3 +58,19 @@ class RopeTable:
         self.cover(max_position + 1)
         cos, sin = self.table.index_select(0, positions).unsqueeze(2).unbind(1)
         return cos, sin
+
+
+def rotation_at(
+    theta: float, head_dim: int, start: int, count: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Cosines and sines ``[count, 1, head_dim]`` of positions from ``start`` on, for :func:`rotate`; in training."""
+    inv_freq = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+    angles = torch.arange(start, start + count, dtype=torch.float64)[:, None] * inv_freq
+    angles = torch.cat([angles, angles], dim=-1)[:, None]
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotates ``x`` ``[..., heads, head_dim]`` by its positions' angles, without writing into ``x``."""
+    half = x.shape[-1] // 2
+    return x * cos + torch.cat((-x[..., half:], x[..., :half]), dim=-1) * sin

@@ -1,8 +1,8 @@
-"""Attention in the forwards of training: over keys that rows share, and over a few keys that are a row's own.
+"""Attention for training: over keys that all rows of a text share, and over a few keys that belong to one row.
 
-Responsible for who sees whom (:class:`Pattern`) and for the softmax over both kinds of keys with its gradients, which
-are found by hand: torch's own for the CPU runs bfloat16 at a seventh of the speed of a matrix product, and a mask over
-all pairs of rows is mostly minus infinity where rows see only the text and themselves. Pure; called by the objectives.
+Responsible for who sees whom (:class:`Pattern`) and for the softmax over both kinds of keys. Gradients are written by
+hand: torch's own attention on CPUs runs bfloat16 at a seventh of the speed of a matrix product, and a mask over all
+pairs of rows is mostly minus infinity where rows see only the text and themselves. Pure; called by the objectives.
 """
 
 from __future__ import annotations
@@ -51,6 +51,32 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, own: Sequence[OwnKeys]
     flat = [tensor for one in own for tensor in (one.keys, one.values)]
     places = [(one.first, one.bias) for one in own]
     return _Attention.apply(q, k, v, bias, places, *flat)  # type: ignore[no-any-return]
+
+
+def by_key_head(x: Tensor) -> Tensor:
+    """``[texts, rows, kv_heads, head_dim]`` to ``[texts * kv_heads, rows, head_dim]``, as :func:`attend` reads keys."""
+    return x.transpose(1, 2).reshape(-1, x.shape[1], x.shape[3])
+
+
+def attend_by_key_head(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, own: Sequence[OwnKeys] = ()) -> Tensor:
+    """As :func:`attend`, for queries as a decoder block has them.
+
+    Args:
+        q: ``[texts, rows, heads, head_dim]``, scaled; heads that share a key head stand side by side.
+        k: ``[texts * kv_heads, keys, head_dim]``.
+        v: as ``k``.
+        bias: as in :func:`attend`.
+        own: as in :func:`attend`.
+
+    Returns:
+        ``[texts, rows, heads * head_dim]``.
+    """
+    texts, rows = q.shape[:2]
+    kv_heads = k.shape[0] // texts
+    grouped = q.unflatten(2, (kv_heads, -1)).permute(0, 2, 3, 1, 4).flatten(0, 1)
+    out = attend(grouped, k, v, bias, own)
+    by_row: Tensor = out.unflatten(0, (texts, kv_heads)).permute(0, 3, 1, 2, 4)
+    return by_row.reshape(texts, rows, -1)
 
 
 class _Attention(torch.autograd.Function):
@@ -155,24 +181,19 @@ class Pattern:
         """What rows read, ``[texts, rows, heads * head_dim]``.
 
         Args:
-            q: ``[texts, rows, heads, head_dim]``.
+            q: ``[texts, rows, heads, head_dim]``, scaled.
             k: ``[texts, rows, kv_heads, head_dim]``.
             v: as ``k``.
         """
         texts, rows, kv_heads, width = k.shape
-        shared = self.bias.shape[2]
         own = []
         both = torch.cat([k, v], dim=-1).view(texts * rows, -1) if self.chains else k
         for chain in self.chains:
             at = chain.rows + torch.arange(texts)[:, None] * rows
-            # Looked up as an embedding is, whose gradient is added row by row.
-            found = F.embedding(at, both).unflatten(-1, (kv_heads, -1)).transpose(1, 2).flatten(0, 1)
+            # An embedding's look-up: its gradient is added row by row.
+            found = by_key_head(F.embedding(at, both).unflatten(-1, (kv_heads, -1)))
             own_keys, own_values = found.split(width, dim=-1)
             own.append(OwnKeys(chain.first, own_keys, own_values, chain.bias))
-        grouped = (q * width**-0.5).unflatten(2, (kv_heads, -1)).permute(0, 2, 3, 1, 4).flatten(0, 1)
-        keys, values = (
-            x[:, :shared].transpose(1, 2).reshape(texts * kv_heads, shared, width) for x in (k, v)
-        )
-        out = attend(grouped, keys, values, self.bias, own)
-        by_row: Tensor = out.unflatten(0, (texts, kv_heads)).permute(0, 3, 1, 2, 4)
-        return by_row.reshape(texts, rows, -1)
+        shared = self.bias.shape[2]
+        keys, values = by_key_head(k[:, :shared]), by_key_head(v[:, :shared])
+        return attend_by_key_head(q, keys, values, self.bias, own)

@@ -1,14 +1,14 @@
-"""A decoder's forward pass that can be differentiated: causal, over right-padded batches, in plain torch.
+"""The differentiable forward pass of a whole decoder, over right-padded batches, in plain torch.
 
-For objectives that train a whole model, or layers of one, of any family that the lean executor serves. Teachers and
-serving have faster forwards of their own, and tests hold them together. Knows nothing of losses; which linear maps are
-trained, and how, is the caller's.
+For objectives that train a whole model, or layers of one, of any family that the lean executor serves. The teacher and
+serving have faster forwards of their own; tests compare them with this one. Knows no losses. The caller decides which
+linear maps are trained, and how.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -22,33 +22,16 @@ from paceline.model.architecture import Architecture
 from paceline.model.rope import RopeTable
 from paceline.target import UnsupportedModelError
 from paceline.training.attention import Pattern
+from paceline.training.block import DifferentiableBlock, LinearMap, Rotation, rms_norm
 from paceline.training.configuration import parse_configuration
-from paceline.training.rotary import rotate
 from paceline.training.sizes import ModelSizes
 
-LinearMap = Callable[[str, Tensor], Tensor]
-"""Applies the linear map of a name, such as ``model.layers.0.self_attn.q_proj``, to ``[..., in]``."""
-
-Rope = tuple[Tensor, Tensor]
-"""Cosines and sines of rows' positions, ``[rows, 1, head_dim]`` or ``[texts, rows, 1, head_dim]``, halves repeated."""
-
-LINEAR_NAMES = (
-    *(f"self_attn.{x}_proj" for x in "qkvo"),
-    *(f"mlp.{x}_proj" for x in ("gate", "up", "down")),
-)
-"""Linear maps of a layer."""
-
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "silu": F.silu,
-    "gelu_pytorch_tanh": functools.partial(F.gelu, approximate="tanh"),
-}
-
-# In a tuple: what a file names may be nothing that hashes.
+# A tuple and not a set: the type that a file names may not be hashable.
 _ROPE_TYPES = ("default", *sorted(ROPE_INIT_FUNCTIONS))
 
 
 def _check_rope_types(config: Any) -> None:
-    """Transformers itself takes a type that it does not know, and fails over it when it builds the model."""
+    """Transformers accepts an unknown type, and fails when it builds the model."""
     parameters = getattr(config, "rope_parameters", None) or {}
     for entry in [parameters] if "rope_type" in parameters else parameters.values():
         rope_type = entry.get("rope_type") if isinstance(entry, dict) else None
@@ -59,13 +42,13 @@ def _check_rope_types(config: Any) -> None:
 
 
 class Backbone:
-    """What the layers of a decoder compute.
+    """The layers of a decoder.
 
     Args:
-        config: its transformers configuration.
+        config: the decoder's transformers configuration.
 
     Raises:
-        TrainingDataError: a family, or a part of one, that is not computed here.
+        TrainingDataError: the family, or a part of it, is not supported.
     """
 
     def __init__(self, config: Any) -> None:
@@ -83,10 +66,10 @@ class Backbone:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Backbone:
-        """Of a ``config.json``.
+        """Reads a ``config.json``.
 
         Raises:
-            TrainingDataError: transformers cannot read it, or see the class.
+            TrainingDataError: transformers cannot read it, or the family is not supported.
         """
         return cls(parse_configuration(config))
 
@@ -111,7 +94,7 @@ class Backbone:
 
     @property
     def num_layers(self) -> int:
-        """Layers that are run."""
+        """Number of layers."""
         return self.arch.num_layers
 
     @property
@@ -131,7 +114,7 @@ class Backbone:
 
     @property
     def windows(self) -> frozenset[int | None]:
-        """Positions that layers see, their own included; None for all."""
+        """Sliding windows of the layers, the row itself included; None for full attention."""
         return frozenset(self.arch.windows)
 
     def scaled(self, embedded: Tensor) -> Tensor:
@@ -141,14 +124,14 @@ class Backbone:
 
     @staticmethod
     def compute_weights(weights: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-        """Weights in the compute type, but for those of norms, which are rounded behind their family's offset."""
+        """Weights in the compute type. Norms keep their type: the family's offset is added before they are rounded."""
         return {k: w if k.endswith("norm.weight") else w.to(dtype) for k, w in weights.items()}
 
-    def ropes(self, count: int, dtype: torch.dtype) -> dict[str | None, Rope]:
-        """For each kind of layer what turns the first ``count`` positions, ``[count, 1, head_dim]``."""
-        return {key: self._rope(key, count, dtype) for key in set(self.arch.rope_keys)}
+    def rotations(self, count: int, dtype: torch.dtype) -> dict[str | None, Rotation]:
+        """Cosines and sines of the first ``count`` positions, ``[count, 1, head_dim]``, for each kind of layer."""
+        return {key: self._rotation(key, count, dtype) for key in set(self.arch.rope_keys)}
 
-    def _rope(self, key: str | None, count: int, dtype: torch.dtype) -> Rope:
+    def _rotation(self, key: str | None, count: int, dtype: torch.dtype) -> Rotation:
         table = self._table(key, dtype)
         table.cover(count)
         cos, signed = table.table[:count, None].unbind(2)  # [count, 1, head_dim]
@@ -169,11 +152,11 @@ class Backbone:
         """Output of the final norm of causal texts.
 
         Args:
-            weights: by transformers name: norms, biases, and what `linear` is not given for; see
-                :meth:`compute_weights`.
+            weights: by transformers name, as :meth:`compute_weights` gives them. Linear maps may be missing where
+                ``linear`` applies them.
             embedding: ``[vocab, hidden]`` in the compute type.
             tokens: int64 ``[rows, length]``. Padding stands behind a row's tokens, so that no token sees it.
-            linear: how to apply linear maps; None multiplies with the weights.
+            linear: applies linear maps; None multiplies with the weights.
 
         Returns:
             ``[rows, length, hidden]`` in the compute type.
@@ -181,59 +164,32 @@ class Backbone:
         length, dtype = tokens.shape[1], embedding.dtype
         patterns = {window: Pattern.causal(length, dtype, window) for window in self.windows}
         embedded = self.scaled(F.embedding(tokens, embedding))
-        return self.run_layers(weights, embedded, self.ropes(length, dtype), patterns, linear)
+        return self.run_layers(weights, embedded, self.rotations(length, dtype), patterns, linear)
 
     def run_layers(
         self,
         weights: Mapping[str, Tensor],
         x: Tensor,
-        ropes: Mapping[str | None, Rope],
+        rotations: Mapping[str | None, Rotation],
         patterns: Mapping[int | None, Pattern],
         linear: LinearMap | None = None,
     ) -> Tensor:
-        """Output of the final norm of rows that are embedded already.
+        """Output of the final norm of embedded rows.
 
         Args:
             weights: as in :meth:`final_hidden`.
             x: ``[texts, rows, hidden]``, as :meth:`scaled` gives it.
-            ropes: of the rows' positions, for each kind of layer.
+            rotations: of the rows' positions, for each kind of layer.
             patterns: who sees whom, for each of :attr:`windows`, in the compute type.
             linear: as in :meth:`final_hidden`.
 
         Returns:
             ``[texts, rows, hidden]``.
         """
-        arch = self.arch
-
-        def times(name: str, x: Tensor) -> Tensor:
-            return F.linear(x, weights[name + ".weight"], weights.get(name + ".bias"))
-
-        def norm(name: str, x: Tensor) -> Tensor:
-            # The offset before rounding, as the engine has it: of 1 - 0.99 bfloat16 would keep two bits.
-            weight = (weights[name + ".weight"].float() + arch.norm_offset).to(x.dtype)
-            return F.rms_norm(x, (weight.shape[0],), weight, arch.norm_eps)
-
-        apply = linear or times
-        texts, rows = x.shape[:2]
-        activation = _ACTIVATIONS[arch.activation]
-        on_scores = (
-            arch.attention_scale * arch.head_dim**0.5
-        )  # 1 but where queries are scaled by something else
-        before_mlp = "pre_feedforward_layernorm" if arch.has_sandwich_norms else "post_attention_layernorm"
-        for i, (rope_key, window) in enumerate(zip(arch.rope_keys, arch.windows, strict=True)):
-            layer = f"model.layers.{i}."
-            a = norm(layer + "input_layernorm", x)
-            q, k, v = (
-                apply(layer + f"self_attn.{n}_proj", a).view(texts, rows, -1, arch.head_dim) for n in "qkv"
-            )
-            if arch.has_qk_norm:
-                q, k = norm(layer + "self_attn.q_norm", q), norm(layer + "self_attn.k_norm", k)
-            q, k = rotate(q, *ropes[rope_key]), rotate(k, *ropes[rope_key])
-            q = q if on_scores == 1.0 else q * on_scores
-            mixed = apply(layer + "self_attn.o_proj", patterns[window].attend(q, k, v))
-            x = x + (norm(layer + "post_attention_layernorm", mixed) if arch.has_sandwich_norms else mixed)
-            m = norm(layer + before_mlp, x)
-            gate, up = (apply(layer + f"mlp.{n}_proj", m) for n in ("gate", "up"))
-            out = apply(layer + "mlp.down_proj", activation(gate) * up)
-            x = x + (norm(layer + "post_feedforward_layernorm", out) if arch.has_sandwich_norms else out)
-        return norm("model.norm", x)
+        offset = self.arch.norm_offset
+        for i in range(self.num_layers):
+            shape = self.arch.block(i)
+            block = DifferentiableBlock(shape, weights, f"model.layers.{i}.", linear, offset)
+            read = block.norm("input_layernorm", x)
+            x = block.forward(read, x, rotations[shape.rope_key], patterns[shape.window].attend)
+        return rms_norm(x, weights["model.norm.weight"], self.arch.norm_eps, offset)

@@ -8,11 +8,12 @@ computed them. Deliberately knows no forward pass; one that runs certain familie
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from paceline.contract.errors import TrainingDataError
+from paceline.model.block import BlockShape
 from paceline.training.configuration import parse_configuration, read_config_json, text_part
 
 _FULL_ATTENTION = "full_attention"
@@ -82,6 +83,38 @@ class ModelSizes:
             rms_eps=float(getattr(text, "rms_norm_eps", None) or 1e-6),
             max_positions=_size(text, "max_position_embeddings", 2048),
             norm_offset=1.0 if _stores_norms_less_one(str(text.model_type)) else 0.0,
+        )
+
+    def drafter_sizes(self) -> dict[str, Any]:
+        """Fields of :class:`DrafterSizes` for a drafter whose blocks are like this model's."""
+        shared = {f.name: getattr(self, f.name) for f in fields(DrafterSizes) if f.name != "target_vocab"}
+        return {**shared, "target_vocab": self.vocab}
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterSizes:
+    """Sizes of a drafter whose blocks are like its target's; a checkpoint's ``shape`` has them by these names."""
+
+    hidden: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate: int
+    target_vocab: int
+    rope_theta: float
+    rms_eps: float
+
+    def block_shape(self, has_qk_norm: bool = False) -> BlockShape:
+        """A decoder block of the drafter."""
+        return BlockShape(
+            hidden=self.hidden,
+            intermediate=self.intermediate,
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            norm_eps=self.rms_eps,
+            attention_scale=self.head_dim**-0.5,
+            has_qk_norm=has_qk_norm,
         )
 
 

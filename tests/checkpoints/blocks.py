@@ -47,7 +47,8 @@ class BlockCase:
     def shape(self) -> DFlashShape:
         """Its sizes."""
         return DFlashShape(
-            WIDTH, WIDTH, 3, 4, 2, 16, 96, self.draft_vocab, VOCAB, 10000.0, 1e-6,
+            hidden=WIDTH, target_hidden=WIDTH, num_taps=3, num_heads=4, num_kv_heads=2, head_dim=16, intermediate=96,
+            draft_vocab=self.draft_vocab, target_vocab=VOCAB, rope_theta=10000.0, rms_eps=1e-6,
             num_layers=self.num_layers, block_size=6, mask_token=MASK_TOKEN, anchor_first=self.anchor_first,
         )  # fmt: skip
 

@@ -166,8 +166,7 @@ def eagle1_tensors() -> dict[str, torch.Tensor]:
 
 def eagle1_config(target_dir: Path, method: str = "eagle1", **changes: object) -> DrafterConfig:
     """What the checkpoint of those weights says."""
-    shape = {name: getattr(EAGLE1_SHAPE, name) for name in EAGLE1_SHAPE.__slots__}
-    shape |= {"fc_bias": True, "max_positions": 64, **changes}
+    shape = asdict(EAGLE1_SHAPE) | {"fc_bias": True, "max_positions": 64, **changes}
     return DrafterConfig(method, model_fingerprint(target_dir), "tiny", shape)
 
 

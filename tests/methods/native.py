@@ -69,7 +69,19 @@ def save_random(
 def save_eagle3(path: Path, target_dir: Path) -> tuple[Path, Path]:
     """A random EAGLE-3 drafter with a vocabulary of its own, and its random target of four layers."""
     draft_vocab = 50
-    shape_of = Eagle3Shape(WIDTH, WIDTH, 3, 4, 2, 32, 96, draft_vocab, VOCAB, 10000.0, 1e-5)
+    shape_of = Eagle3Shape(
+        hidden=WIDTH,
+        target_hidden=WIDTH,
+        num_taps=3,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=32,
+        intermediate=96,
+        draft_vocab=draft_vocab,
+        target_vocab=VOCAB,
+        rope_theta=10000.0,
+        rms_eps=1e-5,
+    )
     save_target(target_dir, num_hidden_layers=4, tie_word_embeddings=True, initializer_range=0.02)
     random = torch.Generator().manual_seed(5)
     tensors: dict[str, torch.Tensor] = {}
@@ -79,8 +91,7 @@ def save_eagle3(path: Path, target_dir: Path) -> tuple[Path, Path]:
     ids = torch.arange(draft_vocab) + 3
     tensors["d2t"] = ids - torch.arange(draft_vocab)
     tensors["t2d"] = torch.zeros(VOCAB, dtype=torch.bool).index_fill(0, ids, True)
-    shape = {name: getattr(shape_of, name) for name in shape_of.__slots__ if name != "num_taps"}
-    shape |= {"tap_layers": [0, 1, 2], "max_positions": 512}
+    shape = shape_of.checkpoint_shape([0, 1, 2]) | {"max_positions": 512}
     save_drafter(path, DrafterConfig("eagle3", model_fingerprint(target_dir), "tiny", shape), tensors)
     return path, target_dir
 

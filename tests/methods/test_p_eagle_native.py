@@ -26,7 +26,22 @@ from tests.methods.p_eagle_checkpoint import MASK_TOKEN, random_tensors, save
 pytestmark = pytest.mark.skipif(kernels.load() is None, reason="the CPU kernels do not run here")
 
 DRAFT_IDS = list(range(3, 53))
-SHAPE = PEagleShape(WIDTH, WIDTH, 3, 4, 2, 32, 96, 50, VOCAB, 10000.0, 1e-5, 3, 6, MASK_TOKEN)
+SHAPE = PEagleShape(
+    hidden=WIDTH,
+    target_hidden=WIDTH,
+    num_taps=3,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=32,
+    intermediate=96,
+    draft_vocab=50,
+    target_vocab=VOCAB,
+    rope_theta=10000.0,
+    rms_eps=1e-5,
+    num_layers=3,
+    num_depths=6,
+    mask_token=MASK_TOKEN,
+)
 VARIANTS = [
     {},
     {"num_layers": 3},

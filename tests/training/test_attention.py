@@ -30,6 +30,10 @@ def _plain(q: Tensor, k: Tensor, v: Tensor, is_seen: Tensor) -> Tensor:
     return mixed.transpose(1, 2).flatten(2)
 
 
+def _scaled(pattern: Pattern, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return pattern.attend(q * WIDTH**-0.5, k, v)
+
+
 def _assert_same(found: Tensor, expected: Tensor, inputs: list[Tensor], tolerance: float) -> None:
     torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
     weights = torch.linspace(-1.0, 2.0, found.numel(), dtype=found.dtype).view_as(found)
@@ -49,7 +53,7 @@ def test_rows_of_texts_and_their_chains() -> None:
     for text, part in enumerate(rows):  # padding is seen by nobody, and sees the first row alone
         is_seen[text, :, part.shape[1] :] = False
     inputs = _heads(3, anchor.shape[1], torch.float64)
-    found = flat.pattern(torch.float64).attend(*inputs)
+    found = _scaled(flat.pattern(torch.float64), *inputs)
     assert len(flat.pattern(torch.float64).chains) == 4
     _assert_same(found, _plain(*inputs, is_seen), inputs, 1e-9)
 
@@ -57,7 +61,7 @@ def test_rows_of_texts_and_their_chains() -> None:
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.bfloat16, 0.03)])
 def test_causal_texts(dtype: torch.dtype, tolerance: float) -> None:
     inputs = _heads(2, 19, dtype)
-    found = Pattern.causal(19, dtype).attend(*inputs)
+    found = _scaled(Pattern.causal(19, dtype), *inputs)
     is_seen = torch.ones(1, 19, 19, dtype=torch.bool).tril()
     assert found.dtype == dtype
     _assert_same(found, _plain(*inputs, is_seen), inputs, tolerance)
@@ -65,7 +69,7 @@ def test_causal_texts(dtype: torch.dtype, tolerance: float) -> None:
 
 def test_scores_that_would_overflow() -> None:
     q, k, v = (400.0 * x.detach() for x in _heads(1, 7, torch.float32))
-    out = Pattern.causal(7, torch.float32).attend(q, k, v)
+    out = _scaled(Pattern.causal(7, torch.float32), q, k, v)
     torch.testing.assert_close(out, _plain(q, k, v, torch.ones(1, 7, 7, dtype=torch.bool).tril()))
 
 

@@ -22,7 +22,22 @@ from paceline.training.objective import TargetReference
 from tests.training.training_run import TrainingRun
 
 VOCAB = 41
-SHAPE = DFlashShape(16, 16, 2, 4, 2, 4, 24, 30, VOCAB, 10000.0, 1e-5, 2, 5, 7)
+SHAPE = DFlashShape(
+    hidden=16,
+    target_hidden=16,
+    num_taps=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=4,
+    intermediate=24,
+    draft_vocab=30,
+    target_vocab=VOCAB,
+    rope_theta=10000.0,
+    rms_eps=1e-5,
+    num_layers=2,
+    block_size=5,
+    mask_token=7,
+)
 DRAFTABLE = range(3, 33)
 
 

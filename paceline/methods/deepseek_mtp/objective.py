@@ -25,9 +25,11 @@ from paceline.methods.checkpoint import DrafterConfig, save_drafter
 from paceline.methods.deepseek_mtp.layer import module_prefix, parameter_shapes
 from paceline.methods.shared_head import SharedHead
 from paceline.training.acceptance import AcceptanceCounts
+from paceline.training.block import DifferentiableBlock
 from paceline.training.data import Batch
 from paceline.training.losses import head_distillation, linear_cross_entropy
 from paceline.training.objective import TargetReference, checked_parameters
+from paceline.training.sizes import DrafterSizes
 from paceline.training.token_rows import depth_loss, depth_weights
 from paceline.training.unroll import UnrolledBlock
 
@@ -35,23 +37,16 @@ _EVAL_CHAIN = 5
 
 
 @dataclass(frozen=True, slots=True)
-class MtpShape:
+class MtpShape(DrafterSizes):
     """Sizes of the modules; they are as wide as their target, and their blocks are like the target's.
 
     Attributes:
-        carries_norm: whether a module hands on its output behind its last norm, or before it.
         target_layers: layers of the target, by which public names count.
+        num_modules: modules in sequence.
+        carries_norm: whether a module hands on its output after its last norm, or before it.
     """
 
-    hidden: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    intermediate: int
-    target_vocab: int
     target_layers: int
-    rope_theta: float
-    rms_eps: float
     num_modules: int = 1
     carries_norm: bool = True
 
@@ -80,24 +75,21 @@ def run_depths(
         embedding: ``[vocab, hidden]``.
         steps: how many depths.
     """
-    blocks = [
-        UnrolledBlock(shape, weights, module_prefix(m), tokens.shape[1], features.dtype)
+    modules = [
+        DifferentiableBlock(shape.block_shape(), weights, module_prefix(m))
         for m in range(min(steps, shape.num_modules))
     ]
-
-    def norm(name: str, x: Tensor) -> Tensor:
-        return F.rms_norm(x, (shape.hidden,), weights[name + ".weight"], shape.rms_eps)
-
+    blocks = [UnrolledBlock(m, shape.rope_theta, tokens.shape[1], features.dtype) for m in modules]
     ids, state = tokens, features
     for j in range(steps):
-        module = j % shape.num_modules
-        prefix = module_prefix(module)
+        at = j % shape.num_modules
+        module = modules[at]
         ids = F.pad(ids[:, 1:], (0, 1))
-        embedded = norm(prefix + "enorm", F.embedding(ids, embedding))
-        joined = torch.cat([embedded, norm(prefix + "hnorm", state)], dim=-1)
-        entered = F.linear(joined, weights[prefix + "eh_proj.weight"])
-        raw = blocks[module].step(norm(prefix + "input_layernorm", entered), entered, j - module)
-        normed = norm(prefix + "shared_head.norm", raw)
+        embedded = module.norm("enorm", F.embedding(ids, embedding))
+        joined = torch.cat([embedded, module.norm("hnorm", state)], dim=-1)
+        entered = F.linear(joined, weights[module_prefix(at) + "eh_proj.weight"])
+        raw = blocks[at].step(module.norm("input_layernorm", entered), entered, j - at)
+        normed = module.norm("shared_head.norm", raw)
         state = normed if shape.carries_norm else raw
         yield normed
 

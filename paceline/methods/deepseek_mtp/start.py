@@ -28,17 +28,7 @@ def default_shape(target: ModelSizes, num_modules: int) -> MtpShape:
     and one that goes on from its own output, read the same kind of thing.
     """
     return MtpShape(
-        hidden=target.hidden,
-        num_heads=target.num_heads,
-        num_kv_heads=target.num_kv_heads,
-        head_dim=target.head_dim,
-        intermediate=target.intermediate,
-        target_vocab=target.vocab,
-        target_layers=target.num_layers,
-        rope_theta=target.rope_theta,
-        rms_eps=target.rms_eps,
-        num_modules=num_modules,
-        carries_norm=True,
+        **target.drafter_sizes(), target_layers=target.num_layers, num_modules=num_modules, carries_norm=True
     )
 
 

@@ -84,3 +84,33 @@ def make_blocks(
     goes_on = (batch.is_answer[rows, at] & is_inside & real[..., None]).int().cumprod(-1).bool()
     weights = torch.exp(-(ahead - 1) / decay) * (goes_on & has_label[labels])
     return Blocks(anchors, labels.where(is_inside, 0), at - 1, weights)
+
+
+def attend_blocks(
+    q: Tensor, k: Tensor, v: Tensor, context_keys: Tensor, context_values: Tensor, is_before: Tensor
+) -> Tensor:
+    """What rows of blocks read: the context before their anchor, and every row of their own block.
+
+    Args:
+        q: ``[texts, rows, heads, head_dim]``, scaled; the rows of a block stand side by side.
+        k: ``[texts, rows, kv_heads, head_dim]``.
+        v: as ``k``.
+        context_keys: ``[texts, length, kv_heads, head_dim]``.
+        context_values: as ``context_keys``.
+        is_before: bool ``[texts, blocks, length]``: positions before each block's anchor.
+
+    Returns:
+        ``[texts, rows, heads * head_dim]``.
+    """
+    num_blocks, length = is_before.shape[1:]
+    block_size = q.shape[1] // num_blocks
+    is_hidden = is_before.logical_not().repeat_interleave(block_size, dim=1)[:, None, None]
+    query = q.unflatten(2, (k.shape[2], -1))  # [texts, rows, kv_heads, group, head_dim]
+    block_query, block_keys, block_values = (x.unflatten(1, (num_blocks, -1)) for x in (query, k, v))
+    before = torch.einsum("trkgd,tlkd->tkgrl", query, context_keys).masked_fill(is_hidden, -torch.inf)
+    inside = torch.einsum("tbikgd,tbjkd->tkgbij", block_query, block_keys).flatten(3, 4)
+    weights = torch.cat([before, inside], dim=-1).softmax(-1)
+    of_block = weights[..., length:].unflatten(3, (num_blocks, -1))
+    mixed = torch.einsum("tkgrl,tlkd->trkgd", weights[..., :length], context_values)
+    mixed = mixed + torch.einsum("tkgbij,tbjkd->tbikgd", of_block, block_values).flatten(1, 2)
+    return mixed.flatten(2)

@@ -11,7 +11,8 @@ stay as they are.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+import functools
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +21,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.methods.checkpoint import DrafterConfig, save_drafter
-from paceline.methods.dflash.blocks import Blocks, can_anchor, make_blocks, sample_anchors
+from paceline.methods.dflash.blocks import Blocks, attend_blocks, can_anchor, make_blocks, sample_anchors
 from paceline.methods.dflash.layer import dflash_shapes
 from paceline.methods.eagle3.objective import Eagle3Shape
 from paceline.methods.tap_objective import TapObjective
+from paceline.model.rope import rotation_at
 from paceline.training.acceptance import AcceptanceCounts
+from paceline.training.block import DifferentiableBlock, rms_norm
 from paceline.training.data import Batch
 from paceline.training.losses import head_argmax, linear_cross_entropy
 from paceline.training.objective import TargetReference
-from paceline.training.rotary import rope_tables, rotate
 
 _EVAL_CHAIN = 5
 _EVAL_ANCHORS = 64  # of a text at once
@@ -59,8 +61,7 @@ class DFlashShape(Eagle3Shape):
 
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
         """Trained tensors by their names in the public checkpoint format."""
-        shape = {**asdict(self), "tap_layers": list(range(self.num_taps))}
-        shapes = dflash_shapes(DrafterConfig("dflash", "", shape=shape))
+        shapes = dflash_shapes(DrafterConfig("dflash", "", shape=self.checkpoint_shape(range(self.num_taps))))
         return {name: size for name, size in shapes.items() if name not in ("d2t", "t2d")}
 
 
@@ -194,9 +195,8 @@ class DFlashObjective(TapObjective):
 
     def checkpoint_shape(self) -> dict[str, Any]:
         """The layers' sizes as `config.json` has them."""
-        shape = {**asdict(self.shape), "tap_layers": list(self.target.tap_layers)}
+        shape = self.shape.checkpoint_shape(self.target.tap_layers)
         shape["max_positions"] = self.target.max_positions
-        del shape["num_taps"]
         return shape
 
     def forward(self, w: dict[str, Tensor], batch: Batch, anchors: Tensor) -> Tensor:
@@ -211,51 +211,21 @@ class DFlashObjective(TapObjective):
         dtype = w["fc.weight"].dtype
         num_texts, num_blocks = anchors.shape
         fused = F.linear(batch.need_taps().to(dtype) * self._taps_gain.to(dtype), w["fc.weight"])
-        context = F.rms_norm(
-            fused, (s.hidden,), w["hidden_norm.weight"], s.rms_eps
-        )  # [texts, length, hidden]
+        context = rms_norm(fused, w["hidden_norm.weight"], s.rms_eps)  # [texts, length, hidden]
         length = context.shape[1]
         ids = torch.full((num_texts, num_blocks, s.block_size), s.mask_token)
         ids[..., 0] = batch.tokens.gather(1, anchors)
         state = F.embedding(ids.flatten(1), self._embedding).to(dtype)  # [texts, rows, hidden]
         positions = (anchors[..., None] + torch.arange(s.block_size)).flatten(1)
-        cos, sin = rope_tables(s.rope_theta, s.head_dim, 0, length + s.block_size, dtype)
-        at = cos[:length], sin[:length]
-        own = cos[positions], sin[positions]  # [texts, rows, 1, head_dim]
+        cos, sin = rotation_at(s.rope_theta, s.head_dim, 0, length + s.block_size, dtype)
+        rotation = cos[positions], sin[positions]  # [texts, rows, 1, head_dim]
         is_before = torch.arange(length) < anchors[..., None]  # [texts, blocks, length]
-        hidden = is_before.logical_not().repeat_interleave(s.block_size, dim=1)[:, None, None]
         for index in range(s.num_layers):
-            p = f"layers.{index}."
-            read = F.rms_norm(state, (s.hidden,), w[p + "input_layernorm.weight"], s.rms_eps)
-            query = self._heads(w, p, "q", read, own).unflatten(
-                2, (s.num_kv_heads, -1)
-            )  # [.., kv, group, head_dim]
-            keys, values = self._heads(w, p, "k", context, at), self._heads(w, p, "v", context, at)
-            block_keys = self._heads(w, p, "k", read, own).unflatten(1, (num_blocks, -1))
-            block_values = self._heads(w, p, "v", read, own).unflatten(1, (num_blocks, -1))
-            before = torch.einsum("trkgd,tlkd->tkgrl", query, keys).masked_fill(hidden, -torch.inf)
-            asked = query.unflatten(1, (num_blocks, -1))  # [texts, blocks, block_size, kv, group, head_dim]
-            inside = torch.einsum("tbikgd,tbjkd->tkgbij", asked, block_keys).flatten(3, 4)
-            seen = (torch.cat([before, inside], dim=-1) * s.head_dim**-0.5).softmax(-1)
-            of_block = seen[..., length:].unflatten(3, (num_blocks, -1))
-            mixed = torch.einsum("tkgrl,tlkd->trkgd", seen[..., :length], values)
-            mixed = mixed + torch.einsum("tkgbij,tbjkd->tbikgd", of_block, block_values).flatten(1, 2)
-            state = state + F.linear(mixed.flatten(2), w[p + "self_attn.o_proj.weight"])
-            m = F.rms_norm(state, (s.hidden,), w[p + "post_attention_layernorm.weight"], s.rms_eps)
-            gate, up = (F.linear(m, w[p + f"mlp.{x}_proj.weight"]) for x in ("gate", "up"))
-            state = state + F.linear(F.silu(gate) * up, w[p + "mlp.down_proj.weight"])
+            block = DifferentiableBlock(s.block_shape(s.head_norms), w, f"layers.{index}.")
+            keys, values = (block.heads(kind, context, (cos[:length], sin[:length])) for kind in "kv")
+            attend = functools.partial(
+                attend_blocks, context_keys=keys, context_values=values, is_before=is_before
+            )
+            state = block.forward(block.norm("input_layernorm", state), state, rotation, attend)
         proposing = state.unflatten(1, (num_blocks, -1))[:, :, s.block_size - s.num_drafts :]
-        return F.rms_norm(proposing, (s.hidden,), w["norm.weight"], s.rms_eps)
-
-    def _heads(
-        self, w: dict[str, Tensor], prefix: str, kind: str, read: Tensor, rope: tuple[Tensor, Tensor]
-    ) -> Tensor:
-        """Queries, keys or values of some rows, ``[texts, rows, heads, head_dim]``, normed and rotated."""
-        heads = F.linear(read, w[f"{prefix}self_attn.{kind}_proj.weight"])
-        heads = heads.view(*heads.shape[:2], -1, self.shape.head_dim)
-        if kind == "v":
-            return heads
-        if self.shape.head_norms:
-            norm = w[f"{prefix}self_attn.{kind}_norm.weight"]
-            heads = F.rms_norm(heads, (self.shape.head_dim,), norm, self.shape.rms_eps)
-        return rotate(heads, *rope)
+        return rms_norm(proposing, w["norm.weight"], s.rms_eps)

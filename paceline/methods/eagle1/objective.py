@@ -20,12 +20,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.methods.checkpoint import DrafterConfig, save_drafter
+from paceline.methods.eagle1.layer import BLOCK, parameter_shapes
 from paceline.methods.shared_head import SharedHead
 from paceline.training.acceptance import AcceptanceCounts
+from paceline.training.block import DifferentiableBlock
 from paceline.training.data import Batch
 from paceline.training.losses import head_distillation
 from paceline.training.objective import TargetReference, checked_parameters
-from paceline.training.unroll import unroll
+from paceline.training.sizes import DrafterSizes
+from paceline.training.unroll import UnrolledBlock, unroll
 
 _EVAL_CHAIN = 5
 _NUM_RANKS = 8
@@ -34,36 +37,12 @@ _COUNT_EPS = 1e-5
 
 
 @dataclass(frozen=True, slots=True)
-class Eagle1Shape:
+class Eagle1Shape(DrafterSizes):
     """Sizes of an EAGLE-1 draft layer; it is as wide as its target."""
-
-    hidden: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    intermediate: int
-    target_vocab: int
-    rope_theta: float
-    rms_eps: float
 
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
         """Trained tensors by their names in the public checkpoint format."""
-        d, q, kv = self.hidden, self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        layer: dict[str, tuple[int, ...]] = {
-            "post_attention_layernorm.weight": (d,),
-            "self_attn.q_proj.weight": (q, d),
-            "self_attn.k_proj.weight": (kv, d),
-            "self_attn.v_proj.weight": (kv, d),
-            "self_attn.o_proj.weight": (d, q),
-            "mlp.gate_proj.weight": (self.intermediate, d),
-            "mlp.up_proj.weight": (self.intermediate, d),
-            "mlp.down_proj.weight": (d, self.intermediate),
-        }
-        return {
-            "fc.weight": (d, 2 * d),
-            "fc.bias": (d,),
-            **{"layers.0." + name: shape for name, shape in layer.items()},
-        }
+        return parameter_shapes(DrafterConfig("eagle1", "", shape={**asdict(self), "fc_bias": True}))
 
 
 class Eagle1Objective:
@@ -211,7 +190,9 @@ class Eagle1Objective:
             entered = F.linear(joined, w["fc.weight"], w["fc.bias"])
             return entered, entered
 
-        yield from unroll(self.shape, w, "layers.0.", batch.tokens, features, enter, steps)
+        layer = DifferentiableBlock(self.shape.block_shape(), w, BLOCK)
+        block = UnrolledBlock(layer, self.shape.rope_theta, batch.tokens.shape[1], features.dtype)
+        yield from unroll(block, batch.tokens, features, enter, steps)
 
     def _features(self, batch: Batch) -> Tensor:
         return batch.need_hidden().to(self.dtype)

@@ -20,16 +20,7 @@ _BRANCH_SCALE = 0.1  # of attention's and the gated product's first outputs
 
 def default_shape(target: ModelSizes) -> Eagle1Shape:
     """One layer like the target's own."""
-    return Eagle1Shape(
-        hidden=target.hidden,
-        num_heads=target.num_heads,
-        num_kv_heads=target.num_kv_heads,
-        head_dim=target.head_dim,
-        intermediate=target.intermediate,
-        target_vocab=target.vocab,
-        rope_theta=target.rope_theta,
-        rms_eps=target.rms_eps,
-    )
+    return Eagle1Shape(**target.drafter_sizes())
 
 
 @dataclass(frozen=True, slots=True)

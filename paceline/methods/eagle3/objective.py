@@ -9,7 +9,7 @@ Rows and steps are those of :mod:`paceline.training.unroll`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,53 +19,60 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.methods.checkpoint import DrafterConfig, save_drafter
+from paceline.methods.eagle3.layer import parameter_shapes
 from paceline.methods.tap_objective import TapObjective
 from paceline.training.acceptance import AcceptanceCounts
+from paceline.training.block import DifferentiableBlock, rms_norm
 from paceline.training.data import Batch
 from paceline.training.losses import head_argmax, linear_soft_cross_entropy, softmax_head
 from paceline.training.objective import TargetReference
-from paceline.training.unroll import unroll
+from paceline.training.sizes import DrafterSizes
+from paceline.training.unroll import UnrolledBlock, unroll
 
+FUSED = "midlayer."
+"""Prefix of the fused layer's tensors."""
 _EVAL_CHAIN = 5
 _STAGE_STARTS = (0.0, 0.1, 0.2, 0.3)  # share of the run from which 1, 2, 3, 4 steps are unrolled
 
 
 @dataclass(frozen=True, slots=True)
-class Eagle3Shape:
+class Eagle3Shape(DrafterSizes):
     """Sizes of an EAGLE-3 draft layer; ``num_taps`` target layers are joined by ``fc``."""
 
-    hidden: int
     target_hidden: int
     num_taps: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    intermediate: int
     draft_vocab: int
-    target_vocab: int
-    rope_theta: float
-    rms_eps: float
 
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
         """Trained tensors by their names in the public checkpoint format."""
-        d, q, kv = self.hidden, self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        layer = {
-            "input_layernorm.weight": (self.target_hidden,),
-            "hidden_norm.weight": (d,),
-            "post_attention_layernorm.weight": (d,),
-            "self_attn.q_proj.weight": (q, self.target_hidden + d),
-            "self_attn.k_proj.weight": (kv, self.target_hidden + d),
-            "self_attn.v_proj.weight": (kv, self.target_hidden + d),
-            "self_attn.o_proj.weight": (d, q),
-            "mlp.gate_proj.weight": (self.intermediate, d),
-            "mlp.up_proj.weight": (self.intermediate, d),
-            "mlp.down_proj.weight": (d, self.intermediate),
-        }
-        shapes: dict[str, tuple[int, ...]] = {"midlayer." + k: v for k, v in layer.items()}
-        shapes["fc.weight"] = (d, self.num_taps * self.target_hidden)
-        shapes["norm.weight"] = (d,)
-        shapes["lm_head.weight"] = (self.draft_vocab, d)
-        return shapes
+        return trained_shapes(DrafterConfig("eagle3", "", shape=self.checkpoint_shape(range(self.num_taps))))
+
+    def checkpoint_shape(self, tap_layers: Iterable[int]) -> dict[str, Any]:
+        """What the ``shape`` of a checkpoint says of it."""
+        shape = {**asdict(self), "tap_layers": list(tap_layers)}
+        del shape["num_taps"]
+        return shape
+
+
+def trained_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
+    """Tensors of a checkpoint without its id maps: the fused layer, then the rest, then layers above the fused one.
+
+    Starting weights are drawn in this order. Another order would give every seed another start.
+    """
+    shapes = {k: size for k, size in parameter_shapes(config).items() if k not in ("d2t", "t2d")}
+    order = sorted(shapes, key=lambda name: (not name.startswith(FUSED), name.startswith("layers.")))
+    return {name: shapes[name] for name in order}
+
+
+def fused_input(block: DifferentiableBlock, embedded: Tensor, state: Tensor) -> Tensor:
+    """What attention of the fused layer reads: the normed embedding beside the normed state.
+
+    Args:
+        block: the fused layer.
+        embedded: ``[texts, rows, target_hidden]``.
+        state: ``[texts, rows, hidden]``.
+    """
+    return torch.cat([block.norm("input_layernorm", embedded), block.norm("hidden_norm", state)], dim=-1)
 
 
 class Eagle3Objective(TapObjective):
@@ -160,9 +167,8 @@ class Eagle3Objective(TapObjective):
 
     def export(self, folder: Path, facts: dict[str, Any]) -> None:
         """Writes ``config.json`` and ``model.safetensors``."""
-        shape = {**asdict(self.shape), "tap_layers": list(self.target.tap_layers)}
+        shape = self.shape.checkpoint_shape(self.target.tap_layers)
         shape["max_positions"] = self.target.max_positions
-        del shape["num_taps"]
         config = DrafterConfig(self.method, self.target.fingerprint, self.target.name, shape, facts)
         save_drafter(folder, config, self.tensors())
 
@@ -179,16 +185,11 @@ class Eagle3Objective(TapObjective):
         """Yields the final-norm output ``[rows, length, hidden]`` of each step."""
         s = self.shape
         state = F.linear(batch.need_taps().to(self.dtype) * self._taps_gain, w["fc.weight"])
+        layer = DifferentiableBlock(s.block_shape(), w, FUSED)
 
         def enter(ids: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-            e = F.rms_norm(
-                F.embedding(ids, self._embedding),
-                (s.target_hidden,),
-                w["midlayer.input_layernorm.weight"],
-                s.rms_eps,
-            )
-            read = F.rms_norm(state, (s.hidden,), w["midlayer.hidden_norm.weight"], s.rms_eps)
-            return torch.cat([e, read], dim=-1), state
+            return fused_input(layer, F.embedding(ids, self._embedding), state), state
 
-        for out in unroll(s, w, "midlayer.", batch.tokens, state, enter, steps):
-            yield F.rms_norm(out, (s.hidden,), w["norm.weight"], s.rms_eps)
+        block = UnrolledBlock(layer, s.rope_theta, batch.tokens.shape[1], state.dtype)
+        for out in unroll(block, batch.tokens, state, enter, steps):
+            yield rms_norm(out, w["norm.weight"], s.rms_eps)

@@ -24,19 +24,8 @@ def default_shape(
     target: ModelSizes, num_taps: int, draft_vocab: int, intermediate: int | None
 ) -> Eagle3Shape:
     """One layer of the target's own width."""
-    return Eagle3Shape(
-        hidden=target.hidden,
-        target_hidden=target.hidden,
-        num_taps=num_taps,
-        num_heads=target.num_heads,
-        num_kv_heads=target.num_kv_heads,
-        head_dim=target.head_dim,
-        intermediate=intermediate or target.intermediate,
-        draft_vocab=draft_vocab,
-        target_vocab=target.vocab,
-        rope_theta=target.rope_theta,
-        rms_eps=target.rms_eps,
-    )
+    sizes = {**target.drafter_sizes(), "intermediate": intermediate or target.intermediate}
+    return Eagle3Shape(**sizes, target_hidden=target.hidden, num_taps=num_taps, draft_vocab=draft_vocab)
 
 
 @dataclass(frozen=True, slots=True)

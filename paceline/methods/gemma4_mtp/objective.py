@@ -24,10 +24,12 @@ from torch import Tensor, nn
 
 from paceline.methods.checkpoint import DrafterConfig, save_drafter
 from paceline.methods.deepseek_mtp.objective import chain_starts
-from paceline.methods.gemma4_mtp.model import SLIDING, Gemma4MtpModel, Gemma4MtpShape
+from paceline.methods.gemma4_mtp.model import SLIDING, Gemma4MtpShape, rotary_frequencies
 from paceline.methods.gemma4_mtp.token_clusters import cluster_tokens, fit_centroids
+from paceline.model.block import BlockShape
 from paceline.target import CachedLayer
 from paceline.training.acceptance import AcceptanceCounts
+from paceline.training.block import DifferentiableBlock, Rotation, rms_norm
 from paceline.training.data import Batch
 from paceline.training.losses import head_best, linear_cross_entropy, linear_divergence
 from paceline.training.objective import TargetReference, checked_parameters
@@ -186,7 +188,7 @@ class Gemma4MtpObjective:
             features: ``[rows, length, width]``, the target's.
             steps: how many.
         """
-        model = Gemma4MtpModel(self.shape, {k: t.to(self.dtype) for k, t in self.tensors().items()})
+        w = {k: t.to(self.dtype) for k, t in self.tensors().items()}
         length = batch.tokens.shape[1]
         widths = [self.shape.backbone, *(one.width for one in self.cached.values())]
         state, *columns = features.split(widths, dim=-1)
@@ -195,23 +197,49 @@ class Gemma4MtpObjective:
             for (kind, one), column in zip(self.cached.items(), columns, strict=True)
         }  # each [rows, 2 * kv_heads, length, head_dim], keys first
         masks = {kind: self._mask(kind, length) for kind in caches}
-
-        def attend(kind: str, queries: Tensor) -> Tensor:
-            keys, values = caches[kind].chunk(2, dim=1)
-            groups = queries.shape[2] // keys.shape[1]
-            # [rows, kv_heads, groups * length, head_dim]: query heads of a key head one behind the other
-            folded = queries.unflatten(2, (-1, groups)).permute(0, 2, 3, 1, 4).flatten(2, 3)
-            mask = masks[kind].repeat(groups, 1)
-            mixed = F.scaled_dot_product_attention(folded, keys, values, attn_mask=mask, scale=1.0)
-            by_row: Tensor = mixed.unflatten(2, (groups, length)).permute(0, 3, 1, 2, 4)
-            return by_row.flatten(2)
-
-        ids, positions = batch.tokens, torch.arange(1, length + 1)
+        rotations = {kind: self._rotation(kind, length) for kind in caches}
+        layers = [
+            (kind, DifferentiableBlock(self._block_shape(kind), w, f"model.layers.{index}."))
+            for index, kind in enumerate(self.shape.layer_types)
+        ]
+        ids = batch.tokens
         for _ in range(steps):
             ids = F.pad(ids[:, 1:], (0, 1))
             embedded = F.embedding(ids, self._embedding) * self._embedding_scale
-            output, state = model.forward(embedded, state, positions, attend)
+            stream = F.linear(torch.cat([embedded, state], dim=-1), w[_PRE])
+            for index, (kind, layer) in enumerate(layers):
+                queries = layer.heads("q", layer.norm("input_layernorm", stream), rotations[kind])
+                mixed = attend_cache(queries, caches[kind], masks[kind])
+                stream = layer.add_branches(stream, mixed) * w[f"model.layers.{index}.layer_scalar"]
+            output = rms_norm(stream, w["model.norm.weight"], self.shape.rms_eps)
+            state = F.linear(output, w[_POST])
             yield output
+
+    def _block_shape(self, kind: str) -> BlockShape:
+        """A layer of a kind; its keys and values are the target's."""
+        shape = self.shape
+        return BlockShape(
+            hidden=shape.hidden,
+            intermediate=shape.intermediate,
+            num_heads=shape.num_heads,
+            num_kv_heads=self.cached[kind].num_kv_heads,
+            head_dim=shape.head_dims[kind],
+            norm_eps=shape.rms_eps,
+            attention_scale=1.0,
+            activation="gelu_pytorch_tanh",
+            has_qk_norm=True,
+            has_sandwich_norms=True,
+        )
+
+    def _rotation(self, kind: str, length: int) -> Rotation:
+        """Of rows ``0 .. length - 1``, which stand at the positions after theirs: ``[length, 1, head_dim]`` each."""
+        shape = self.shape
+        frequencies = rotary_frequencies(
+            shape.head_dims[kind], shape.rope_thetas[kind], shape.rotary_fractions[kind]
+        )
+        angles = torch.arange(1, length + 1)[:, None, None].float() * frequencies
+        angles = torch.cat([angles, angles], dim=-1)
+        return angles.cos().to(self.dtype), angles.sin().to(self.dtype)
 
     def _mask(self, kind: str, length: int) -> Tensor:
         """Additive ``[length, length]``: who sees which positions."""
@@ -254,3 +282,20 @@ class Gemma4MtpObjective:
     def export(self, folder: Path, facts: dict[str, Any]) -> None:
         """Writes ``config.json`` and ``model.safetensors``."""
         save_drafter(folder, *self.checkpoint(facts))
+
+
+def attend_cache(queries: Tensor, cache: Tensor, mask: Tensor) -> Tensor:
+    """Attention to the target's keys and values, ``[texts, rows, heads * head_dim]``.
+
+    Args:
+        queries: ``[texts, rows, heads, head_dim]``, scaled.
+        cache: ``[texts, 2 * kv_heads, length, head_dim]``, keys first.
+        mask: additive, ``[rows, length]``.
+    """
+    keys, values = cache.chunk(2, dim=1)
+    groups = queries.shape[2] // keys.shape[1]
+    # [texts, kv_heads, groups * rows, head_dim]: query heads of a key head one behind the other
+    folded = queries.unflatten(2, (-1, groups)).permute(0, 2, 3, 1, 4).flatten(2, 3)
+    mixed = F.scaled_dot_product_attention(folded, keys, values, attn_mask=mask.repeat(groups, 1), scale=1.0)
+    by_row: Tensor = mixed.unflatten(2, (groups, -1)).permute(0, 3, 1, 2, 4)
+    return by_row.flatten(2)

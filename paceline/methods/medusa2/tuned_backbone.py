@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from paceline.models.fetch import PROVENANCE_FILE
 from paceline.safetensors_io import write_weights
-from paceline.training.backbone import LINEAR_NAMES, Backbone
+from paceline.training.backbone import Backbone
+from paceline.training.block import LINEAR_NAMES
 from paceline.training.configuration import read_config_json
 from paceline.training.target_weights import EMBEDDING, HEAD, check_target_tensors
 from paceline.training.teacher import read_weights

@@ -12,7 +12,7 @@ feature and the mask token's embedding, and know nothing behind their anchor.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +21,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.methods.checkpoint import DrafterConfig, save_drafter
-from paceline.methods.eagle3.objective import Eagle3Shape
+from paceline.methods.eagle3.objective import FUSED, Eagle3Shape, fused_input, trained_shapes
 from paceline.methods.one_pass.rows import FlatRows, all_rows, sample_rows, segments
 from paceline.methods.tap_objective import TapObjective
+from paceline.model.rope import rotation_at
 from paceline.training.acceptance import AcceptanceCounts
 from paceline.training.accumulation import accumulate
+from paceline.training.block import DifferentiableBlock, rms_norm
 from paceline.training.data import Batch
 from paceline.training.losses import head_argmax, linear_soft_cross_entropy, softmax_head
 from paceline.training.objective import TargetReference
-from paceline.training.rotary import rope_tables, rotate
 
 _EVAL_CHAIN = 5
 _EVAL_TEXTS = 2  # at once: all depths of all anchors are many rows
-_FUSED = "midlayer."
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,24 +52,12 @@ class PEagleShape(Eagle3Shape):
 
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
         """Trained tensors by their names in the public checkpoint format."""
-        shapes = Eagle3Shape.parameter_shapes(self)
-        d, q, kv = self.hidden, self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        for index in range(1, self.num_layers):
-            layer = {
-                "input_layernorm.weight": (d,),
-                "post_attention_layernorm.weight": (d,),
-                "self_attn.q_proj.weight": (q, d),
-                "self_attn.k_proj.weight": (kv, d),
-                "self_attn.v_proj.weight": (kv, d),
-                "self_attn.o_proj.weight": (d, q),
-                "mlp.gate_proj.weight": (self.intermediate, d),
-                "mlp.up_proj.weight": (self.intermediate, d),
-                "mlp.down_proj.weight": (d, self.intermediate),
-            }
-            shapes |= {f"layers.{index}.{name}": size for name, size in layer.items()}
-        shapes["embed_tokens.weight"] = (self.target_vocab, self.target_hidden)
-        shapes["mask_hidden"] = (1, 1, self.num_taps * self.target_hidden)
-        return shapes
+        taps = range(self.num_taps)
+        return {
+            **trained_shapes(DrafterConfig("p_eagle", "", shape=self.checkpoint_shape(taps))),
+            "embed_tokens.weight": (self.target_vocab, self.target_hidden),
+            "mask_hidden": (1, 1, self.num_taps * self.target_hidden),
+        }
 
 
 class PEagleObjective(TapObjective):
@@ -212,9 +200,8 @@ class PEagleObjective(TapObjective):
 
     def export(self, folder: Path, facts: dict[str, Any]) -> None:
         """Writes ``config.json`` and ``model.safetensors``."""
-        shape = {**asdict(self.shape), "tap_layers": list(self.target.tap_layers)}
+        shape = self.shape.checkpoint_shape(self.target.tap_layers)
         shape["max_positions"] = self.target.max_positions
-        del shape["num_taps"]
         config = DrafterConfig(self.method, self.target.fingerprint, self.target.name, shape, facts)
         save_drafter(folder, config, self.tensors())
 
@@ -241,27 +228,14 @@ class PEagleObjective(TapObjective):
         ids = F.pad(batch.tokens[:, 1:], (0, 1)).gather(1, rows.anchors)
         ids = torch.where(is_true, ids, s.mask_token)
         embedded = F.embedding(ids, w["embed_tokens.weight"]).to(dtype)
-        cos, sin = rope_tables(s.rope_theta, s.head_dim, 0, int(rows.positions.max()) + 1, dtype)
-        cos, sin = cos[rows.positions], sin[rows.positions]  # [texts, n, 1, head_dim]
+        cos, sin = rotation_at(s.rope_theta, s.head_dim, 0, int(rows.positions.max()) + 1, dtype)
+        rotation = cos[rows.positions], sin[rows.positions]  # [texts, n, 1, head_dim]
         pattern = rows.pattern(dtype)
         for index in range(s.num_layers):
-            p = f"layers.{index}." if index else _FUSED
-            if index:
-                a = F.rms_norm(state, (s.hidden,), w[p + "input_layernorm.weight"], s.rms_eps)
-            else:
-                e = F.rms_norm(embedded, (s.target_hidden,), w[p + "input_layernorm.weight"], s.rms_eps)
-                a = F.rms_norm(state, (s.hidden,), w[p + "hidden_norm.weight"], s.rms_eps)
-                a = torch.cat([e, a], dim=-1)
-            q, k, v = (
-                F.linear(a, w[p + f"self_attn.{x}_proj.weight"]).unflatten(-1, (-1, s.head_dim))
-                for x in "qkv"
-            )
-            q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-            state = state + F.linear(pattern.attend(q, k, v), w[p + "self_attn.o_proj.weight"])
-            m = F.rms_norm(state, (s.hidden,), w[p + "post_attention_layernorm.weight"], s.rms_eps)
-            gate, up = (F.linear(m, w[p + f"mlp.{x}_proj.weight"]) for x in ("gate", "up"))
-            state = state + F.linear(F.silu(gate) * up, w[p + "mlp.down_proj.weight"])
-        return F.rms_norm(state, (s.hidden,), w["norm.weight"], s.rms_eps)
+            block = DifferentiableBlock(s.block_shape(), w, f"layers.{index}." if index else FUSED)
+            read = block.norm("input_layernorm", state) if index else fused_input(block, embedded, state)
+            state = block.forward(read, state, rotation, pattern.attend)
+        return rms_norm(state, w["norm.weight"], s.rms_eps)
 
 
 def _row_targets(is_answer: Tensor) -> Tensor:

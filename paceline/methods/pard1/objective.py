@@ -157,8 +157,8 @@ class Pard1Objective:
         is_mask = (rows.depths > 0) | (ids == self.mask_token)
         x = torch.where(is_mask[..., None], w[MASK], F.embedding(ids, self._embedding))
         x = self.fuse(w, batch, rows, self.shape.scaled(x))
-        ropes = self.shape.ropes(int(rows.positions.max()) + 1, self.dtype)
-        at = {key: (cos[rows.positions], sin[rows.positions]) for key, (cos, sin) in ropes.items()}
+        rotations = self.shape.rotations(int(rows.positions.max()) + 1, self.dtype)
+        at = {key: (cos[rows.positions], sin[rows.positions]) for key, (cos, sin) in rotations.items()}
         patterns = {window: rows.pattern(self.dtype, window) for window in self.shape.windows}
         return self.shape.run_layers(w, x, at, patterns)
 
