@@ -1,8 +1,8 @@
-"""Drafting ahead: what a drafter does while the target verifies what it drafted.
+"""Drafting ahead: what a drafter does while the target verifies the draft that it sent.
 
-Responsible for: going on from the end of a draft, or past the likely outcomes of the step that verifies it, whichever
-the plan asks for and the mode permits; a little at a time, and broken off as soon as something newer has come in.
-What was drafted by then is sent: a target that has stepped on meanwhile takes from it what still fits.
+Responsible for: filling the speculation cache (paths for the likely verification outcomes, arXiv 2603.03251), or making
+the draft longer; the plan and the request's mode decide which. Either goes a little at a time and stops as soon as
+something newer has come in. What was made by then is sent, and a target that has moved on takes what still fits.
 
 Deliberately does not know: where commits come from, what becomes of the paths. Used by services.drafter.loop, on its
 thread.
@@ -17,9 +17,8 @@ import structlog
 
 from paceline.contract.limits import MAX_DRAFT_LENGTH
 from paceline.methods.drafter import Drafter, OutcomeRequest, may_rank
-from paceline.trie import DraftEntry
 from paceline.v1 import drafter_pb2
-from services.drafter.rounds import DraftRounds
+from services.drafter.batches import DraftBatches, DraftRow, pack
 from services.drafter.sequence import DraftSequence
 from services.drafter.session import DraftSession
 from services.runtime import metrics
@@ -28,7 +27,7 @@ AHEAD_STEP = 2
 """Tokens drafted ahead between two looks at the inbox."""
 
 FLUSH_S = 0.002
-"""What took so long to draft is sent before more is: a target that does not wait can verify it in its next step."""
+"""After this long, seconds, what was made is sent before more is: a target that does not wait can verify it at once."""
 
 log = structlog.get_logger()
 
@@ -37,8 +36,8 @@ class DraftingAhead:
     """Drafts for sequences whose last draft has been answered.
 
     Args:
-        drafter: also used by `rounds`.
-        rounds: runs drafts and packs answers.
+        drafter: also used by `batches`.
+        batches: calls the drafter for longer drafts.
         model_name: label of the metrics.
         clock: monotonic seconds.
     """
@@ -46,24 +45,24 @@ class DraftingAhead:
     def __init__(
         self,
         drafter: Drafter,
-        rounds: DraftRounds,
+        batches: DraftBatches,
         model_name: str,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._drafter = drafter
-        self._rounds = rounds
+        self._batches = batches
         self._clock = clock
         self._num_ahead = metrics.DRAFTED_TOKENS.labels(model_name, drafter.method, "ahead")
-        self._num_outcomes = metrics.DRAFTED_TOKENS.labels(model_name, drafter.method, "outcome")
+        self._num_cached = metrics.DRAFTED_TOKENS.labels(model_name, drafter.method, "outcome")
 
     def draft(
-        self, idle: Sequence[DraftSequence], may_go_on: Callable[[], bool]
+        self, idle: Sequence[DraftSequence], may_continue: Callable[[], bool]
     ) -> dict[DraftSession, drafter_pb2.DraftResponse]:
-        """One answer per session that got any.
+        """Drafts ahead; one answer per session that got anything.
 
         Args:
-            idle: sequences that are owed nothing.
-            may_go_on: asked between two passes.
+            idle: sequences without a pending draft.
+            may_continue: asked between two passes; False when something newer has come in.
         """
         current = [
             sequence
@@ -72,90 +71,94 @@ class DraftingAhead:
             and sequence.session.plan.draft_ahead
             and sequence.drafted_length == sequence.length
         ]
-        past = [sequence for sequence in current if enumerates(sequence)]
-        made, draft_s = self._past_outcomes(past, may_go_on)
-        longer, further_s = self._further([s for s in current if not enumerates(s)], may_go_on)
-        made += longer
-        answers = {sequence.session: drafter_pb2.DraftResponse() for sequence, _ in made}
-        self._rounds.fill(answers, made, draft_s + further_s, num_steps=0)
+        started_at = self._clock()
+        rows = self._fill_cache([s for s in current if uses_cache(s)], may_continue)
+        rows += self._lengthen([s for s in current if not uses_cache(s)], may_continue)
+        answers = {row.sequence.session: drafter_pb2.DraftResponse() for row in rows}
+        pack(answers, rows, self._clock() - started_at, num_steps=0)
         return answers
 
-    def _past_outcomes(
-        self, wanted: Sequence[DraftSequence], may_go_on: Callable[[], bool]
-    ) -> tuple[list[tuple[DraftSequence, DraftEntry]], float]:
-        """Once per draft: paths past the outcomes that are this drafter's share.
+    def _fill_cache(
+        self, sequences: Sequence[DraftSequence], may_continue: Callable[[], bool]
+    ) -> list[DraftRow]:
+        """Once per draft: paths for the likely verification outcomes of this drafter's partition.
 
-        What is broken off for another session's sake is taken up again when that has been served.
+        A call that was stopped for another session's sake is made again when that session has been served.
         """
-        wanted = [sequence for sequence in wanted if sequence.outcomes_length != sequence.length]
-        if not wanted or not may_go_on():
-            return [], 0.0
-        requests = [
-            OutcomeRequest(
-                sequence_id=sequence.local_id,
-                num_tokens=self._rounds.num_tokens(sequence, sequence.session.plan.draft_ahead),
-                max_outcomes=sequence.session.plan.outcomes,
-                max_nodes=MAX_DRAFT_LENGTH,
-                sampling=sequence.sampling,
-                partition=sequence.partition,
-                num_partitions=sequence.num_partitions,
-            )
-            for sequence in wanted
+        rows = [
+            DraftRow(sequence, self._batches.num_tokens(sequence, sequence.session.plan.draft_ahead))
+            for sequence in sequences
+            if sequence.cached_length != sequence.length
         ]
-        begun_at = self._clock()
-        was_broken_off = False
+        if not rows or not may_continue():
+            return []
+        was_stopped = False
 
-        def go_on() -> bool:
-            nonlocal was_broken_off
-            was_broken_off = not may_go_on()
-            return not was_broken_off
+        def goes_on() -> bool:
+            nonlocal was_stopped
+            was_stopped = not may_continue()
+            return not was_stopped
 
         try:
-            entries = self._drafter.draft_outcomes(requests, go_on)
-            if len(entries) != len(requests):
-                raise ValueError(f"{len(entries)} entries for {len(requests)} requests")
-        except Exception:  # a draft from the next commit will find the sequence that is at fault
-            log.exception("drafting past outcomes failed", num_sequences=len(requests))
-            was_broken_off = False
-            return [], 0.0
+            entries = self._drafter.draft_outcomes([_outcome_request(row) for row in rows], goes_on)
+            for row, entry in zip(rows, entries, strict=True):
+                row.entry = entry
+        except Exception:  # the draft from the next commit will find the sequence that is at fault
+            log.exception("drafting ahead for outcomes failed", num_sequences=len(rows))
+            was_stopped = False
+            return []
         finally:
-            if not was_broken_off:
-                for sequence in wanted:
-                    sequence.outcomes_length = sequence.length
-        made = [(s, entry) for s, entry in zip(wanted, entries, strict=True) if entry is not None]
-        self._num_outcomes.inc(sum(len(entry.tokens) for _, entry in made))
-        return made, self._clock() - begun_at
+            if not was_stopped:
+                for row in rows:
+                    row.sequence.cached_length = row.sequence.length
+        made = [row for row in rows if row.entry is not None]
+        self._num_cached.inc(sum(len(row.entry.tokens) for row in made if row.entry is not None))
+        return made
 
-    def _further(
-        self, wanted: Sequence[DraftSequence], may_go_on: Callable[[], bool]
-    ) -> tuple[list[tuple[DraftSequence, DraftEntry]], float]:
+    def _lengthen(
+        self, sequences: Sequence[DraftSequence], may_continue: Callable[[], bool]
+    ) -> list[DraftRow]:
         """Longer chains from the same committed length, a few tokens at a time."""
         limits = {
-            sequence: self._rounds.num_tokens(
+            sequence: self._batches.num_tokens(
                 sequence, sequence.session.plan.draft_length + sequence.session.plan.draft_ahead
             )
-            for sequence in wanted
+            for sequence in sequences
         }
-        longest: dict[DraftSequence, DraftEntry] = {}
+        longest: dict[DraftSequence, DraftRow] = {}
         draft_s = 0.0
         while True:
-            growing = [
-                (sequence, min(sequence.num_drafted + AHEAD_STEP, limit))
+            rows = [
+                DraftRow(sequence, min(sequence.num_drafted + AHEAD_STEP, limit))
                 for sequence, limit in limits.items()
                 if sequence.num_drafted < limit
             ]
-            if not growing or draft_s >= FLUSH_S or not may_go_on():
-                break
-            entries, run_s = self._rounds.run(growing)
-            draft_s += run_s
-            for (sequence, num_tokens), entry in zip(growing, entries, strict=True):
-                if entry is not None and len(entry.tokens) > sequence.num_drafted:
-                    longest[sequence] = entry
-                    self._num_ahead.inc(len(entry.tokens) - sequence.num_drafted)
-                sequence.num_drafted = num_tokens  # also where nothing came of it: it is not tried again
-        return list(longest.items()), draft_s
+            if not rows or draft_s >= FLUSH_S or not may_continue():
+                return list(longest.values())
+            draft_s += self._batches.run(rows)
+            for row in rows:
+                sequence = row.sequence
+                if row.entry is not None and len(row.entry.tokens) > sequence.num_drafted:
+                    longest[sequence] = row
+                    self._num_ahead.inc(len(row.entry.tokens) - sequence.num_drafted)
+                sequence.num_drafted = (
+                    row.num_tokens
+                )  # also where the drafter made nothing: it is not asked again
 
 
-def enumerates(sequence: DraftSequence) -> bool:
-    """Whether likely outcomes are drafted past, rather than the end of the draft alone."""
+def uses_cache(sequence: DraftSequence) -> bool:
+    """Whether drafting ahead fills the speculation cache; otherwise it makes the draft longer."""
     return sequence.session.plan.outcomes > 0 and may_rank(sequence.sampling)
+
+
+def _outcome_request(row: DraftRow) -> OutcomeRequest:
+    sequence = row.sequence
+    return OutcomeRequest(
+        sequence_id=sequence.local_id,
+        num_tokens=row.num_tokens,
+        max_outcomes=sequence.session.plan.outcomes,
+        max_nodes=MAX_DRAFT_LENGTH,
+        sampling=sequence.sampling,
+        partition=sequence.partition,
+        num_partitions=sequence.num_partitions,
+    )
