@@ -18,7 +18,7 @@ from services.scheduler.servicer import SERVICE_NAME, SchedulerServicer
 from services.scheduler.settings import SchedulerSettings
 from services.scheduler.store import MeasurementStore
 
-_FIRST_CONNECT_S = 2.0  # a start waits this long for Redis, to begin warm; then it serves without
+_FIRST_CONNECT_S = 2.0  # how long a start waits for Redis, to begin warm; after that it serves without
 
 
 MakeServicer = Callable[[Registry, asyncio.Event], SchedulerServicer]
@@ -28,8 +28,9 @@ async def build(process: Process, make_servicer: MakeServicer = SchedulerService
     """Add the servicer to a process and start what it needs.
 
     Args:
-        process: whose settings are the scheduler's.
-        make_servicer: of the registry and of what is set when streams should end; experiments bring their own.
+        process: its settings are the scheduler's.
+        make_servicer: makes the servicer from the registry and the event that ends streams; experiments pass
+            their own.
     """
     settings = process.settings
     assert isinstance(settings, SchedulerSettings)

@@ -1,4 +1,4 @@
-"""Acceptance of a subject by position. One of the parts of services.scheduler.measurements."""
+"""Acceptance of a subject by position: a part of services.scheduler.measurements."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class AcceptancePart:
     def of(cls, drafted: tuple[int, ...], accepted: tuple[int, ...]) -> Self:
         """From counts of passes per position (neither rises with the position, accepted <= drafted).
 
-        A trial of position i is a pass that verified it with all before it accepted. The counts do not say
-        which of the accepted passes were longer than i, so the share of passes that long is taken for them,
-        too; when all drafts have one length this is exact.
+        A trial of position i is a pass that verified it and accepted all tokens before it. The counts do not
+        say which of the passes that accepted i - 1 were longer than i, so the fraction of all passes of that
+        length is used. This is exact when all drafts have one length.
         """
         if not drafted or drafted[0] == 0:
             return cls()
@@ -44,7 +44,7 @@ class AcceptancePart:
         return cls(num_passes, tuple(a * scale for a in attempts), tuple(a * scale for a in accepts))
 
     def merged(self, newer: Self) -> Self:
-        """With newer passes after these: what is here fades by their number."""
+        """This part with newer passes added; its own counts fade by their number."""
         fade = 2.0 ** (-newer.count / _ACCEPTANCE_HALF_LIFE)
         return type(self)(
             self.count + newer.count,

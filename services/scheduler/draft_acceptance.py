@@ -1,4 +1,4 @@
-"""What became of drafted tokens, by drafter and confidence. One of the parts of services.scheduler.measurements."""
+"""Acceptance of drafted tokens by drafter and confidence: a part of services.scheduler.measurements."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from paceline.scheduling.reliability import Reliability
 from services.scheduler.layout import text
 
 OTHER = "other"
-"""Stands for the drafters beyond MAX_REPORTED_DRAFTERS."""
+"""Name of all drafters beyond MAX_REPORTED_DRAFTERS."""
 
 
 @dataclass(frozen=True, slots=True)
 class DrafterAcceptance:
-    """Of one drafter: by its own probabilities, and by what calibration made of them."""
+    """One drafter's tables: by its own probabilities, and by calibrated confidences."""
 
     own: Reliability = field(default_factory=Reliability)
     calibrated: Reliability = field(default_factory=Reliability)
 
     def merged(self, newer: DrafterAcceptance) -> DrafterAcceptance:
-        """With newer trials after these."""
+        """These tables with newer trials added."""
         return DrafterAcceptance(self.own.merged(newer.own), self.calibrated.merged(newer.calibrated))
 
 
@@ -35,15 +35,15 @@ class DraftAcceptancePart:
 
     @property
     def count(self) -> int:
-        """Probes ever."""
+        """Trials ever."""
         return sum(tables.own.count for tables in self.drafters.values())
 
     def merged(self, newer: Self) -> Self:
-        """With newer trials after these; drafters that find no room are counted as one."""
+        """This part with newer trials added; drafters beyond MAX_REPORTED_DRAFTERS are counted as one."""
         drafters = dict(self.drafters)
         for name, tables in newer.drafters.items():
-            place = name if name in drafters or len(drafters) < MAX_REPORTED_DRAFTERS else OTHER
-            drafters[place] = drafters.get(place, DrafterAcceptance()).merged(tables)
+            key = name if name in drafters or len(drafters) < MAX_REPORTED_DRAFTERS else OTHER
+            drafters[key] = drafters.get(key, DrafterAcceptance()).merged(tables)
         return type(self)(drafters)
 
     def to_dict(self) -> dict[str, Any]:
@@ -69,5 +69,5 @@ class DraftAcceptancePart:
         )
 
     def estimator(self) -> Mapping[str, DrafterAcceptance]:
-        """The tables, by drafter."""
+        """The tables by drafter."""
         return self.drafters

@@ -1,4 +1,4 @@
-"""Draft times of a subject: the newest by draft steps and sequences. A part of services.scheduler.measurements."""
+"""Draft times of a subject, the newest by draft steps and sequences: a part of services.scheduler.measurements."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _MAX_SAMPLES_PER_BUCKET = 16
 _MAX_BUCKETS = 128
 
 Bucket = tuple[int, int]
-"""Draft steps in sequence, and (the bucket of) how many sequences were drafted for."""
+"""Draft steps in a row, and the bucket of the number of sequences drafted for."""
 
 
 @dataclass(frozen=True, slots=True)
 class DraftTimePart:
-    """Draft times: per (draft steps, sequences), how many rounds there were and the newest, oldest first."""
+    """Draft times: per (draft steps, sequences), the number of rounds and the newest times, oldest first."""
 
     name: ClassVar[str] = "draft_time"
     buckets: Mapping[Bucket, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
@@ -42,7 +42,7 @@ class DraftTimePart:
         return sum(count for count, _ in self.buckets.values())
 
     def merged(self, newer: Self) -> Self:
-        """With newer rounds after these."""
+        """This part with newer rounds added."""
         buckets = dict(self.buckets)
         for key, (count, samples) in newer.buckets.items():
             old_count, old = buckets.get(key, (0, ()))
@@ -74,13 +74,18 @@ class DraftTimePart:
 
     @property
     def mean_sequences(self) -> float | None:
-        """Sequences that a round drafted for, over all rounds ever; None without any."""
+        """Mean number of sequences that a round drafted for, over all rounds ever; None without any."""
         counts = [(sequences, count) for (_, sequences), (count, _) in self.buckets.items()]
         total = sum(count for _, count in counts)
         return sum(sequences * count for sequences, count in counts) / total if total else None
 
     def estimator(self, *, grows_with_length: bool = True) -> DraftTimeModel:
-        """Draft time over draft steps and sequences; one step for all lengths where it does not grow with them."""
+        """Draft time over draft steps and sequences.
+
+        Args:
+            grows_with_length: whether drafting takes longer for longer drafts; otherwise every draft counts as
+                one step.
+        """
         return DraftTimeModel.fit(
             (steps if grows_with_length else 1, us / 1e6, sequences)
             for (steps, sequences), (_, samples) in sorted(self.buckets.items())

@@ -1,10 +1,10 @@
-"""What is known about a subject, as mergeable parts.
+"""All measurements of a subject, as parts that can be merged.
 
-Responsible for: the parts together, and how newer measurements are merged into older ones. Each part knows its JSON
-layout (the one kept in Redis) and the paceline.scheduling estimator that it amounts to.
+Responsible for: the parts together, and merging newer measurements into older ones. Each part knows its JSON
+layout (the one stored in Redis) and the paceline.scheduling estimator that it yields.
 
 Merging is associative: ``a.merged(b).merged(c) == a.merged(b.merged(c))`` up to rounding. So a delta can be
-collected while Redis is away, and several schedulers can merge theirs into one value, without either counting
+collected while Redis is away, and several schedulers can merge theirs into one value, without counting anything
 twice.
 
 Deliberately does not know: Redis, gRPC, policies. Called by services.scheduler.{reports,store,planning}.
@@ -69,7 +69,7 @@ class Measurements:
         return (self.curve, self.acceptance, self.draft_time, self.network, self.outcomes, self.tenants)
 
     def merged(self, newer: Measurements) -> Measurements:
-        """With newer measurements after these."""
+        """These measurements with newer ones added."""
         return Measurements(
             self.curve.merged(newer.curve),
             self.acceptance.merged(newer.acceptance),
@@ -80,13 +80,12 @@ class Measurements:
         )
 
     def reconciled(self, stored: Measurements, delta: Measurements) -> tuple[Measurements, Measurements]:
-        """Compare what is known here (delta included) with what was just read.
+        """Compare these measurements (delta included) with those just read from Redis.
 
-        A part that the store has lost is given back whole; any other part gets the delta on top of what is
-        stored.
+        A part that Redis has lost is restored whole. Any other part is the stored one with the delta added.
 
         Returns:
-            What the store should hold, and what is new to it.
+            What Redis should have, and which part of it is new to Redis.
         """
         whole: dict[str, Part] = {}
         outgoing: dict[str, Part] = {}

@@ -1,4 +1,4 @@
-"""Round trips and waits at drafters, by pair of peers. One of the parts of services.scheduler.measurements."""
+"""Round trips, and waits at drafters, by pair of peers: a part of services.scheduler.measurements."""
 
 from __future__ import annotations
 
@@ -12,26 +12,27 @@ from paceline.scheduling import DurationSketch
 from services.scheduler.layout import integer, text
 
 OTHER = ("other", "other")
-"""Stands for the pairs beyond MAX_PEER_PAIRS."""
+"""Name of all pairs beyond MAX_PEER_PAIRS."""
 
 Pair = tuple[str, str]
-"""Conductor and drafter; empty where a report does not tell."""
+"""Conductor and drafter; both empty where a report does not name them."""
 
 
 @dataclass(frozen=True, slots=True)
 class PairSketch:
-    """Between two peers, each distribution at one end's clock alone.
+    """Two distributions between two peers, each measured by one clock.
 
     Attributes:
-        round_trip: conductor to drafter and back less the drafter's own time, at the conductor's clock.
-        queue: from when all that a draft reads is there to its begin, at the drafter's.
+        round_trip: conductor to drafter and back less the drafter's own time, by the conductor's clock.
+        queue: from the arrival of everything that a draft reads to the begin of drafting, by the drafter's
+            clock.
     """
 
     round_trip: DurationSketch = field(default_factory=DurationSketch)
     queue: DurationSketch = field(default_factory=DurationSketch)
 
     def merged(self, newer: PairSketch) -> PairSketch:
-        """With newer durations after these."""
+        """These distributions with newer durations added."""
         return PairSketch(self.round_trip.merged(newer.round_trip), self.queue.merged(newer.queue))
 
 
@@ -57,11 +58,11 @@ class NetworkPart:
         return sum(sketch.round_trip.count for sketch in self.pairs.values())
 
     def merged(self, newer: Self) -> Self:
-        """With newer durations after these; pairs that find no room are counted as one."""
+        """This part with newer durations added; pairs beyond MAX_PEER_PAIRS are counted as one."""
         pairs = dict(self.pairs)
         for pair, sketch in newer.pairs.items():
-            place = pair if pair in pairs or len(pairs) < MAX_PEER_PAIRS else OTHER
-            pairs[place] = pairs.get(place, PairSketch()).merged(sketch)
+            key = pair if pair in pairs or len(pairs) < MAX_PEER_PAIRS else OTHER
+            pairs[key] = pairs.get(key, PairSketch()).merged(sketch)
         return type(self)(pairs)
 
     def to_dict(self) -> dict[str, Any]:
@@ -92,7 +93,7 @@ class NetworkPart:
         return cls(pairs)
 
     def estimator(self) -> DurationSketch:
-        """Round trip time over all pairs."""
+        """Round trip over all pairs."""
         return reduce(DurationSketch.joined, (s.round_trip for s in self.pairs.values()), DurationSketch())
 
     def queue(self) -> DurationSketch:

@@ -1,7 +1,7 @@
 """From measurements to a policy.
 
-Responsible for: building the planner's inputs, saying whether enough has been measured, the policy until
-then, and feeding the planner's state machine. Deliberately does not know: Redis, streams, versions.
+Responsible for: the planner's inputs, whether enough has been measured, the policy until then, and driving the
+planner's state machine. Deliberately does not know: Redis, streams, versions.
 
 Called by services.scheduler.registry at every planning interval.
 """
@@ -31,14 +31,14 @@ from services.scheduler.subject import Subject
 _MIN_PASSES = 32
 _MIN_DRAFTS = 8
 _MIN_ROUND_TRIPS = 4
-_MIN_BUCKETS = 2  # a single point of the curve tells no slope
-_MAX_EARLY = 512  # passes of a cold start that are kept to learn from
-_COLD_EXTRA_NODES = 2  # beyond a chain, before anything is known
+_MIN_BUCKETS = 2  # a single point of the curve gives no slope
+_MAX_EARLY = 512  # passes of a cold start that are kept for the first decision
+_COLD_EXTRA_NODES = 2  # draft nodes beyond a chain during a cold start
 
 
 @dataclass(frozen=True, slots=True)
 class PlanningLimits:
-    """Bounds that a deployment sets, and what it knows of its machines; `settings` describes each."""
+    """Bounds that a deployment sets, and properties of its machines; `settings` describes each."""
 
     max_draft_length: int
     max_nodes_per_sequence: int
@@ -55,7 +55,7 @@ class PlanningLimits:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A policy, the node budget of a whole step, and what it should bring."""
+    """A policy, the node budget of a whole step, and the expected speed-up."""
 
     policy: Policy
     max_nodes_per_step: int
@@ -63,7 +63,7 @@ class Decision:
 
 
 class Planner:
-    """Decides for one subject; keeps the state machine that stops policies from flapping, and what they brought.
+    """Decides for one subject: feeds the state machine that keeps policies stable, and measures what they bring.
 
     Args:
         subject: what is planned for.
@@ -71,8 +71,8 @@ class Planner:
         clock: monotonic seconds.
 
     Attributes:
-        measured_speed: what the policy in force brought; None while that cannot be said, or while it asks for no
-            drafts.
+        measured_speed: what the policy in force brought; None while too few passes were made, or while it asks
+            for no drafts.
     """
 
     def __init__(self, subject: Subject, limits: PlanningLimits, clock: Callable[[], float]) -> None:
@@ -81,8 +81,8 @@ class Planner:
         self.measured_speed: MeasuredSpeed | None = None
         self._meter = SpeedMeter()
         self._overlap_s = 0.0  # as last measured
-        self._cold: Policy | None = None  # in force until enough is known
-        self._early: deque[TimedPass] = deque(maxlen=_MAX_EARLY)  # made under it
+        self._cold: Policy | None = None  # in force until enough is measured
+        self._early: deque[TimedPass] = deque(maxlen=_MAX_EARLY)  # passes under the cold policy
         self._state = PolicyState(
             clock,
             probe_interval_s=limits.probe_interval_s,
@@ -103,10 +103,10 @@ class Planner:
         """The policy for now.
 
         Args:
-            measurements: all that is known.
-            num_sequences: that one target runs; at least 1 is assumed.
-            passes: made since the last decision.
-            version: of the policy in force, as it is published.
+            measurements: all measurements.
+            num_sequences: sequences that one target runs; at least 1 is assumed.
+            passes: timed passes since the last decision.
+            version: published version of the policy in force.
             longest_draft: most tokens in a row of the drafter's drafts; None where positions alone bound them.
             round_fraction: sequences that are drafted for together, over those that one target runs.
         """
@@ -132,34 +132,34 @@ class Planner:
         if has_waited and speed is not None and speed.wait_s is not None:
             self._learn_overlap(inputs, in_force, speed.wait_s)
         inputs = replace(inputs, overlap_s=self._overlap_s)
-        is_own = in_force is self._state.current  # a cold start's is nobody's choice
+        is_own = in_force is self._state.current  # the state machine did not choose the cold policy
         policy = self._state.decide(inputs, self._verdict(speed, inputs) if is_own else None)
         expected = evaluate_policy(inputs, policy).speedup
         return self._decision(policy, num_sequences, expected)
 
     def _verdict(self, speed: MeasuredSpeed | None, inputs: PlanInputs) -> float | None:
-        """The speed-up that is held against the model: that of a trial, or one that is a loss."""
+        """The measured speed-up that the model is checked against: that of a probe, or one that is a loss."""
         if speed is None:
             return None
         believed = speed.believed(evaluate_policy(inputs, self._state.current).speedup)
-        is_trial = self._state.mode is PolicyMode.PROBING
-        return believed if is_trial or believed < 1 else None
+        is_probe = self._state.mode is PolicyMode.PROBING
+        return believed if is_probe or believed < 1 else None
 
     def _hits(self, speed: MeasuredSpeed | None) -> MeasuredHits | None:
-        """How often outcomes had been drafted past, where the policy in force asks for it."""
+        """How often outcomes had been drafted past, where the policy in force asks for that."""
         policy = self._state.current
         if speed is None or not policy.outcomes or not policy.draft_length:
             return None
         return MeasuredHits(speed.hit_rate, policy.draft_length, policy.outcomes)
 
     def _learn_overlap(self, inputs: PlanInputs, policy: Policy, wait_s: float) -> None:
-        """Hold a wait that was measured under a policy against the model's, which `inputs` has without any overlap."""
-        # Of what is drafted ahead of a step's end some waits are the rest of a draft alone.
+        """Compare a wait that was measured under a policy with the model's wait; `inputs` has no overlap."""
+        # With drafting ahead some waits cover only the rest of a draft, so they say nothing about the overlap.
         if policy.wait_budget_us and not policy.draft_ahead:
             self._overlap_s = max(0.0, inputs.wait_s(policy.draft_length) - wait_s)
 
     def _missing(self, measurements: Measurements) -> str:
-        """What has to be measured before the planner can say anything."""
+        """The measurements that the planner still needs, for people; empty when it can decide."""
         needs = [
             ("step times", len(measurements.curve.buckets), _MIN_BUCKETS),
             ("verified drafts", measurements.acceptance.count, _MIN_PASSES),
@@ -170,7 +170,7 @@ class Planner:
         return ", ".join(f"{name} {have} of {need}" for name, have, need in needs if have < need)
 
     def _cold_policy(self, missing: str, max_length: int) -> Policy:
-        """Speculate a little, or acceptance would never be measured; hold, or late drafts would always miss."""
+        """Draft a little, since acceptance is measured only on drafts; wait, since late drafts would always miss."""
         length = min(self._limits.cold_draft_length, max_length)
         reason = f"cold start, measured so far: {missing}"
         if length == 0:
@@ -201,7 +201,7 @@ class Planner:
         draft_model = measurements.draft_time.estimator(grows_with_length=not is_one_pass)
         round_trip, queue = measurements.network.estimator(), measurements.network.queue()
 
-        # Some hundreds of choices are evaluated, over a few dozen lengths.
+        # Hundreds of choices are evaluated, over a few dozen lengths.
         @cache
         def draft_time(num_tokens: int) -> float:
             steps = min(num_tokens, 1) if is_one_pass else num_tokens
@@ -232,8 +232,8 @@ class Planner:
         )
 
     def _decision(self, policy: Policy, num_sequences: int, expected_speedup: float) -> Decision:
-        # A step never has fewer nodes than one sequence may use, and leaves room for sequences that join.
-        # A power of two, so that the policy does not change with every sequence.
-        room = max(8, 1 << max(0, num_sequences - 1).bit_length())
-        per_step = min(self._limits.max_nodes_per_step, policy.node_budget * room)
+        # A step's budget covers one sequence at least, and sequences that join later.
+        # It grows by powers of two, so that the policy does not change with every sequence.
+        num_covered = max(8, 1 << max(0, num_sequences - 1).bit_length())
+        per_step = min(self._limits.max_nodes_per_step, policy.node_budget * num_covered)
         return Decision(policy, per_step, expected_speedup)

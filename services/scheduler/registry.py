@@ -1,122 +1,42 @@
 """Subjects in memory: their measurements, policies and watchers.
 
-Responsible for: opening a subject (warm from Redis where it can be), taking deltas, the loop that plans,
-publishes and syncs with Redis, waking watchers, and carrying on in memory while Redis is gone.
+Responsible for: opening a subject (from Redis where possible), the loop that plans, publishes and merges into
+Redis, waking watchers, and working in memory alone while Redis is unreachable.
 
-Deliberately does not know: gRPC. Called by services.scheduler.servicer; one event loop, no locks across
-awaits but the one that keeps syncs of a subject apart.
+Deliberately does not know: gRPC. Called by services.scheduler.servicer, on one event loop. The only lock held
+across an await keeps the merges of one subject apart.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
-from typing import Any
 
 import structlog
 
 from paceline.contract.errors import CapacityError
-from paceline.scheduling.speed import TimedPass
 from services.runtime import metrics
 from services.runtime.redis_store import StoreUnavailableError
 from services.scheduler.measurements import Measurements
 from services.scheduler.planning import Planner, PlanningLimits
 from services.scheduler.publication import PublishedPolicy, next_version
-from services.scheduler.store import MAX_HISTORY, MeasurementStore, Synced, part_to_dict
+from services.scheduler.store import MeasurementStore
 from services.scheduler.subject import Subject
+from services.scheduler.subject_state import SubjectState
 
 _log = structlog.get_logger()
-
-MAX_PASSES = 4096
-_ROUNDS_HALF_LIFE = 64.0
-
-
-class SubjectState:
-    """All that this process knows about one subject.
-
-    Attributes:
-        measurements: everything, including what Redis does not have yet.
-        policy: the policy in force.
-        load: running sequences by report stream, that is by target.
-        round_fraction: sequences that drafters drafted for together of late, over those that a target ran then: less
-            than 1 where a target's sequences are spread over drafters, more where targets share one.
-        longest_draft: most tokens in a row of the drafter's drafts; None where positions alone bound them.
-        has_changed: something was measured since the last decision.
-        history: policies that were published, newest first, as kept in Redis.
-    """
-
-    def __init__(self, subject: Subject, planner: Planner) -> None:
-        self.subject = subject
-        self.planner = planner
-        self.measurements = Measurements()
-        self.passes: deque[TimedPass] = deque(maxlen=MAX_PASSES)  # since the last decision
-        self.pending = Measurements()  # measured here and not yet merged into Redis
-        self.synced = Synced()
-        self.policy: PublishedPolicy | None = None
-        self.history: deque[dict[str, Any]] = deque(maxlen=MAX_HISTORY)
-        self.is_policy_stored = False
-        self.has_changed = True
-        self.is_recovering = False  # Redis was away and may have been emptied
-        self.load: dict[object, int] = {}
-        self.round_fraction = 1.0
-        self.longest_draft: int | None = None
-        self.num_users = 0
-        self.synced_at = float("-inf")
-        self.changed = asyncio.Condition()
-        self.lock = asyncio.Lock()
-
-    @property
-    def num_running_sequences(self) -> int:
-        """Over all report streams."""
-        return sum(self.load.values())
-
-    @property
-    def sequences_per_target(self) -> int:
-        """That a target runs which runs any, in the mean: steps are each target's own."""
-        busy = [load for load in self.load.values() if load]
-        return math.ceil(sum(busy) / len(busy)) if busy else 0
-
-    def take(self, delta: Measurements, passes: Sequence[TimedPass] = (), num_sequences: int = 0) -> None:
-        """Add fresh measurements, and the passes that say what the policy in force brings.
-
-        Args:
-            delta: since the last report of the same stream.
-            passes: of the same time.
-            num_sequences: that the stream's target runs.
-        """
-        together = delta.draft_time.mean_sequences
-        if together is not None and num_sequences:
-            fresh = 1 - 2 ** (-delta.draft_time.count / _ROUNDS_HALF_LIFE)
-            self.round_fraction += fresh * (together / num_sequences - self.round_fraction)
-        self.measurements = self.measurements.merged(delta)
-        self.pending = self.pending.merged(delta)
-        self.has_changed = True
-        self.passes.extend(passes)
-
-    def to_dict(self) -> dict[str, Any]:
-        """For people and tests: the layout kept in Redis, by part."""
-        return {
-            "key": asdict(self.subject),
-            "num_running_sequences": self.num_running_sequences,
-            **{part.name: part_to_dict(part) for part in self.measurements.parts()},
-            "measured_speed": None if (speed := self.planner.measured_speed) is None else asdict(speed),
-            "policy_history": list(self.history),
-        }
 
 
 class Registry:
     """Subjects by key.
 
     Args:
-        store: Redis, or None to live in memory only.
-        limits: what plans are bound by.
-        max_subjects: subjects kept; idle ones leave for new ones.
+        store: Redis, or None to keep everything in memory.
+        limits: bounds of every plan.
+        max_subjects: subjects kept; unused ones leave for new ones.
         flush_interval_s: pause between merges into Redis.
         refresh_interval_s: pause between reads of what other schedulers merged.
         clock: monotonic seconds.
@@ -154,14 +74,14 @@ class Registry:
         return tuple(self._states)
 
     async def open(self, subject: Subject) -> SubjectState:
-        """The state of a subject; read from Redis the first time, so that a fresh process starts warm.
+        """The state of a subject. The first call reads it from Redis, so that a restarted process starts warm.
 
         Raises:
             CapacityError: max_subjects are all in use.
         """
         state = self._states.get(subject)
         if state is None:
-            self._make_room()
+            self._evict_unused()
             state = SubjectState(subject, Planner(subject, self._limits, self._clock))
             self._states[subject] = state
         if state.policy is None:
@@ -172,7 +92,9 @@ class Registry:
 
     @contextlib.contextmanager
     def using(self, state: SubjectState, token: object = None) -> Iterator[None]:
-        """While a stream is about this subject, it stays; its load, kept under ``token``, goes when it ends."""
+        """Keep a subject while a stream is about it. The stream's load, stored under ``token``, is removed when
+        the stream ends.
+        """
         state.num_users += 1
         try:
             yield
@@ -181,7 +103,7 @@ class Registry:
             state.load.pop(token, None)
 
     async def run(self, plan_interval_s: float) -> None:
-        """Plan and sync until cancelled; a subject's trouble is logged and does not end the loop."""
+        """Plan and merge until cancelled. An error with one subject is logged and does not end the loop."""
         while True:
             for state in list(self._states.values()):
                 try:
@@ -191,10 +113,10 @@ class Registry:
             await asyncio.sleep(plan_interval_s)
 
     async def tick(self, state: SubjectState) -> None:
-        """Sync one subject if it is time, then decide anew."""
+        """Merge one subject into Redis if it is time, then decide again."""
         async with state.lock:
             await self._sync(state)
-            if state.has_changed or state.num_running_sequences:  # a target that rests needs no decisions
+            if state.has_changed or state.num_running_sequences:  # an idle target needs no decisions
                 state.has_changed = False
                 await self._plan(state)
 
@@ -205,7 +127,9 @@ class Registry:
                 await self._sync(state, is_forced=True)
 
     async def on_redis_change(self, is_available: bool) -> None:
-        """Redis came or went. One that comes back may be empty, or another: everything is reconciled with it."""
+        """Called when Redis becomes reachable or unreachable. A Redis that returns may be empty, or another one:
+        every subject is reconciled with it.
+        """
         if not is_available:
             return
         for state in list(self._states.values()):
@@ -214,7 +138,7 @@ class Registry:
             state.synced_at = float("-inf")
 
     async def wake(self) -> None:
-        """Wake all watchers, so that they see that the process drains."""
+        """Wake all watchers, so that they notice that the process drains."""
         for state in list(self._states.values()):
             async with state.changed:
                 state.changed.notify_all()
@@ -255,7 +179,7 @@ class Registry:
             _log.warning("sync failed", model=state.subject.model_label, cause=str(error))
             return
         state.has_changed = state.has_changed or stored != state.measurements
-        state.measurements = stored.merged(state.pending)  # what came in while this was under way
+        state.measurements = stored.merged(state.pending)  # pending: measured during this merge
         state.synced_at = now
 
     async def _plan(self, state: SubjectState) -> None:
@@ -289,7 +213,7 @@ class Registry:
         if self._store is not None and self._store.available:
             try:
                 await self._store_policy(state, self._store)
-            except StoreUnavailableError as error:  # published all the same; stored with the next sync
+            except StoreUnavailableError as error:  # watchers get it anyway; the next merge stores it
                 _log.warning("policy not stored", model=state.subject.model_label, cause=str(error))
         await self._announce(state)
 
@@ -321,7 +245,8 @@ class Registry:
         async with state.changed:
             state.changed.notify_all()
 
-    def _make_room(self) -> None:
+    def _evict_unused(self) -> None:
+        """Forget the oldest unused subject if there are `max_subjects` already."""
         if len(self._states) < self._max_subjects:
             return
         for subject, state in self._states.items():  # oldest first
@@ -329,4 +254,4 @@ class Registry:
             if not state.num_users and is_saved and not state.lock.locked():
                 del self._states[subject]
                 return
-        raise CapacityError(f"{self._max_subjects} subjects are in use")
+        raise CapacityError(f"all {self._max_subjects} subjects are in use; raise max_subjects")

@@ -42,12 +42,11 @@ MAX_MEASURED_USE = 1 << 48
 
 
 def measurements_of(request: scheduler_pb2.ReportRequest, at_ms: int = 0) -> Measurements:
-    """The measurements of one frame. Steps and drafts of 0 microseconds were too short to time and are left
-    out.
+    """The measurements of one frame. Steps and drafts of 0 microseconds were too short to time and are left out.
 
     Args:
         request: the frame.
-        at_ms: when it came, unix milliseconds.
+        at_ms: when it arrived, unix milliseconds.
 
     Raises:
         InvalidRequestError: names the field.
@@ -93,7 +92,7 @@ def measurements_of(request: scheduler_pb2.ReportRequest, at_ms: int = 0) -> Mea
 
 
 def passes_of(request: scheduler_pb2.ReportRequest) -> list[TimedPass]:
-    """The steps of a frame in which every sequence decoded; to be called once the frame was checked.
+    """The steps of a frame in which every sequence decoded; call it after `measurements_of` has checked the frame.
 
     Raises:
         InvalidRequestError: names the field.
@@ -123,7 +122,7 @@ def passes_of(request: scheduler_pb2.ReportRequest) -> list[TimedPass]:
 
 
 def _network_of(request: scheduler_pb2.ReportRequest) -> NetworkPart:
-    """Round trips and waits, told apart by pair where the frame does."""
+    """Round trips and waits, by pair of peers where the frame names them."""
     if len(request.peers) > MAX_PEER_PAIRS:
         raise InvalidRequestError("peers", f"at most {MAX_PEER_PAIRS}")
     pairs: list[Pair] = []
@@ -145,17 +144,17 @@ def _by_pair(
     if indices and len(indices) != len(durations_us):
         raise InvalidRequestError(field, f"{len(indices)} pairs for {len(durations_us)} durations")
     by_pair: dict[Pair, list[int]] = {}
-    for place, duration_us in enumerate(durations_us):
+    for index, duration_us in enumerate(durations_us):
         pair = ("", "")
         if indices:
-            _check(field, indices[place], 0, len(pairs) - 1)
-            pair = pairs[indices[place]]
+            _check(field, indices[index], 0, len(pairs) - 1)
+            pair = pairs[indices[index]]
         by_pair.setdefault(pair, []).append(duration_us)
     return by_pair
 
 
 def _acceptance_of(request: scheduler_pb2.ReportRequest) -> DraftAcceptancePart:
-    """Probes and acceptances by drafter."""
+    """Trials and acceptances by drafter."""
     if len(request.outcomes) > MAX_REPORTED_DRAFTERS:
         raise InvalidRequestError("outcomes", f"at most {MAX_REPORTED_DRAFTERS} drafters")
     part = DraftAcceptancePart()

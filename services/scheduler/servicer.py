@@ -1,6 +1,7 @@
 """SchedulerService: the wire side of the scheduler.
 
-Responsible for: checking requests, streams that end on drain. Deliberately does not know: Redis, planning.
+Responsible for: checking requests, and ending streams when the process drains. Deliberately does not know:
+Redis, planning.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from paceline.v1 import scheduler_pb2, scheduler_pb2_grpc
 from services.runtime import metrics
 from services.runtime.tenants import TenantLabels
 from services.scheduler.measurements import Measurements
-from services.scheduler.registry import Registry, SubjectState
+from services.scheduler.registry import Registry
 from services.scheduler.reports import measurements_of, passes_of
 from services.scheduler.subject import Subject
+from services.scheduler.subject_state import SubjectState
 
 SERVICE_NAME = "paceline.v1.SchedulerService"
 
@@ -33,7 +35,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
 
     Args:
         registry: the subjects.
-        draining: set when streams should end.
+        draining: set when streams must end.
     """
 
     def __init__(self, registry: Registry, draining: asyncio.Event) -> None:
@@ -44,20 +46,22 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     async def Report(
         self, request_iterator: AsyncIterator[scheduler_pb2.ReportRequest], context: Any
     ) -> scheduler_pb2.ReportResponse:
-        """Take measurements until the caller ends the stream."""
+        """Add measurements until the caller ends the stream."""
         num_frames = 0
         subject: Subject | None = None
         with contextlib.ExitStack() as use:
             state: SubjectState | None = None
-            token = object()  # names this stream among those that report a load
+            token = object()  # identifies this stream among those that report a load
             while (request := await self._read(context)) is not None:
                 if request.HasField("key"):
                     named = Subject.from_proto(request.key)
-                    if named != subject:  # a drafter came or went: from here on it is about something else
+                    if (
+                        named != subject
+                    ):  # a drafter joined or left: the stream now reports on another subject
                         use.close()
                         subject, state = named, None
                 if subject is None:
-                    raise StreamProtocolError("the first frame has no key")
+                    raise StreamProtocolError("the first frame of a report must have a key")
                 try:
                     delta = measurements_of(request, int(time.time() * 1000))
                     passes = passes_of(request)
@@ -87,7 +91,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     async def WatchPolicy(
         self, request: scheduler_pb2.WatchPolicyRequest, context: Any
     ) -> AsyncIterator[scheduler_pb2.WatchPolicyResponse]:
-        """The policy in force at once, then the newest whenever it changed; a slow reader skips some."""
+        """Send the policy in force, then each newer one. A slow reader skips versions."""
         state = await self._registry.open(Subject.from_proto(request.key))
         sent = -1
         with self._registry.using(state):
@@ -105,7 +109,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     async def Snapshot(
         self, request: scheduler_pb2.SnapshotRequest, context: Any
     ) -> scheduler_pb2.SnapshotResponse:
-        """All that is known."""
+        """Everything known about a subject."""
         state = await self._registry.open(Subject.from_proto(request.key))
         assert state.policy is not None
         return scheduler_pb2.SnapshotResponse(
@@ -117,7 +121,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     async def ListSubjects(
         self, request: scheduler_pb2.ListSubjectsRequest, context: Any
     ) -> scheduler_pb2.ListSubjectsResponse:
-        """The subjects this process knows."""
+        """The subjects of this process."""
         return scheduler_pb2.ListSubjectsResponse(
             keys=[subject.to_proto() for subject in self._registry.subjects]
         )
@@ -126,7 +130,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         """The next frame; None at the end of the stream.
 
         Raises:
-            DrainingError: the process drains; measurements taken so far are kept.
+            DrainingError: the process drains; measurements received so far are kept.
         """
         reading = asyncio.ensure_future(context.read())
         draining = asyncio.ensure_future(self._draining.wait())

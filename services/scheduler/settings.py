@@ -13,7 +13,7 @@ from services.scheduler.planning import PlanningLimits
 
 
 class SchedulerSettings(ServerSettings):
-    """Collects measurements, keeps them in Redis and publishes a policy."""
+    """Settings of the process that collects measurements, stores them in Redis and publishes policies."""
 
     model_config = SettingsConfigDict(env_prefix="PACELINE_SCHEDULER_")
 
@@ -26,18 +26,18 @@ class SchedulerSettings(ServerSettings):
     redis_username: str | None = Field(None, description="Redis ACL user, where the URL names none")
     redis_password_file: Path | None = Field(None, description="file with the Redis password")
     redis_ca: Path | None = Field(None, description="PEM authorities for rediss://")
-    redis_timeout_s: float = Field(1.0, gt=0, le=60, description="bound of each Redis operation")
+    redis_timeout_s: float = Field(1.0, gt=0, le=60, description="time limit of each Redis operation")
     ttl_s: float = Field(
-        7 * 86400.0, ge=1, description="how long Redis keeps a measurement that nobody refreshes"
+        7 * 86400.0, ge=1, description="how long Redis keeps a measurement that is not refreshed"
     )
     plan_interval_s: float = Field(0.5, gt=0, le=60, description="pause between decisions")
     flush_interval_s: float = Field(1.0, gt=0, le=60, description="pause between writes to Redis")
     refresh_interval_s: float = Field(
-        10.0, gt=0, le=3600, description="pause between reads of what others wrote"
+        10.0, gt=0, le=3600, description="pause between reads of what other schedulers wrote"
     )
     max_subjects: int = Field(256, ge=1, le=4096, description="subjects kept in memory")
     max_draft_length: int = Field(
-        8, ge=1, le=limits.MAX_DRAFT_LENGTH, description="longest draft that is ever asked for"
+        8, ge=1, le=limits.MAX_DRAFT_LENGTH, description="longest draft that is ever requested"
     )
     max_nodes_per_sequence: int = Field(
         32, ge=1, le=limits.MAX_DRAFT_NODES, description="most draft nodes of a sequence in a step"
@@ -49,29 +49,29 @@ class SchedulerSettings(ServerSettings):
         50.0,
         ge=0,
         le=limits.MAX_WAIT_BUDGET_US / 1000,
-        description="longest time that a step waits for drafts",
+        description="longest wait of a step for drafts that are due",
     )
     margin: float = Field(
-        0.05, ge=0, le=1, description="speculation must beat plain decoding by this fraction"
+        0.05, ge=0, le=1, description="speculation must be faster than plain decoding by this fraction"
     )
     concurrent_slowdown: float = Field(
         0.0,
         ge=0,
         le=10,
-        description="how much longer, as a fraction, a step takes while a drafter works on the same machine",
+        description="fraction by which a step takes longer while a drafter works on the same machine",
     )
     max_outcomes: int = Field(
         8,
         ge=0,
         le=limits.MAX_OUTCOMES,
-        description="most outcomes of a step that drafters draft past while it is made; 0 for none",
+        description="most verification outcomes that drafters draft past during a step; 0 for none",
     )
     outcome_cost: float = Field(
         1.0,
         ge=0,
         le=1,
-        description="what drafting past a further outcome adds, as a fraction of the first one's time: 0 where they "
-        "run in one batch for nothing, 1 where they run one after another",
+        description="time that each further outcome adds, as a fraction of the first one's: 0 where all run in one "
+        "batch at no extra cost, 1 where they run one after another",
     )
     cold_draft_length: int = Field(
         limits.DEFAULT_DRAFT_LENGTH,
@@ -80,13 +80,13 @@ class SchedulerSettings(ServerSettings):
         description="draft length until enough is measured",
     )
     probe_interval_s: float = Field(
-        10.0, gt=0, description="pause before speculation that did not pay is tried again"
+        10.0, gt=0, description="pause before a probe of speculation that did not pay"
     )
-    probe_duration_s: float = Field(1.0, gt=0, description="how long such a trial lasts")
+    probe_duration_s: float = Field(1.0, gt=0, description="how long a probe lasts")
 
     @property
     def planning_limits(self) -> PlanningLimits:
-        """What plans are bound by."""
+        """Bounds of every plan."""
         return PlanningLimits(
             max_draft_length=self.max_draft_length,
             max_nodes_per_sequence=self.max_nodes_per_sequence,

@@ -1,4 +1,4 @@
-"""Step times of a subject: the newest samples by rows. One of the parts of services.scheduler.measurements."""
+"""Step times of a subject, the newest by rows: a part of services.scheduler.measurements."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MAX_CONTEXT = 2**40
 
 
 class StepTime(NamedTuple):
-    """One step; ``at_ms`` is when the scheduler heard of it, unix milliseconds, and tells the order over buckets."""
+    """One step. ``at_ms`` is when the scheduler received it, unix milliseconds; it gives the order across buckets."""
 
     step_us: int
     sequences: int
@@ -27,7 +27,7 @@ class StepTime(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CurvePart:
-    """Step times: per bucket of rows, how many there were and the newest, oldest first."""
+    """Step times: per bucket of rows, the number of steps and the newest times, oldest first."""
 
     name: ClassVar[str] = "curve"
     buckets: Mapping[int, tuple[int, tuple[StepTime, ...]]] = field(default_factory=dict)
@@ -38,12 +38,13 @@ class CurvePart:
 
         Args:
             samples: the steps.
-            at_ms: when the first was heard of; the others follow at a millisecond each, which tells their order.
+            at_ms: when the first was received. Each further one counts as a millisecond later, which keeps
+                their order.
         """
         buckets: dict[int, list[StepTime]] = {}
-        for place, (rows, step_us, *rest) in enumerate(samples):
+        for index, (rows, step_us, *rest) in enumerate(samples):
             sequences, context_tokens = rest or (1, 0)
-            step = StepTime(step_us, sequences, context_tokens, at_ms + place)
+            step = StepTime(step_us, sequences, context_tokens, at_ms + index)
             buckets.setdefault(bucket_of(rows), []).append(step)
         return cls(
             {rows: (len(all_), tuple(all_[-MAX_SAMPLES_PER_BUCKET:])) for rows, all_ in buckets.items()}
@@ -55,7 +56,7 @@ class CurvePart:
         return sum(count for count, _ in self.buckets.values())
 
     def merged(self, newer: Self) -> Self:
-        """With newer samples after these."""
+        """This part with newer samples added."""
         buckets = dict(self.buckets)
         for rows, (count, samples) in newer.buckets.items():
             old_count, old = buckets.get(rows, (0, ()))
@@ -64,7 +65,7 @@ class CurvePart:
         return type(self)(buckets)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON layout; samples are [microseconds, sequences, context tokens, unix milliseconds]."""
+        """JSON layout. Samples are [microseconds, sequences, context tokens, unix milliseconds]."""
         return {
             "buckets": [
                 {"rows": rows, "count": count, "samples": [list(sample) for sample in samples]}

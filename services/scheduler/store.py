@@ -1,45 +1,45 @@
 """A subject's measurements and policy in Redis.
 
-Responsible for: reading them back, merging a delta atomically (compare-and-set of all parts together in Lua, merged
-again on conflict), drawing policy versions that rise whoever publishes, and the history of policies. Values are JSON
-objects with a schema version; every key has a TTL. A value that is not of this layout is logged and set aside under
-a key of its own, never fatal.
+Responsible for: reading them, merging a delta atomically, drawing policy versions that rise whichever scheduler
+publishes, and the history of policies. A merge is a compare-and-set of all parts together in Lua; on conflict
+the delta is merged again. Values are JSON objects with a schema version, and every key has a TTL. A value of
+another layout is logged and moved to a key of its own; it is never fatal.
 
 Deliberately does not know: when to write, gRPC, how policies are made. Called by services.scheduler.registry.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import random
 from asyncio import sleep
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from importlib import resources
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
-from redis.exceptions import NoScriptError
 
 from services.runtime.redis_store import RedisStore, StoreUnavailableError
 from services.scheduler.measurements import PARTS, SCHEMA_VERSION, Measurements, Part
 from services.scheduler.publication import PublishedPolicy
+from services.scheduler.script import Script
 from services.scheduler.subject import Subject
+
+T = TypeVar("T")
 
 _MAX_ATTEMPTS = 64
 _POLICY = "policy"
 _HISTORY = "policy_history"
 MAX_HISTORY = 64
-"""Policies kept, newest first."""
+"""Policies kept in the history, newest first."""
 
 _log = structlog.get_logger()
 
 
 @dataclass(slots=True)
 class Synced:
-    """What this process last saw in Redis for one subject: raw values by part, absent where there was none."""
+    """What this process last saw in Redis for one subject: raw values by part; a part without a value is absent."""
 
     raw: dict[str, str] = field(default_factory=dict)
 
@@ -48,7 +48,7 @@ class MeasurementStore:
     """Measurements and policies by subject.
 
     Args:
-        redis: the connection; its outages surface as StoreUnavailableError.
+        redis: the connection; while Redis is unreachable, every operation raises StoreUnavailableError.
         ttl_s: time to live of every key, counted from its last write.
     """
 
@@ -64,16 +64,16 @@ class MeasurementStore:
         return self._redis.available
 
     async def load(self, subject: Subject, synced: Synced) -> Measurements:
-        """Read all parts; what is absent or unreadable is empty.
+        """Read all parts; a part that is absent or unreadable is empty.
 
         Raises:
-            StoreUnavailableError: Redis is gone.
+            StoreUnavailableError: Redis cannot be reached.
         """
         keys = [subject.redis_key(kind.name) for kind in PARTS]
         values: list[Any] = await self._redis.run(lambda client: client.mget(keys))
         parts: dict[str, Part] = {}
         for kind, raw in zip(PARTS, values, strict=True):
-            parts[kind.name] = _decode_part(kind, raw, subject) or kind()
+            parts[kind.name] = _read_part(kind, raw, subject) or kind()
             _remember(synced, kind.name, raw)
         return Measurements(**parts)  # type: ignore[arg-type]
 
@@ -82,27 +82,33 @@ class MeasurementStore:
     ) -> Measurements:
         """Merge what was measured since the last merge.
 
-        Where Redis still holds what this process last saw, or nothing (it was emptied), the value becomes
-        ``known``, which already contains the delta. Where another scheduler wrote meanwhile, the delta is
-        merged into that.
+        If Redis still has what this process last saw, or nothing (it was emptied), the value becomes ``known``,
+        which already contains the delta. If another scheduler wrote in between, the delta is merged into what
+        that scheduler wrote.
+
+        Args:
+            subject: what the measurements are about.
+            synced: what this process last saw; updated.
+            known: all measurements, the delta included.
+            delta: measured since the last merge.
 
         Returns:
-            What Redis holds now.
+            What Redis has now.
 
         Raises:
-            StoreUnavailableError: Redis is gone, and nothing was written. Merging the same delta again is right, unless
-                Redis applied a write whose answer was lost: then it counts twice.
+            StoreUnavailableError: Redis cannot be reached, and nothing was written. Merging the same delta
+                again is right, unless Redis applied a write whose answer was lost: then the delta counts twice.
         """
         merged: dict[str, Part] = dict(zip((kind.name for kind in PARTS), known.parts(), strict=True))
-        news = {kind: new for kind, new in zip(PARTS, delta.parts(), strict=True) if new.count}
-        if not news:
+        fresh = {kind: new for kind, new in zip(PARTS, delta.parts(), strict=True) if new.count}
+        if not fresh:
             return known
         for _ in range(_MAX_ATTEMPTS):
-            raws = {kind.name: _encode(merged[kind.name].to_dict()) for kind in news}
-            expected = {kind.name: synced.raw.get(kind.name, "") for kind in news}
+            raws = {kind.name: _encode(merged[kind.name].to_dict()) for kind in fresh}
+            expected = {kind.name: synced.raw.get(kind.name, "") for kind in fresh}
             aside = {
                 kind.name
-                for kind in news
+                for kind in fresh
                 if expected[kind.name] and not self._reads(kind, expected[kind.name])
             }
             current = await self._compare_and_set(subject, expected, raws, aside)
@@ -110,35 +116,35 @@ class MeasurementStore:
                 for name, raw in raws.items():
                     _remember(synced, name, raw)
                 return Measurements(**merged)  # type: ignore[arg-type]  # each is of its kind
-            for kind, new in news.items():
+            for kind, new in fresh.items():
                 raw = current[kind.name]
                 if raw != expected[kind.name]:
-                    stored = _decode_part(kind, raw, subject)
+                    stored = _read_part(kind, raw, subject)
                     if stored is not None:
                         merged[kind.name] = stored.merged(new)  # type: ignore[arg-type]  # both are of this kind
                     _remember(synced, kind.name, raw)
             await sleep(random.uniform(0, 0.01))
-        raise StoreUnavailableError("too many writers merge into one subject")
+        raise StoreUnavailableError(f"gave up merging after {_MAX_ATTEMPTS} conflicts with other writers")
 
     async def load_policy(self, subject: Subject, synced: Synced) -> PublishedPolicy | None:
-        """The policy that was published last, by whichever scheduler.
+        """The policy that was published last, by any scheduler.
 
         Raises:
-            StoreUnavailableError: Redis is gone.
+            StoreUnavailableError: Redis cannot be reached.
         """
         raw: Any = await self._redis.run(lambda client: client.get(subject.redis_key(_POLICY)))
         _remember(synced, _POLICY, raw)
-        return _decode_policy(raw, subject)
+        return _read(_POLICY, PublishedPolicy.from_dict, raw, subject)
 
     async def publish(self, subject: Subject, synced: Synced, policy: PublishedPolicy) -> PublishedPolicy:
-        """Keep a policy, raising its version above the one that Redis holds.
+        """Store a policy, with a version above the stored one.
 
         Raises:
-            StoreUnavailableError: Redis is gone, or other writers never paused.
+            StoreUnavailableError: Redis cannot be reached, or other writers interfered 64 times.
         """
         expected = synced.raw.get(_POLICY, "")
         for _ in range(_MAX_ATTEMPTS):
-            stored = _decode_policy(expected, subject)
+            stored = _read(_POLICY, PublishedPolicy.from_dict, expected, subject)
             if stored is not None and stored.version >= policy.version:
                 policy = policy.with_version(stored.version + 1)
             raw = _encode(policy.to_dict())
@@ -150,19 +156,19 @@ class MeasurementStore:
                 return policy
             expected = current[_POLICY]
             await sleep(random.uniform(0, 0.01))
-        raise StoreUnavailableError("too many writers publish for one subject")
+        raise StoreUnavailableError(f"gave up publishing after {_MAX_ATTEMPTS} conflicts with other writers")
 
     async def _note(self, subject: Subject, raw: str) -> None:
-        """Put a published policy in front of the history."""
+        """Prepend a published policy to the history."""
         arguments = [self._ttl_ms, raw, str(MAX_HISTORY)]
         keys = [subject.redis_key(_HISTORY)]
         await self._redis.run(lambda client: self._append.run(client, keys, arguments))
 
     async def load_history(self, subject: Subject) -> list[dict[str, Any]]:
-        """Policies that were published, newest first; each is `PublishedPolicy.to_dict` and ``written_at``.
+        """Published policies, newest first; each is `PublishedPolicy.to_dict` and ``written_at``.
 
         Raises:
-            StoreUnavailableError: Redis is gone.
+            StoreUnavailableError: Redis cannot be reached.
         """
         key = subject.redis_key(_HISTORY)
         raws: list[Any] = await self._redis.run(lambda client: client.lrange(key, 0, MAX_HISTORY - 1))
@@ -181,7 +187,11 @@ class MeasurementStore:
     async def _compare_and_set(
         self, subject: Subject, expected: Mapping[str, str], values: Mapping[str, str], aside: Set[str]
     ) -> dict[str, str] | None:
-        """Set all; None when they were set, else what is there instead (empty for nothing)."""
+        """Set all values if each key still has its expected value.
+
+        Returns:
+            None when all were set; otherwise the present values by name, empty for an absent one.
+        """
         keys = [subject.redis_key(name) for name in values]
         arguments = [self._ttl_ms]
         for name, value in values.items():
@@ -192,23 +202,8 @@ class MeasurementStore:
         return dict(zip(values, (str(value) for value in answer[1:]), strict=True))
 
 
-class Script:
-    """A Lua script of this package, run by its digest; sent whole only to a server that does not know it."""
-
-    def __init__(self, name: str) -> None:
-        self._text = (resources.files(__package__) / name).read_text(encoding="utf-8")
-        self._digest = hashlib.sha1(self._text.encode(), usedforsecurity=False).hexdigest()
-
-    async def run(self, client: Any, keys: Sequence[str], arguments: Sequence[str]) -> Any:
-        """Run it; what it returns."""
-        try:
-            return await client.evalsha(self._digest, len(keys), *keys, *arguments)
-        except NoScriptError:
-            return await client.eval(self._text, len(keys), *keys, *arguments)
-
-
 def part_to_dict(part: Part) -> dict[str, Any]:
-    """The layout of one part as it is kept in Redis, without the time of writing."""
+    """The layout of one part as Redis has it, without the time of writing."""
     return {"schema_version": SCHEMA_VERSION, **part.to_dict()}
 
 
@@ -224,29 +219,20 @@ def _remember(synced: Synced, name: str, raw: str | None) -> None:
         synced.raw.pop(name, None)
 
 
-def _decode_part(kind: type[Part], raw: str | None, subject: Subject) -> Part | None:
-    value = _decode(kind.name, raw, subject)
+def _read_part(kind: type[Part], raw: str | None, subject: Subject) -> Part | None:
+    from_dict: Callable[[dict[str, Any]], Part] = kind.from_dict
+    return _read(kind.name, from_dict, raw, subject)
+
+
+def _read(name: str, from_dict: Callable[[dict[str, Any]], T], raw: str | None, subject: Subject) -> T | None:
+    """What a stored value says; None, and a line in the log, where it cannot be read."""
+    value = _decode(name, raw, subject)
     if value is None:
         return None
     try:
-        return kind.from_dict(value)
+        return from_dict(value)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        _log.warning(
-            "stored value is not readable", part=kind.name, model=subject.model_label, cause=str(error)
-        )
-        return None
-
-
-def _decode_policy(raw: str | None, subject: Subject) -> PublishedPolicy | None:
-    value = _decode(_POLICY, raw, subject)
-    if value is None:
-        return None
-    try:
-        return PublishedPolicy.from_dict(value)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        _log.warning(
-            "stored value is not readable", part=_POLICY, model=subject.model_label, cause=str(error)
-        )
+        _log.warning("stored value is not readable", part=name, model=subject.model_label, cause=str(error))
         return None
 
 

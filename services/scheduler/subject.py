@@ -1,7 +1,7 @@
-"""What a set of measurements is about.
+"""The subject of a set of measurements: a target on a device, and how it is drafted for.
 
-Responsible for: checking a MeasurementKey from the wire and naming the Redis keys of a subject.
-Deliberately does not know: measurements, Redis itself.
+Responsible for: checking a MeasurementKey from the wire, and the names of a subject's Redis keys. Deliberately
+does not know: measurements, Redis itself.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Subject:
 
     @property
     def is_speculative(self) -> bool:
-        """Whether there is a drafter to ask."""
+        """Whether there is a drafter."""
         return bool(self.method) and self.placement != "none"
 
     @property
@@ -60,7 +60,7 @@ class Subject:
 
     @classmethod
     def from_redis_key(cls, key: str) -> tuple[Subject, str] | None:
-        """The subject and part of a key that `redis_key` made; None for any other key."""
+        """The subject and part of a key made by `redis_key`; None for any other key."""
         prefix, _, rest = key.partition(f"{_KEY_PREFIX}:")
         values = rest.split(":")
         if prefix or len(values) != 6:

@@ -1,7 +1,8 @@
--- Compare and set, all or nothing: replaces values only while each is what the writer last saw.
--- KEYS[i] keys; ARGV[1] time to live, milliseconds; then for each key three arguments: expected value (empty for absent),
--- new value, and '1' where the expected value could not be read: it is then kept beside its key, under KEYS[i] .. ':aside'.
--- Returns {1} when replaced, {0, value, value, ...} (empty for absent) when one of them was something else.
+-- Compare and set, all or nothing: replaces the values only if each is what the writer last saw.
+-- KEYS[i] keys. ARGV[1] time to live, milliseconds. Then three arguments for each key: the expected value (empty for an
+-- absent one), the new value, and '1' if the expected value could not be read. Such a value is kept under
+-- KEYS[i] .. ':aside'.
+-- Returns {1} when the values were replaced; otherwise {0, value, value, ...}, the present ones (empty for absent).
 local answer = {0}
 local is_same = true
 for i, key in ipairs(KEYS) do

@@ -1,4 +1,4 @@
-"""What was generated for each tenant. One of the parts of services.scheduler.measurements."""
+"""What was generated for each tenant: a part of services.scheduler.measurements."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ class Use:
 
     @property
     def tokens_per_s(self) -> float:
-        """Of one request, from its first token to its last; 0 where none had two."""
+        """Speed of one request, from its first token to its last; 0 where no request had two tokens."""
         return max(self.num_tokens - self.num_requests, 0) / self.decode_us * 1e6 if self.decode_us else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class TenantsPart:
-    """Use by tenant; requests that name none are not among them."""
+    """Use by tenant; requests without a tenant are not included."""
 
     name: ClassVar[str] = "tenants"
     tenants: Mapping[str, Use] = field(default_factory=dict)
@@ -55,11 +55,11 @@ class TenantsPart:
         return sum(use.num_requests for use in self.tenants.values())
 
     def merged(self, newer: Self) -> Self:
-        """With newer requests; tenants that find no room are counted as one."""
+        """This part with newer requests added; tenants beyond MAX_TENANTS are counted as one."""
         tenants = dict(self.tenants)
         for name, use in newer.tenants.items():
-            place = name if name in tenants or len(tenants) < MAX_TENANTS else OTHER
-            tenants[place] = tenants.get(place, Use()).plus(use)
+            key = name if name in tenants or len(tenants) < MAX_TENANTS else OTHER
+            tenants[key] = tenants.get(key, Use()).plus(use)
         return type(self)(tenants)
 
     def to_dict(self) -> dict[str, Any]:
@@ -90,5 +90,5 @@ class TenantsPart:
         )
 
     def estimator(self) -> Mapping[str, Use]:
-        """Use, by tenant."""
+        """Use by tenant."""
         return self.tenants

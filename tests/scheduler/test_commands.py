@@ -63,14 +63,14 @@ async def test_both_sources_show_the_same(harness: Any, redis_server: RedisServe
     arguments = ("--redis", redis_server.url, "--model", model[:12])
     read = json.loads(await called(curves, *arguments, "--json", "-"))
     assert [one["key"] for one in read] == [one["key"] for one in asked]
-    figures = read[0]["figures"]
-    assert figures == asked[0]["figures"]
-    assert [row["rows"] for row in figures["step"]["rows"]] == [1, 2, 5, 9]
-    assert figures["step"]["rows"][0]["measured_s"] == pytest.approx(0.0201)
-    assert figures["peers"][0]["drafter"] == "there:2"
-    assert figures["peers"][0]["round_trip_p50_s"] == pytest.approx(5e-4, rel=0.1)
-    assert figures["peers"][0]["queue_p50_s"] == pytest.approx(1.2e-4, rel=0.1)
-    (drafter,) = figures["drafters"]
+    stats = read[0]["stats"]
+    assert stats == asked[0]["stats"]
+    assert [row["rows"] for row in stats["step"]["rows"]] == [1, 2, 5, 9]
+    assert stats["step"]["rows"][0]["measured_s"] == pytest.approx(0.0201)
+    assert stats["peers"][0]["drafter"] == "there:2"
+    assert stats["peers"][0]["round_trip_p50_s"] == pytest.approx(5e-4, rel=0.1)
+    assert stats["peers"][0]["queue_p50_s"] == pytest.approx(1.2e-4, rel=0.1)
+    (drafter,) = stats["drafters"]
     assert drafter["calibrated_error"] == pytest.approx(0.0, abs=0.005)
     assert drafter["own_error"] == pytest.approx((100 * (200 / 255 - 0.7) + 80 * (100 / 255 - 0.375)) / 180)
     assert read[0]["acceptance"]["count"] == 800
@@ -95,7 +95,7 @@ async def test_values_of_another_layout_are_not_shown(harness: Any, redis_server
         client.set(subject.redis_key("policy"), '"no"')
     arguments = ("--redis", redis_server.url, "--model", harness.key.model_fingerprint)
     (one,) = json.loads(await called(curves, *arguments, "--json", "-"))
-    assert one["figures"] == {}
+    assert one["stats"] == {}
     assert one["policy"] is None
 
 

@@ -21,8 +21,8 @@ from services.scheduler.planning import (
     PlanningLimits,
 )
 from services.scheduler.publication import PublishedPolicy, next_version
-from services.scheduler.registry import SubjectState
 from services.scheduler.subject import Subject
+from services.scheduler.subject_state import SubjectState
 
 LIMITS = PlanningLimits(
     max_draft_length=8,

@@ -1,4 +1,4 @@
-"""The options that both commands share, and what becomes of them."""
+"""The options of `paceline curves` and `paceline policy`, and the reading and writing they share."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Redis = Annotated[str | None, typer.Option(help=f"Read this Redis; {DEFAULT_REDI
 Scheduler = Annotated[str | None, typer.Option(help="Ask a scheduler instead, host:port.")]
 Model = Annotated[str, typer.Option(help="Start of a model fingerprint; all models by default.")]
 JsonPath = Annotated[
-    str | None, typer.Option("--json", help="Write the figures to a file, or with - in place of the tables.")
+    str | None, typer.Option("--json", help="Write the stats to a file, or with - in place of the tables.")
 ]
-Plot = Annotated[Path | None, typer.Option(help="Write a picture, PNG or SVG by its suffix.")]
+Plot = Annotated[Path | None, typer.Option(help="Write a picture; the suffix chooses PNG or SVG.")]
 TlsCa = Annotated[Path | None, typer.Option(help="PEM authorities, for a scheduler with TLS.")]
-TlsCert = Annotated[Path | None, typer.Option(help="PEM certificate to show to it.")]
-TlsKey = Annotated[Path | None, typer.Option(help="Its PEM key.")]
+TlsCert = Annotated[Path | None, typer.Option(help="PEM client certificate for the scheduler.")]
+TlsKey = Annotated[Path | None, typer.Option(help="PEM key of --tls-cert.")]
 
 
 def known_subjects(
@@ -35,7 +35,7 @@ def known_subjects(
     tls_cert: Path | None,
     tls_key: Path | None,
 ) -> list[Known]:
-    """What is to be shown.
+    """What is to be printed.
 
     Raises:
         UnavailableError: nothing has been measured.
@@ -43,12 +43,12 @@ def known_subjects(
     known = read(redis, scheduler, model, Tls(ca=tls_ca, cert=tls_cert, key=tls_key))
     if not known:
         source = scheduler or "redis"
-        raise UnavailableError(f"{source} holds no measurements{f' of {model}...' if model else ''} yet")
+        raise UnavailableError(f"{source} has no measurements{f' of {model}...' if model else ''} yet")
     return known
 
 
 def write_json(values: Sequence[dict[str, Any]], path: str) -> None:
-    """To a file, or for ``-`` to standard output."""
+    """Write JSON to a file, or for ``-`` to standard output."""
     text = json.dumps(values, indent=2) + "\n"
     if path == "-":
         sys.stdout.write(text)

@@ -1,6 +1,7 @@
-"""Where the commands read from: Redis itself, or a scheduler.
+"""What the commands read: Redis itself, or a scheduler.
 
-Responsible for: finding subjects, and reading all that is known about each. Deliberately does not know how it is shown.
+Responsible for: finding subjects, and reading everything known about each. Deliberately does not know: how it
+is printed.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ _TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """All that is known about one subject.
+    """Everything known about one subject.
 
     Attributes:
-        values: parts as kept in Redis, by name; those of another layout are left out.
+        values: parts as stored in Redis, by name, without those of another layout.
         policy: the policy in force, None where there is none.
         history: policies that were published, newest first.
     """
@@ -56,11 +57,11 @@ def read(redis: str | None, scheduler: str | None, model: str, tls: Tls) -> list
         tls: for the scheduler.
 
     Raises:
-        InvalidRequestError: both are named.
-        UnavailableError: it cannot be reached.
+        InvalidRequestError: both sources are named.
+        UnavailableError: the source cannot be reached.
     """
     if redis is not None and scheduler is not None:
-        raise InvalidRequestError("redis", "read from Redis or from a scheduler, not both")
+        raise InvalidRequestError("redis", "name a Redis or a scheduler, not both")
     if scheduler is not None:
         known = asyncio.run(_from_scheduler(scheduler, tls))
     else:
@@ -141,7 +142,7 @@ def _known(subject: Subject, values: dict[str, Any], history: list[Any]) -> Know
                 continue
             parts[kind.name] = kind.from_dict(value)
         except (ValueError, KeyError, TypeError, AttributeError):
-            continue  # another layout, or none: as if it were not there
+            continue  # another layout, or none: treated as absent
         shown[kind.name] = value
     return Known(
         subject,

@@ -1,4 +1,4 @@
-"""What `paceline curves` shows, as plain numbers: one place for tables, JSON and picture."""
+"""The numbers that `paceline curves` prints: one source for tables, JSON and picture."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ CONTEXTS = (256, 2048)
 def curve_stats(known: Known) -> dict[str, Any]:
     """The fitted curves of a subject; what was not measured is absent.
 
-    Times are in seconds, shares from 0 to 1.
+    Times are in seconds, fractions from 0 to 1.
     """
     measurements = known.measurements
-    figures: dict[str, Any] = {}
+    stats: dict[str, Any] = {}
     if measurements.curve.count:
         curve = measurements.curve.estimator()
         shift = curve.shift
-        figures["step"] = {
+        stats["step"] = {
             "samples": measurements.curve.count,
             "per_context_token_s": curve.per_context_token_s,
             "per_sequence_s": curve.per_sequence_s,
@@ -38,7 +38,7 @@ def curve_stats(known: Known) -> dict[str, Any]:
         }
     if measurements.draft_time.count:
         model = measurements.draft_time.estimator()
-        figures["draft"] = {
+        stats["draft"] = {
             "rounds": measurements.draft_time.count,
             **model.coefficients._asdict(),
             "lengths": [
@@ -48,7 +48,7 @@ def curve_stats(known: Known) -> dict[str, Any]:
             ],
         }
     if measurements.network.pairs:
-        figures["peers"] = [
+        stats["peers"] = [
             {
                 "conductor": conductor,
                 "drafter": drafter,
@@ -63,9 +63,9 @@ def curve_stats(known: Known) -> dict[str, Any]:
         ]
     if measurements.acceptance.count:
         depth = len(measurements.acceptance.attempts)
-        figures["acceptance_per_position"] = list(measurements.acceptance.estimator().rates(depth))
+        stats["acceptance_per_position"] = list(measurements.acceptance.estimator().rates(depth))
     if measurements.outcomes.drafters:
-        figures["drafters"] = [
+        stats["drafters"] = [
             {
                 "drafter": name,
                 "trials": tables.own.count,
@@ -78,5 +78,5 @@ def curve_stats(known: Known) -> dict[str, Any]:
             for name, tables in sorted(measurements.outcomes.drafters.items())
         ]
     if measurements.tenants.count:
-        figures["tenants"] = measurements.tenants.to_dict()["tenants"]
-    return figures
+        stats["tenants"] = measurements.tenants.to_dict()["tenants"]
+    return stats

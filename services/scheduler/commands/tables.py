@@ -1,4 +1,4 @@
-"""Figures and policies as rich tables."""
+"""Stats and policies as rich tables."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ def title(subject: Subject) -> str:
     return f"{subject.model_label} · {subject.dtype} · {subject.device_name} · {drafting}"
 
 
-def curve_tables(figures: Mapping[str, Any]) -> Iterator[Table]:
+def curve_tables(stats: Mapping[str, Any]) -> Iterator[Table]:
     """Tables of `curve_stats`; none for what was not measured."""
-    if "step" in figures:
-        yield _step(figures["step"])
-    if "draft" in figures:
-        yield _draft(figures["draft"])
-    if "peers" in figures:
-        yield _peers(figures["peers"])
-    if "acceptance_per_position" in figures or "drafters" in figures:
-        yield _acceptance(figures)
-    for drafter in figures.get("drafters", ()):
+    if "step" in stats:
+        yield _step(stats["step"])
+    if "draft" in stats:
+        yield _draft(stats["draft"])
+    if "peers" in stats:
+        yield _peers(stats["peers"])
+    if "acceptance_per_position" in stats or "drafters" in stats:
+        yield _acceptance(stats)
+    for drafter in stats.get("drafters", ()):
         yield _reliability(drafter)
-    if "tenants" in figures:
-        yield _tenants(figures["tenants"])
+    if "tenants" in stats:
+        yield _tenants(stats["tenants"])
 
 
 def policy_table(history: tuple[Mapping[str, Any], ...]) -> Table:
-    """Policies, newest first, with the reasons for them."""
-    columns = ("decided", "version", "length", "nodes", "hold", "ahead", "outcomes", "expected", "reason")
+    """Policies, newest first, with their reasons."""
+    columns = ("decided", "version", "length", "nodes", "wait", "ahead", "outcomes", "expected", "reason")
     table = Table(*columns, title="policy history, newest first", title_justify="left")
     for policy in history:
         table.add_row(
@@ -102,9 +102,9 @@ def _peers(peers: list[Mapping[str, Any]]) -> Table:
     return table
 
 
-def _acceptance(figures: Mapping[str, Any]) -> Table:
-    rows = [("passes", figures.get("acceptance_per_position", []))]
-    rows += [(one["drafter"], one["acceptance_per_position"]) for one in figures.get("drafters", ())]
+def _acceptance(stats: Mapping[str, Any]) -> Table:
+    rows = [("passes", stats.get("acceptance_per_position", []))]
+    rows += [(one["drafter"], one["acceptance_per_position"]) for one in stats.get("drafters", ())]
     depth = max(len(rates) for _, rates in rows)
     table = Table(
         "",
