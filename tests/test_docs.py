@@ -1,10 +1,12 @@
-"""What the docs name exists: files and definitions in docs/structure.md, commands and their options on every page."""
+"""What the docs name exists: files, folders, definitions, links, imports, commands and their options, on every page."""
 
 from __future__ import annotations
 
+import ast
 import importlib
 import re
 import shlex
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -15,42 +17,138 @@ from experiments.pipeline.measure import Lengths, parse_cycles
 from paceline.cli.app import app
 
 ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "SECURITY.md",
+    ROOT / "helm" / "paceline" / "README.md",
+    *sorted(DOCS.rglob("*.md")),
+]
+HOPS = sorted((DOCS / "structure").glob("*.md"))
+MAP = [DOCS / "structure.md", *HOPS]
 SOURCES = [
     path
     for folder in ("paceline", "services", "orchestrator", "experiments")
     for path in (ROOT / folder).rglob("*.py")
     if "v1" not in path.parts
 ]
-NAMED = re.findall(r"`([^`\n]+)`", (ROOT / "docs" / "structure.md").read_text())
+PATH = re.compile(r"(?:[\w.-]+/)+(?:[\w.-]+\.(?:py|pyi|md|json|proto|c|h|lua|yaml|toml|png))?|\w+\.py")
+FOLDERS = ("paceline", "services", "orchestrator", "experiments", "protos", "tests", "docs", "helm", "deploy")
 
 
-def test_named_files_exist() -> None:
-    files = [name for name in NAMED if re.fullmatch(r"[\w/]+\.py", name)]
-    paths = [path.relative_to(ROOT).as_posix() for path in SOURCES]
-    assert len(files) > 40
-    missing = [name for name in files if not any(path == name or path.endswith(f"/{name}") for path in paths)]
-    assert missing == []
+def prose(page: Path) -> str:
+    """A page without its fenced blocks."""
+    return re.sub(r"(?ms)^ *```.*?^ *```", "", page.read_text())
 
 
-def test_named_folders_exist() -> None:
-    folders = [name for name in NAMED if re.fullmatch(r"[\w/]+/", name)]
-    assert len(folders) > 8
-    assert [name for name in folders if not (ROOT / name).is_dir()] == []
+def named(*pages: Path) -> list[str]:
+    """What stands in backticks on these pages."""
+    return [name for page in pages for name in re.findall(r"`([^`\n]+)`", prose(page))]
 
 
-def test_named_definitions_exist() -> None:
-    text = "\n".join(path.read_text() for path in SOURCES)
-    defined = set(re.findall(r"^\s*(?:async )?(?:def|class) (\w+)", text, re.MULTILINE))
-    names = [name for name in NAMED if re.fullmatch(r"[A-Z]\w+\.\w+|_?[a-z]+_[a-z_]+", name)]
-    assert len(names) > 30
-    wire = {"GenerationService", "DirectorService", "ConductorService", "SchedulerService"}
+def is_ours(name: str) -> bool:
+    """Whether a name in backticks is the path of a file or folder of this repository."""
+    return bool(PATH.fullmatch(name)) and (name.startswith(FOLDERS) or name.endswith((".md", ".py")))
+
+
+def definitions(path: Path) -> set[str]:
+    """The classes and functions of a file, and the methods of its classes as `Class.method`."""
+    names: set[str] = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            names.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            members = (ast.FunctionDef, ast.AsyncFunctionDef)
+            names |= {f"{node.name}.{member.name}" for member in node.body if isinstance(member, members)}
+    return names
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_named_paths_exist(page: Path) -> None:
+    roots = (ROOT, DOCS, page.parent)
     missing = [
-        name for name in names if name.split(".")[0] not in wire and not set(name.split(".")) <= defined
+        name
+        for name in named(page)
+        if is_ours(name) and not any((root / name.rstrip("/")).exists() for root in roots)
     ]
     assert missing == []
 
 
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#]+)[^)]*\)", prose(page))
+    assert [link for link in links if "://" not in link and not (page.parent / link).exists()] == []
+
+
+def test_the_map_names_many_files() -> None:
+    files = [name for name in named(*MAP) if name.endswith(".py")]
+    assert len(files) > 40
+
+
+def test_named_folders_exist() -> None:
+    folders = [name for name in named(*MAP) if re.fullmatch(r"[\w/]+/", name)]
+    assert len(folders) > 8
+    assert [name for name in folders if not (ROOT / name).is_dir()] == []
+
+
+def test_every_package_is_on_the_map() -> None:
+    """A method's own package may be missing: `docs/methods/` has a page for each of these."""
+    methods = {path.stem for path in (DOCS / "methods").glob("*.md")}
+    packages = [path.parent for path in SOURCES if path.name == "__init__.py"]
+    depth = {"paceline": 3, "services": 2, "orchestrator": 1, "experiments": 2}
+    names = {
+        path.relative_to(ROOT).as_posix() + "/"
+        for path in packages
+        if len(path.relative_to(ROOT).parts) <= depth[path.relative_to(ROOT).parts[0]]
+        and path.name not in methods
+    } - {"paceline/", "services/", "experiments/"}
+    assert len(names) > 40
+    assert sorted(names - set(named(*MAP))) == []
+
+
+def test_named_definitions_exist() -> None:
+    """Definitions beside a file are in that file; those by themselves are somewhere."""
+    pairs = [pair for page in PAGES for pair in re.findall(r"`([\w/]+\.py)` \(`([\w.]+)`\)", prose(page))]
+    names = [name for _, name in pairs]
+    assert len(names) > 30
+    assert [(path, name) for path, name in pairs if name not in definitions(ROOT / path)] == []
+    text = "\n".join(path.read_text() for path in SOURCES)
+    defined = set(re.findall(r"^\s*(?:async )?(?:def|class) (\w+)", text, re.MULTILINE))
+    wire = {"GenerationService", "DirectorService", "ConductorService", "SchedulerService"}
+    alone = [name for name in named(*MAP) if re.fullmatch(r"[A-Z]\w+\.\w+|_?[a-z]+_[a-z_]+", name)]
+    missing = [
+        name
+        for name in alone
+        if name.split(".")[0] not in wire
+        and not name.startswith("paceline_")
+        and not set(name.split(".")) <= defined
+    ]
+    assert missing == []
+
+
+@pytest.mark.parametrize("page", HOPS, ids=lambda page: page.name)
+def test_a_hop_is_a_short_read(page: Path) -> None:
+    files = Counter(name for name in named(page) if name.endswith(".py"))
+    assert len(files) <= 11  # ten, and one that the text points at
+    assert len(page.read_text().splitlines()) <= 60
+
+
+IMPORTS = [
+    pytest.param(block, id=f"{page.name}: {block.splitlines()[0]}")
+    for page in PAGES
+    for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+]
+
+
+@pytest.mark.parametrize("block", IMPORTS)
+def test_examples_import_what_exists(block: str) -> None:
+    for node in ast.walk(ast.parse(block)):
+        if isinstance(node, ast.ImportFrom):
+            module = importlib.import_module(str(node.module))
+            assert [alias.name for alias in node.names if not hasattr(module, alias.name)] == []
+
+
 COMMANDS = [
     pytest.param(line.strip(), id=f"{page.name}: {line.strip()[:60]}")
     for page in PAGES
