@@ -7,11 +7,10 @@ from pathlib import Path
 
 import torch
 
-from paceline.cpu import kernels
 from paceline.methods.drafter import Drafter
 from paceline.methods.loading import drafter_tap, load_drafter
 from paceline.target import TargetEngine
-from paceline.target.engine import ExecutorChoice
+from paceline.target.backend import ExecutorChoice, has_cpu_kernels
 
 ROW_BUCKETS = (16, 32, 64, 128, 256, 512)
 
@@ -51,4 +50,4 @@ def configurations() -> list[Configuration]:
         for dtype in ("float32", "bfloat16")
         for has_row_buckets in (False, True)
     ]
-    return lean if kernels.load() is None else [*lean, Configuration("bfloat16", "native")]
+    return [*lean, Configuration("bfloat16", "native")] if has_cpu_kernels() else lean

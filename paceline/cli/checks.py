@@ -116,7 +116,7 @@ def check_processor() -> Iterator[Check]:
 
 def check_kernels() -> Iterator[Check]:
     """The compiled CPU kernels, of the target and of sampling."""
-    flags, folder = _cpu_flags(), Path(__file__).parents[1] / "target" / "kernels"
+    flags, folder = _cpu_flags(), Path(__file__).parents[1] / "cpu" / "kernels"
     is_built = library_path(folder, "_rows") is not None
     absent = [flag for flag in _KERNEL_FLAGS if flag not in flags]
     if absent:

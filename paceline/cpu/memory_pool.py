@@ -19,9 +19,7 @@ import torch
 from torch import Tensor
 
 from paceline.cpu.huge_pages import Advice, advise
-
-FAULT_LIMIT_S = 2.0
-"""Most time to fault memory in; what is left is faulted in when it is first written."""
+from paceline.target.kv_cache import COMMIT_LIMIT_S
 
 _HUGE_PAGE = 2 << 20
 _PAGE = 4096
@@ -44,7 +42,7 @@ class MemoryPool:
     def __init__(
         self,
         num_bytes: int,
-        limit_s: float = FAULT_LIMIT_S,
+        limit_s: float = COMMIT_LIMIT_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if num_bytes < 0:

@@ -14,26 +14,19 @@ from paceline.draft_layer import DraftLayer, LayerWeights
 from paceline.draft_layer.context import ContextWeights, ContextWriter, TorchContext
 from paceline.draft_layer.torch_layer import TorchLayer
 from paceline.model.device import Device
+from paceline.target.backend import has_cpu_package
 
 RowMap = Callable[[Tensor], Tensor]
 """A packed linear map: `[n, in] -> [n, out]`."""
 
-try:
-    from paceline.cpu.context import NativeContext
-    from paceline.cpu.draft_layer import NativeLayer, takes_layer
-    from paceline.cpu.linear import KernelLinear, takes_rows
-except ModuleNotFoundError as error:
-    if not (error.name or "").startswith("paceline.cpu"):
-        raise
-    HAS_CPU_PACKAGE = False
-else:
-    HAS_CPU_PACKAGE = True
-
 
 def make_layer(weights: LayerWeights, device: Device) -> DraftLayer:
     """A draft layer, packed for what runs it fastest."""
-    if HAS_CPU_PACKAGE and takes_layer(weights, device):
-        return NativeLayer(weights)
+    if has_cpu_package():
+        from paceline.cpu.draft_layer import NativeLayer, takes_layer
+
+        if takes_layer(weights, device):
+            return NativeLayer(weights)
     return TorchLayer(weights, device)
 
 
@@ -41,8 +34,12 @@ def make_block_layer(
     weights: LayerWeights, context: ContextWeights, device: Device
 ) -> tuple[DraftLayer, ContextWriter]:
     """A layer whose rows attend to context rows, and what writes those; both on the same backend."""
-    if HAS_CPU_PACKAGE and takes_layer(weights, device):
-        return NativeLayer(weights), NativeContext(context)
+    if has_cpu_package():
+        from paceline.cpu.context import NativeContext
+        from paceline.cpu.draft_layer import NativeLayer, takes_layer
+
+        if takes_layer(weights, device):
+            return NativeLayer(weights), NativeContext(context)
     return TorchLayer(weights, device), TorchContext(context, device)
 
 
@@ -56,6 +53,9 @@ def pack_rows(weight: Tensor, bias: Tensor | None, device: Device, *, as_float: 
         as_float: give float32 as it was summed where the kernels run it. Rounded to bfloat16, neighbouring ranks of
             logits would tie.
     """
-    if HAS_CPU_PACKAGE and takes_rows(weight.shape[1], device, weight.dtype):
-        return KernelLinear(weight, bias, torch.float32 if as_float else weight.dtype)
+    if has_cpu_package():
+        from paceline.cpu.linear import KernelLinear, takes_rows
+
+        if takes_rows(weight.shape[1], device, weight.dtype):
+            return KernelLinear(weight, bias, torch.float32 if as_float else weight.dtype)
     return device.pack(weight, bias)

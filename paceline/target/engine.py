@@ -13,29 +13,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from paceline.cpu.executor import NativeExecutor, runs_natively
-from paceline.cpu.huge_pages import advise_huge_pages
-from paceline.model.architecture import Architecture
-from paceline.model.configuration import read_configuration, transformers_configuration
 from paceline.model.device import Device, configure_threads
 from paceline.model.weights import UnsupportedModelError
+from paceline.target.backend import ExecutorChoice, load_executor, pool_for
 from paceline.target.executor import FINAL_NORM, Executor, ExecutorOutput, ModelShape, nothing
 from paceline.target.kv_cache import MIN_CAPACITY_TOKENS, KVCache, KVLayout, SlotError
-from paceline.target.lean import LeanExecutor
 from paceline.target.planning import PlannedStep, plan_step
 from paceline.target.rows import SequenceRows, StepError
 from paceline.target.taps import Tap, TapSpec
-
-# Smaller models fit the caches, and remapping takes longer than it saves.
-MIN_HUGE_PAGE_MODEL_BYTES = 64 << 20
-
-ExecutorChoice = Literal["auto", "native", "lean", "generic"]
 
 
 @dataclass(slots=True)
@@ -105,7 +95,7 @@ class TargetEngine:
             shape.layer_heads,
             executor.joins_neighbours,
         )
-        self.cache = KVCache(layout, kv_limit_bytes)
+        self.cache = KVCache(layout, kv_limit_bytes, pool_for(device))
         self._row_buckets = tuple(sorted(row_buckets))
         self._taps: list[Tap] = []
         # Rows of each slot's unsettled step: parents, or None for a chain.
@@ -144,7 +134,7 @@ class TargetEngine:
             kv_limit_bytes: bound on all slots together.
             row_buckets: pad a step's rows up to the next of these counts, so that steps of different draft
                 lengths run the same matrix kernels. Off when empty.
-            huge_pages: on CPU, put large models on huge pages; see `huge_pages.py`.
+            huge_pages: on CPU, put large models on huge pages; see `paceline.cpu.huge_pages`.
 
         Raises:
             UnsupportedModelError: no executor runs the checkpoint exactly.
@@ -156,10 +146,7 @@ class TargetEngine:
             raise UnsupportedModelError(f"{path.name!r} has no config.json")
         where = Device.parse(device)
         dtype = dtype or where.default_dtype()
-        config = transformers_configuration(path) if executor == "generic" else read_configuration(path)
-        runner = _choose_executor(executor, config, path, where, dtype, packed)
-        if huge_pages and where.kind == "cpu" and runner.num_bytes >= MIN_HUGE_PAGE_MODEL_BYTES:
-            advise_huge_pages()
+        runner = load_executor(executor, path, where, dtype, packed=packed, huge_pages=huge_pages)
         return cls(runner, where, dtype, taps=taps, kv_limit_bytes=kv_limit_bytes, row_buckets=row_buckets)
 
     @property
@@ -351,28 +338,3 @@ class TargetEngine:
             for index, segment in step.segments
         ]
         return step.in_batch_order(parts)
-
-
-def _choose_executor(
-    choice: ExecutorChoice, config: Any, path: Path, device: Device, dtype: torch.dtype, packed: bool
-) -> Executor:
-    if choice not in ("auto", "native", "lean", "generic"):
-        raise UnsupportedModelError(f"executor must be auto, native, lean or generic, not {choice!r}")
-    arch: Architecture | None = None
-    if choice != "generic":
-        try:
-            arch = Architecture.from_config(config)
-        except UnsupportedModelError:
-            if choice != "auto":
-                raise
-    if arch is None:
-        from paceline.target.generic import GenericExecutor  # imports transformers' models, for seconds
-
-        return GenericExecutor(config, path, device, device.compute_dtype(dtype))
-    if choice != "lean" and packed and runs_natively(arch, device, dtype):
-        return NativeExecutor(config, path)
-    if choice == "native":
-        raise UnsupportedModelError(
-            "the CPU kernels are not built, or not for this model, dtype or unpacked weights"
-        )
-    return LeanExecutor(config, path, device, dtype, packed=packed)

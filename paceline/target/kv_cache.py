@@ -12,18 +12,20 @@ that writes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from paceline.contract.errors import CapacityError, PacelineError
-from paceline.cpu.memory_pool import FAULT_LIMIT_S, MemoryPool
 
 MIN_CAPACITY_TOKENS = 64
+COMMIT_LIMIT_S = 2.0
+"""Most time to commit memory in; the rest is committed when it is first written."""
 CPU_SLOTS_PER_BLOCK = 8
 
 
@@ -52,6 +54,24 @@ class KVCacheFullError(CapacityError):
         self.needed_bytes = needed_bytes
         self.used_bytes = used_bytes
         self.limit_bytes = limit_bytes
+
+
+class Pool(Protocol):
+    """Memory that is committed before it is of use."""
+
+    @property
+    def num_faulted_bytes(self) -> int:
+        """Bytes that were committed when the pool was made."""
+
+    def take(self, num_bytes: int) -> Tensor | None:
+        """A piece `[num_bytes]` uint8, whatever was left in it; None where there is no room."""
+
+    def give_back(self, piece: Tensor) -> None:
+        """Take a piece back."""
+
+
+MakePool = Callable[[int, float], Pool]
+"""Makes a pool of so many bytes, in at most so many seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,15 +295,16 @@ class KVCache:
     Args:
         layout: of a token.
         limit_bytes: most bytes of slots; None for no limit.
-
-    Attributes:
-        pool: memory that was committed before it was of use.
+        make_pool: commits memory early; None where there is nothing to commit.
     """
 
-    def __init__(self, layout: KVLayout, limit_bytes: int | None = None) -> None:
+    def __init__(
+        self, layout: KVLayout, limit_bytes: int | None = None, make_pool: MakePool | None = None
+    ) -> None:
         self.layout = layout
         self.limit_bytes = limit_bytes
-        self.pool = MemoryPool(0)
+        self._make_pool = make_pool
+        self._pool: Pool | None = None
         self._slots: dict[int, Slot] = {}
         self._blocks: dict[int, list[Block]] = {}  # by capacity
         self._next_id = 0
@@ -302,7 +323,7 @@ class KVCache:
         """Open slots."""
         return len(self._slots)
 
-    def commit(self, num_bytes: int, limit_s: float = FAULT_LIMIT_S) -> int:
+    def commit(self, num_bytes: int, limit_s: float = COMMIT_LIMIT_S) -> int:
         """Commit memory now, so that no step pays for it: slots are placed there as long as it has room.
 
         It stays committed whether slots lie in it or not. A limit should be at least as large; what lies in holes that
@@ -320,8 +341,10 @@ class KVCache:
         """
         if self._slots:
             raise SlotError("memory is committed before any slot is open")
-        self.pool = MemoryPool(num_bytes if self.layout.device.type == "cpu" else 0, limit_s)
-        return self.pool.num_faulted_bytes
+        if self._make_pool is None:
+            return 0
+        self._pool = self._make_pool(num_bytes, limit_s)
+        return self._pool.num_faulted_bytes
 
     def slot_bytes(self, slot_id: int) -> int:
         """Bytes of one open slot, its room to grow included."""
@@ -412,14 +435,15 @@ class KVCache:
             if block.free:
                 return block
         num_bytes = self.layout.slots_per_pooled_block * capacity * self.layout.bytes_per_token
-        blocks.append(Block(self.layout, capacity, self.pool.take(num_bytes)))
+        pooled = None if self._pool is None else self._pool.take(num_bytes)
+        blocks.append(Block(self.layout, capacity, pooled))
         return blocks[-1]
 
     def _drop_if_empty(self, block: Block) -> None:
         if len(block.free) == block.num_slots:
             self._blocks[block.capacity].remove(block)
-            if block.pooled is not None:
-                self.pool.give_back(block.pooled)
+            if block.pooled is not None and self._pool is not None:
+                self._pool.give_back(block.pooled)
 
     def _check_room(self, wanted: dict[int, int], leaving: dict[Block, int]) -> None:
         """Raise if `wanted` more slots by capacity pass the limit, once `leaving` slots have left their blocks."""

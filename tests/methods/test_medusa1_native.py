@@ -61,7 +61,7 @@ def test_a_row_is_the_same_alone_and_in_any_group(shape: MedusaShape) -> None:
 
 def test_torch_stands_in_where_the_kernels_do_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     native = _heads(MEDUSA, torch.bfloat16)
-    monkeypatch.setattr(backend, "takes_rows", lambda *_: False)
+    monkeypatch.setattr(backend, "has_cpu_package", lambda: False)
     plain = _heads(MEDUSA, torch.bfloat16)
     assert not isinstance(plain._outputs[0], KernelLinear)
     with torch.inference_mode():

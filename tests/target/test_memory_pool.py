@@ -86,7 +86,10 @@ def resident_bytes() -> int:
 
 @pytest.mark.parametrize("joins_neighbours", [False, True])
 def test_slots_lie_in_the_pool_as_long_as_it_has_room(joins_neighbours: bool) -> None:
-    cache = KVCache(KVLayout(2, 3, 4, torch.float32, torch.device("cpu"), joins_neighbours=joins_neighbours))
+    cache = KVCache(
+        KVLayout(2, 3, 4, torch.float32, torch.device("cpu"), joins_neighbours=joins_neighbours),
+        make_pool=MemoryPool,
+    )
     per_block = CPU_SLOTS_PER_BLOCK if joins_neighbours else 1
     slot_bytes = 64 * cache.layout.bytes_per_token
     cache.commit(2 * per_block * slot_bytes)
@@ -102,7 +105,7 @@ def test_slots_lie_in_the_pool_as_long_as_it_has_room(joins_neighbours: bool) ->
 
 def test_a_joined_neighbour_finds_no_number_of_another_text() -> None:
     """Rows behind a sequence's end are masked where several are attended together; an infinity would not be."""
-    cache = KVCache(KVLayout(1, 1, 8, torch.float32, torch.device("cpu")))
+    cache = KVCache(KVLayout(1, 1, 8, torch.float32, torch.device("cpu")), make_pool=MemoryPool)
     cache.commit(CPU_SLOTS_PER_BLOCK * 64 * cache.layout.bytes_per_token)
     first = cache.open(64)
     cache.get(first).block.storage.fill_(float("inf"))
@@ -114,7 +117,7 @@ def test_a_joined_neighbour_finds_no_number_of_another_text() -> None:
 
 def test_the_limit_holds_in_a_pool() -> None:
     layout = KVLayout(2, 3, 4, torch.float32, torch.device("cpu"), joins_neighbours=False)
-    cache = KVCache(layout, limit_bytes=3 * 64 * layout.bytes_per_token)
+    cache = KVCache(layout, limit_bytes=3 * 64 * layout.bytes_per_token, make_pool=MemoryPool)
     cache.commit(3 * 64 * layout.bytes_per_token)
     slots = [cache.open(64) for _ in range(3)]
     with pytest.raises(KVCacheFullError):
