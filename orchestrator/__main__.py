@@ -2,7 +2,8 @@
 
 Responsible for: settings, logs, metrics, signals and the order of start and stop. The work is done by the actors
 (orchestrator.supervisor). Shutdown: SIGTERM -> the director refuses new requests and its health says NOT_SERVING ->
-conductors finish what runs, within drain_s -> Ray stops, its files go -> exit 0. A second signal exits at once.
+conductors finish running requests within drain_s -> Ray stops, its files are removed -> exit 0. A second signal exits
+at once.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from orchestrator.supervisor import Supervisor
 
 POLL_S = 0.5
-STARTING_POLL_S = 0.05  # somebody waits
+STARTING_POLL_S = 0.05  # a user waits for the start
 
 log = structlog.get_logger()
 
@@ -62,11 +63,11 @@ async def run(settings: OrchestratorSettings) -> int:
     _handle_signals(stopping)
     try:
         await asyncio.to_thread(supervisor.start_ray)
-    except Exception as error:  # Ray raises many kinds; whatever it is, the process cannot work without it
+    except Exception as error:  # Ray raises errors of many classes; without Ray the process cannot work
         log.exception("Ray did not start", error=str(error))
         await asyncio.to_thread(supervisor.stop_ray)
         return 1
-    _handle_signals(stopping)  # once more: Ray has put a handler that aborts in front of ours
+    _handle_signals(stopping)  # again: Ray has replaced the handlers with one that aborts
     watching = asyncio.create_task(_watch(supervisor, settings, metrics_port))
     await stopping.wait()
     log.info("draining", limit_s=settings.drain_s)
@@ -79,7 +80,7 @@ async def run(settings: OrchestratorSettings) -> int:
 
 
 async def _watch(supervisor: Supervisor, settings: OrchestratorSettings, metrics_port: int | None) -> None:
-    """Keeps the director running and says once when the first verifier is reached."""
+    """Keeps the director running, and logs once when the first verifier is reached."""
     was_listening = was_ready = False
     while True:
         status = await supervisor.poll()

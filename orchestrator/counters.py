@@ -1,8 +1,8 @@
 """Counters of one conductor, and their Prometheus form.
 
-Responsible for: the figures a conductor counts and how they are named for Prometheus. The conductor is a Ray actor
-without a metrics port; the orchestrator process collects its counters with its status and exports them
-(`StatusCollector`). Deliberately does not know Ray.
+Responsible for: what a conductor counts, and the names of the counts in Prometheus. A conductor is a Ray actor without
+a metrics port: the orchestrator process receives the counts with its status and exports them (`StatusCollector`).
+Deliberately does not know Ray.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Counters:
     finished: Counter[int] = field(default_factory=Counter)
 
     def as_dict(self) -> dict[str, int]:
-        """Flat figures; finished requests by reason."""
+        """All counts by name; finished requests by reason."""
         flat = {name: getattr(self, name) for name in self.__slots__ if name != "finished"}
         for reason, count in self.finished.items():
             name = sampling_pb2.FinishReason.Name(reason).removeprefix("FINISH_REASON_").lower()
@@ -74,7 +74,7 @@ class StatusCollector(Collector):
         self._statuses = statuses
 
     def collect(self) -> Iterator[Metric]:
-        """Metrics in Prometheus's terms; one label, the verifier's endpoint."""
+        """The metrics, labelled with the verifier's endpoint."""
         statuses = list(self._statuses())
         for name, (metric, text) in _HELP.items():
             family = CounterMetricFamily(f"paceline:conductor_{metric}", text, labels=["verifier"])

@@ -1,8 +1,8 @@
-"""The director: admits requests and places them on conductors.
+"""The director: admits requests and assigns them to conductors.
 
 Responsible for: DirectorService, the poll of the conductors (which also starts those that Ray has restarted), and
 the drain of all of them. An asyncio class that the supervisor runs as a Ray actor; `start` may be called any number
-of times. Deliberately does not know tokens: a placed request talks to its conductor directly.
+of times. Deliberately does not know tokens: an admitted request talks to its conductor directly.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ log = structlog.get_logger()
 
 
 class ConductorHandle(Protocol):
-    """A conductor wherever it runs: a Ray actor in production, a coroutine's owner in tests."""
+    """A conductor wherever it runs: a Ray actor in production, an object in the same process in tests."""
 
     def start(self) -> Awaitable[ConductorStatus]:
-        """Starts it if need be; its status."""
+        """Starts the conductor unless it runs, and returns its status."""
         ...
 
     def shutdown(self, drain_s: float) -> Awaitable[None]:
-        """Drains and stops it."""
+        """Drains and stops the conductor."""
         ...
 
 
@@ -47,7 +47,7 @@ class DirectorStatus:
     Attributes:
         port: bound port of DirectorService.
         is_ready: at least one conductor is ready.
-        conductors: last statuses.
+        conductors: their last statuses.
     """
 
     port: int
@@ -56,7 +56,12 @@ class DirectorStatus:
 
 
 class Director:
-    """Admission and placement for all conductors, by verifier endpoint."""
+    """Admits requests for all conductors.
+
+    Args:
+        settings: the orchestrator's.
+        conductors: by the endpoint of their verifier.
+    """
 
     def __init__(self, settings: OrchestratorSettings, conductors: Mapping[str, ConductorHandle]) -> None:
         self._settings = settings.model_copy(update={"metrics_port": None, "ready_file": None})
@@ -68,7 +73,7 @@ class Director:
         self._is_ready = False
 
     async def start(self) -> DirectorStatus:
-        """Starts, if it has not been, and says how things stand."""
+        """Starts the director unless it runs, and returns its status."""
         if self._starting is None or (self._starting.done() and self._starting.exception() is not None):
             self._starting = asyncio.create_task(self._start())
         await asyncio.shield(self._starting)
@@ -96,7 +101,7 @@ class Director:
         ]
 
     async def _poll(self, endpoint: str, conductor: ConductorHandle) -> None:
-        """Keeps one conductor's status fresh; a lost one takes no requests until it answers again."""
+        """Keeps one conductor's status current; a lost conductor gets no requests until it answers again."""
         assert self._process is not None
         is_lost = False
         while True:
@@ -110,9 +115,7 @@ class Director:
                 if status.is_ready and not self._is_ready:
                     self._is_ready = True
                     await self._process.ready()
-            except (
-                Exception
-            ) as error:  # Ray's errors for an actor that died, restarts or hangs, of many classes
+            except Exception as error:  # Ray has many error classes for an actor that died, restarts or hangs
                 self._admission.lose(endpoint)
                 if not is_lost:
                     log.warning(
@@ -124,7 +127,7 @@ class Director:
             await asyncio.sleep(POLL_S)
 
     async def _drain(self) -> None:
-        """Drains all conductors together. They get a little less time, so that their last frames come out."""
+        """Drains all conductors together. They get one second less, so that their last frames are still sent."""
         drain_s = max(self._settings.drain_s - 1.0, 0.0)
         results = await asyncio.gather(
             *(_shut_down(conductor, drain_s) for conductor in self._conductors.values()),
@@ -145,7 +148,7 @@ async def _shut_down(conductor: ConductorHandle, drain_s: float) -> None:
 
 
 class DirectorServicer(orchestrator_pb2_grpc.DirectorServiceServicer):
-    """DirectorService at the wire."""
+    """Serves DirectorService."""
 
     def __init__(self, admission: Admission) -> None:
         self._admission = admission
@@ -153,8 +156,8 @@ class DirectorServicer(orchestrator_pb2_grpc.DirectorServiceServicer):
     async def Admit(
         self, request: orchestrator_pb2.AdmitRequest, context: Any
     ) -> orchestrator_pb2.AdmitResponse:
-        """Places one request."""
-        endpoint = self._admission.place(request.num_prompt_tokens, request.max_new_tokens)
+        """Assigns one request to a conductor."""
+        endpoint = self._admission.assign(request.num_prompt_tokens, request.max_new_tokens)
         return orchestrator_pb2.AdmitResponse(
             request_id=f"req-{uuid.uuid4().hex}", conductor_endpoint=endpoint
         )
@@ -162,7 +165,7 @@ class DirectorServicer(orchestrator_pb2_grpc.DirectorServiceServicer):
     async def DescribeDeployment(
         self, request: orchestrator_pb2.DescribeDeploymentRequest, context: Any
     ) -> orchestrator_pb2.DescribeDeploymentResponse:
-        """The served model and what drafts for it."""
+        """The served model and its drafters."""
         known = [status for status in self._admission.statuses if status.verifier]
         if not known:
             raise UnavailableError("no verifier has been reached yet")

@@ -1,6 +1,6 @@
-"""What a conductor tells the director and the orchestrator process about itself.
+"""What a conductor reports of itself to the director and the orchestrator process.
 
-A plain picklable value: it travels through Ray. Knows nothing else.
+A plain picklable value, because it travels through Ray.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ class ConductorStatus:
 
     Attributes:
         endpoint: host:port of its ConductorService.
-        verifier_endpoint: the verifier it conducts.
+        verifier_endpoint: host:port of its verifier.
         is_ready: the verifier's stream is open.
-        is_draining: it takes nothing new.
+        is_draining: it accepts no new request.
         num_running: unfinished sequences.
         placement: "colocated", "separate" or "none".
         verifier: the verifier's PeerInfo, serialised; empty before the first connection.
         drafters: PeerInfo of every drafter that is up, serialised.
         reason: why it is not ready; empty while it is.
-        counters: figures since the conductor started.
+        counters: counts since the conductor started.
     """
 
     endpoint: str

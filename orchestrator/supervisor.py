@@ -1,12 +1,12 @@
-"""Ray: the cluster, the actors and their care.
+"""Ray: the cluster and the actors.
 
-Responsible for: starting a Ray of our own (or joining one), creating the director and one conductor per verifier as
-actors that Ray restarts for ever, polling the director, and leaving nothing behind. Deliberately does not know what
+Responsible for: starting an embedded Ray (or joining a cluster), creating the director and one conductor per verifier
+as actors that Ray restarts for ever, polling the director, and leaving nothing behind. Deliberately does not know what
 the actors do. Run by orchestrator.__main__.
 
-Traps that are handled here: Ray replaces 127.0.0.1 by the machine's main address, so an embedded Ray is given another
-loopback address; its session directory stays behind, so it gets a directory of its own. Its environment is
-orchestrator.ray_environment's part.
+Traps that are handled here: Ray replaces 127.0.0.1 by the machine's main address, so an embedded Ray gets another
+loopback address. Ray leaves its session directory behind, so an embedded Ray gets a directory that is removed at the
+end. The environment of Ray is set by orchestrator.ray_environment.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ Actor = Any
 class RayConductor:
     """A conductor actor as the director sees it.
 
-    It travels to the director's process inside its arguments, and does so by name: an actor handle there would put the
-    arguments into the object store, and a director whose arguments are lost cannot be restarted.
+    The director's arguments carry it, and it holds the actor's name only. An actor handle would move the arguments into
+    Ray's object store, and a director whose arguments are lost cannot be restarted.
     """
 
     def __init__(self, name: str) -> None:
@@ -53,17 +53,17 @@ class RayConductor:
         self._actor: Actor = None
 
     def start(self) -> Awaitable[ConductorStatus]:
-        """Starts it if need be; its status."""
+        """Starts the conductor unless it runs, and returns its status."""
         status: Awaitable[ConductorStatus] = self._handle().start.remote()
         return status
 
     def shutdown(self, drain_s: float) -> Awaitable[None]:
-        """Drains and stops it."""
+        """Drains and stops the conductor."""
         done: Awaitable[None] = self._handle().shutdown.remote(drain_s)
         return done
 
     def _handle(self) -> Actor:
-        """The actor, looked up once; the handle stays good when Ray restarts it."""
+        """The actor, looked up once; the handle stays valid when Ray restarts the actor."""
         if self._actor is None:
             look_up: Any = ray.get_actor
             self._actor = look_up(self._name)
@@ -98,7 +98,7 @@ class DirectorActor(Director):
 
 
 def advertised_host(settings: OrchestratorSettings, is_home: bool) -> str:
-    """The host by which clients reach a conductor: as told on the orchestrator's own node, else the node's address."""
+    """The host at which clients reach a conductor: on the orchestrator's node the advertised one, else the node's."""
     if is_home and settings.advertise_host:
         return settings.advertise_host
     if settings.host not in ("0.0.0.0", "::", "[::]"):
@@ -110,7 +110,7 @@ def advertised_host(settings: OrchestratorSettings, is_home: bool) -> str:
 
 
 def free_port(host: str) -> int:
-    """A TCP port that is free now."""
+    """A TCP port that no process uses now."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.bind((host.strip("[]"), 0))
@@ -133,7 +133,7 @@ class Supervisor:
     """
 
     def __init__(self, settings: OrchestratorSettings) -> None:
-        # A director that Ray restarts must come back on the same port, so a free one is chosen once, here.
+        # A director that Ray restarts must come back on the same port, so a free port is chosen once, here.
         port = settings.port or free_port(settings.host)
         self._settings = settings.model_copy(update={"port": port})
         self._temp_dir: Path | None = None
@@ -165,7 +165,7 @@ class Supervisor:
         """Creates director and conductors in the Ray that this process is connected to."""
         settings = self._settings
         home = ray.get_runtime_context().get_node_id()
-        # Actors wait on sockets; they must not queue for processors that Ray believes are taken.
+        # Actors wait on sockets; they must not queue for processors that Ray counts as busy.
         remote: Any = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=0)
         conductor_class = remote(ConductorActor)
         self.conductors = {
@@ -179,7 +179,7 @@ class Supervisor:
         self.director = director_class.remote(settings, handles)
 
     async def poll(self) -> DirectorStatus | None:
-        """Asks the director how things stand, starting it where Ray has restarted it; None if it does not answer."""
+        """The director's status, None if it does not answer; starts a director that Ray has restarted."""
         try:
             async with asyncio.timeout(CALL_TIMEOUT_S):
                 self.status = await self.director.start.remote()
@@ -195,10 +195,10 @@ class Supervisor:
             async with asyncio.timeout(drain_s + CALL_TIMEOUT_S):
                 await self.director.shutdown.remote(drain_s)
         except (ray.exceptions.RayError, TimeoutError) as error:
-            log.warning("the director did not drain", error=f"{type(error).__name__}: {error}")
+            log.warning("the director did not drain in time", error=f"{type(error).__name__}: {error}")
 
     def stop_ray(self) -> None:
-        """Ends the actors and the embedded Ray, and removes its files; also after a start that failed."""
+        """Ends the actors and the embedded Ray, and removes Ray's files; also after a start that failed."""
         for actor in (self.director, *self.conductors.values()):
             if actor is not None:
                 ray.kill(actor, no_restart=True)

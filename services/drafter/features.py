@@ -1,22 +1,22 @@
-"""Target features on their way in: one StreamFeatures subscription per verifier, opened on demand.
+"""Target features on their way in: the StreamFeatures subscription to one verifier.
 
-Responsible for: subscribing, connecting again, checking chunks, and routing them to the sequences that wait for them.
-A verifier replays a sequence's features from position 0 whenever it is attached or the subscription is opened anew,
-so nothing is asked for again here: repeats are cut and gaps noticed by the draft loop. Deliberately does not know
-what features mean. Routes are set by the servicer and dropped by the loop's thread; all else runs on the event loop.
+Responsible for: subscribing, connecting again, checking chunks, and forwarding them to the sequences that read them.
+A verifier replays a sequence's features from position 0 whenever the sequence is attached or the subscription is opened
+again. So nothing is requested twice here: the draft loop cuts repeats and notices gaps. Deliberately does not know what
+features mean. Opened by services.drafter.feature_routes, runs on the event loop.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-import threading
 import time
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
 import grpc
 import structlog
+from torch import Tensor
 
 from paceline.contract.errors import IncompatiblePeerError, InvalidRequestError, PacelineError
 from paceline.contract.failures import FailureReason
@@ -42,7 +42,7 @@ class Route:
 
     Attributes:
         local_id: the sequence.
-        instance_id: the verifier instance that runs it; another one's sequence of the same id is another text.
+        instance_id: the verifier instance that runs it; another instance gives the same id to another text.
         epoch: the verifier's epoch, from the first chunk.
     """
 
@@ -53,14 +53,14 @@ class Route:
 
 @dataclass(slots=True)
 class EarlyChunks:
-    """Chunks that came before their sequence was opened here: the verifier may be quicker than the conductor."""
+    """Chunks that came before their sequence was opened here: the verifier may be faster than the conductor."""
 
     chunks: OrderedDict[int, list[target_pb2.StreamFeaturesResponse]] = field(default_factory=OrderedDict)
     num_chunks: int = 0
     num_bytes: int = 0
 
     def add(self, chunk: target_pb2.StreamFeaturesResponse) -> None:
-        """Keeps a chunk; the oldest sequences' are dropped for it."""
+        """Stores a chunk; where the bounds are exceeded, the chunks of the oldest sequences are dropped."""
         self.chunks.setdefault(chunk.sequence_id, []).append(chunk)
         self.num_chunks += 1
         self.num_bytes += _num_bytes(chunk)
@@ -68,7 +68,7 @@ class EarlyChunks:
             self.take(next(iter(self.chunks)))
 
     def take(self, sequence_id: int) -> list[target_pb2.StreamFeaturesResponse]:
-        """Gives up the chunks of a sequence."""
+        """Removes and returns the chunks of a sequence."""
         taken = self.chunks.pop(sequence_id, [])
         self.num_chunks -= len(taken)
         self.num_bytes -= sum(_num_bytes(chunk) for chunk in taken)
@@ -94,7 +94,7 @@ class Subscription:
         self._log = log.bind(verifier=endpoint)
 
     def replay(self, sequence_id: int, route: Route) -> None:
-        """Hands over what came in before the sequence was routed."""
+        """Forwards the chunks that came in before the sequence was routed."""
         for chunk in self._early.take(sequence_id):
             self._forward(route, chunk)
 
@@ -134,11 +134,7 @@ class Subscription:
             for sequence_id, route in list(self.routes.items()):
                 if route.instance_id != self._instance_id:
                     self.routes.pop(sequence_id, None)
-                    self._inbox.put(
-                        FeaturesLost(
-                            route.local_id, FailureReason.FEATURES_LOST, "the verifier was restarted"
-                        )
-                    )
+                    self._lose(route, FailureReason.FEATURES_LOST, "the verifier was restarted")
             self._log.info("features subscribed", instance_id=self._instance_id)
             async for chunk in call:
                 reader = self.routes.get(chunk.sequence_id)
@@ -151,12 +147,14 @@ class Subscription:
 
     def _check(self, verifier: peer_pb2.PeerInfo) -> None:
         if verifier.model_fingerprint != self._info.model_fingerprint:
-            raise IncompatiblePeerError("the verifier serves another target than this drafter was made for")
+            raise IncompatiblePeerError(
+                "the verifier serves another target than the one this drafter was made for"
+            )
         if verifier.tap != self._info.tap:
             raise IncompatiblePeerError("the verifier serves other features than this drafter reads")
 
     def _forward(self, route: Route, chunk: target_pb2.StreamFeaturesResponse) -> None:
-        """Checks a chunk and hands it to the loop."""
+        """Checks a chunk and puts it into the loop's inbox."""
         if route.instance_id != self._instance_id:
             return
         if route.epoch is None or chunk.epoch > route.epoch:
@@ -164,84 +162,46 @@ class Subscription:
         elif chunk.epoch < route.epoch:
             return
         try:
-            rows = feature_parts.join(
-                tensors.decode(chunk.features, MAX_MESSAGE_BYTES, expect_rank=2),
-                [
-                    tensors.decode(part, MAX_MESSAGE_BYTES, expect_rank=2) if part.data else None
-                    for part in chunk.recent
-                ],
-                self._parts,
-            )  # [n, width]
+            rows = self._checked_rows(chunk)
         except InvalidRequestError as error:
+            self._lose(route, FailureReason.FEATURES_LOST, f"malformed features: {error}")
+        else:
             self._inbox.put(
-                FeaturesLost(route.local_id, FailureReason.FEATURES_LOST, f"malformed features: {error}")
+                Features(route.local_id, chunk.start, rows, tuple(chunk.tokens), time.monotonic())
             )
-            return
-        if chunk.start + rows.shape[0] > self._info.max_positions:
-            message = f"features of {rows.shape[0]} positions from {chunk.start}: too long a text"
-            self._inbox.put(FeaturesLost(route.local_id, FailureReason.FEATURES_LOST, message))
-            return
-        tokens, last_only = tuple(chunk.tokens), self._info.tap.last_only
-        if last_only and rows.shape[0] > 1:
-            message = f"features of {rows.shape[0]} positions, one expected"
-            self._inbox.put(FeaturesLost(route.local_id, FailureReason.FEATURES_LOST, message))
-            return
-        most = chunk.start + 1 if last_only else rows.shape[0]  # at least one token stood before them
-        if len(tokens) > most or max(tokens, default=0) >= self._info.vocab_size:
-            self._inbox.put(
-                FeaturesLost(route.local_id, FailureReason.FEATURES_LOST, "malformed tokens beside features")
-            )
-            return
-        self._inbox.put(Features(route.local_id, chunk.start, rows, tokens, time.monotonic()))
 
-    def _lose_all(self, reason: str, message: str) -> None:
+    def _checked_rows(self, chunk: target_pb2.StreamFeaturesResponse) -> Tensor:
+        """The features of a chunk, [n, width].
+
+        Raises:
+            InvalidRequestError: they are not what this drafter reads, or the tokens beside them cannot be.
+        """
+        rows = feature_parts.join(
+            tensors.decode(chunk.features, MAX_MESSAGE_BYTES, expect_rank=2),
+            [
+                tensors.decode(part, MAX_MESSAGE_BYTES, expect_rank=2) if part.data else None
+                for part in chunk.recent
+            ],
+            self._parts,
+        )
+        num_rows, last_only = rows.shape[0], self._info.tap.last_only
+        if chunk.start + num_rows > self._info.max_positions:
+            raise InvalidRequestError(
+                "features",
+                f"{num_rows} positions from {chunk.start}, this drafter has {self._info.max_positions}",
+            )
+        if last_only and num_rows > 1:
+            raise InvalidRequestError("features", f"{num_rows} positions, this drafter reads one at a time")
+        max_tokens = chunk.start + 1 if last_only else num_rows  # the text had at least one token before them
+        if len(chunk.tokens) > max_tokens:
+            raise InvalidRequestError("tokens", f"{len(chunk.tokens)} tokens beside {num_rows} positions")
+        if max(chunk.tokens, default=0) >= self._info.vocab_size:
+            raise InvalidRequestError("tokens", f"must be below the vocabulary size {self._info.vocab_size}")
+        return rows
+
+    def _lose(self, route: Route, reason: FailureReason, message: str) -> None:
+        self._inbox.put(FeaturesLost(route.local_id, reason, message))
+
+    def _lose_all(self, reason: FailureReason, message: str) -> None:
         for route in list(self.routes.values()):
-            self._inbox.put(FeaturesLost(route.local_id, reason, message))
-
-
-class FeatureRoutes:
-    """All subscriptions, and who reads what."""
-
-    def __init__(self, info: peer_pb2.PeerInfo, inbox: DrafterInbox, tls: Tls | None) -> None:
-        self._info = info
-        self._inbox = inbox
-        self._tls = tls
-        self._lock = threading.Lock()
-        self._subscriptions: dict[str, Subscription] = {}
-        self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._routed: dict[int, tuple[Subscription, int, Route]] = {}  # by local id
-
-    def route(self, endpoint: str, instance_id: str, sequence_id: int, local_id: int) -> None:
-        """Subscribes to a verifier, if need be, and routes one of its sequences; from the event loop's thread."""
-        subscription = self._subscriptions.get(endpoint)
-        if subscription is None:
-            subscription = Subscription(endpoint, self._info, self._inbox, self._tls)
-            self._subscriptions[endpoint] = subscription
-            self._tasks[endpoint] = asyncio.create_task(subscription.run())
-        route = Route(local_id, instance_id)
-        with self._lock:
-            self._routed[local_id] = (subscription, sequence_id, route)
-            subscription.routes[sequence_id] = route
-
-    def replay(self, local_id: int) -> None:
-        """Hands over what came in before `route`, once the loop knows the sequence; from the event loop's thread."""
-        with self._lock:
-            routed = self._routed.get(local_id)
-        if routed is not None:
-            subscription, sequence_id, route = routed
-            subscription.replay(sequence_id, route)
-
-    def drop(self, local_id: int) -> None:
-        """Forgets a sequence, unless its id has been routed anew; from any thread."""
-        with self._lock:
-            routed = self._routed.pop(local_id, None)
-            if routed is not None:
-                subscription, sequence_id, route = routed
-                if subscription.routes.get(sequence_id) is route:
-                    del subscription.routes[sequence_id]
-
-    async def close(self) -> None:
-        """Ends all subscriptions."""
-        for task in self._tasks.values():
-            task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+            self._lose(route, reason, message)

@@ -1,4 +1,4 @@
-"""The drafter put together: drafter, loop, feature subscriptions and servicer of one process."""
+"""The parts of a drafter process put together: drafter, draft loop, feature subscriptions and servicer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paceline.methods.loading import drafter_tap, load_drafter
 from paceline.models import resolve
 from paceline.target import Device, configure_threads
 from paceline.v1 import drafter_pb2, drafter_pb2_grpc, peer_pb2
-from services.drafter.features import FeatureRoutes
+from services.drafter.feature_routes import FeatureRoutes
 from services.drafter.inbox import DrafterInbox
 from services.drafter.info import peer_info
 from services.drafter.loop import DraftLoop
@@ -63,7 +63,7 @@ class DrafterHost:
         return cls(settings, drafter, info)
 
     async def attach(self, process: Process, on_start: Callable[[], None] = lambda: None) -> None:
-        """Serves on a process's server and ends with it; ``on_start`` is called on the draft loop's thread."""
+        """Serves on a process's server until the process ends; ``on_start`` is called on the draft loop's thread."""
         settings, info = self.settings, self.info
         routes = FeatureRoutes(info, self._inbox, process.tls)
         loop = DraftLoop(
@@ -89,7 +89,7 @@ class DrafterHost:
         watch = asyncio.create_task(_watch(loop))
 
         async def drain() -> None:
-            """Conductors lose nothing without this drafter, so nothing is waited for."""
+            """Ends the streams at once: conductors lose no text without this drafter."""
             servicer.end_streams()
 
         async def close() -> None:
@@ -104,7 +104,7 @@ class DrafterHost:
 
 
 async def _watch(loop: DraftLoop) -> None:
-    """Without its loop a drafter can do nothing: end at once, so that its peers see it gone."""
+    """Ends the process when the loop has ended: without its loop a drafter is of no use, and its peers must notice."""
     while loop.is_alive:
         await asyncio.sleep(LOOP_CHECK_S)
     log.critical("the draft loop ended; exiting", error=repr(loop.failure))

@@ -1,6 +1,7 @@
-"""What the network side tells the draft loop, handed over without either side waiting for the other.
+"""The draft loop's inbox: frames and features on their way from the network side to the loop's thread.
 
-Knows neither gRPC nor drafters. The servicer and the feature subscriptions put, the loop takes all at once.
+Neither side waits for the other: the servicer and the feature subscriptions put items, the loop takes all at once.
+Knows neither gRPC nor drafters.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class SessionEnded:
-    """A stream is gone; all its sequences go."""
+    """A stream has ended, and with it all of its sequences."""
 
     session: DraftSession
 
@@ -58,7 +59,7 @@ class Features:
     """Features `rows` [n, width] of a sequence's positions from `start` on.
 
     Attributes:
-        tokens: committed with them; the last stands behind the last row.
+        tokens: committed in the same step; the position of the last one follows that of the last row.
         arrived_at: when they came in.
     """
 
@@ -76,7 +77,7 @@ class Features:
 
 @dataclass(frozen=True, slots=True)
 class FeaturesLost:
-    """A sequence's features will not come."""
+    """No more features of a sequence will come."""
 
     local_id: int
     reason: str
@@ -95,13 +96,13 @@ class DrafterInbox:
         self._is_closed = False
 
     def put(self, item: Item) -> None:
-        """Adds an item, from any thread."""
+        """Adds an item; any thread may call it."""
         with self._changed:
             self._items.append(item)
             self._changed.notify()
 
     def close(self) -> None:
-        """Wakes the loop for good."""
+        """Wakes the loop and lets it end."""
         with self._changed:
             self._is_closed = True
             self._changed.notify()
@@ -113,11 +114,11 @@ class DrafterInbox:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing waits; a hint that may be old when it is read."""
+        """Whether no item waits; may be out of date when it is read."""
         return not self._items
 
     def take(self, timeout_s: float | None) -> list[Item]:
-        """Waits until there is something, or for `timeout_s`, and takes all of it."""
+        """Waits for an item, `timeout_s` at most, and takes all items."""
         with self._changed:
             if not self._items and not self._is_closed and timeout_s != 0:
                 self._changed.wait(timeout_s)

@@ -1,4 +1,4 @@
-"""Who this drafter is, for the handshake, and whether it belongs to the target it was started for."""
+"""The drafter's identity and limits, as the handshake sends them."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ def peer_info(
     """Identity and limits of this process.
 
     Args:
-        drafter: what it hosts.
+        drafter: the drafter that the process hosts.
         model_dir: the target.
-        device: what it computes on.
-        dtype: what it computes in.
-        tap: the features it reads, as the checkpoint defines them.
+        device: the device that it computes on.
+        dtype: the type that it computes in.
+        tap: the features it reads, as the checkpoint defines them; None where it reads none.
         max_positions: positions the drafter has; None where only the target bounds them.
-        name: by which requests may ask for it.
+        name: the name by which requests may ask for it; empty where it has none.
     """
     config = target_config(model_dir)
     target_positions = int(config.get("max_position_embeddings") or UNBOUNDED_POSITIONS)

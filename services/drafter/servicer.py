@@ -13,7 +13,7 @@ import structlog
 
 from paceline.contract.errors import InvalidRequestError, StreamProtocolError
 from paceline.v1 import drafter_pb2, drafter_pb2_grpc, peer_pb2
-from services.drafter.features import FeatureRoutes
+from services.drafter.feature_routes import FeatureRoutes
 from services.drafter.inbox import DrafterInbox, Opening, SessionEnded
 from services.drafter.requests import FrameReader
 from services.drafter.session import DraftSession

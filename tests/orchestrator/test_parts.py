@@ -270,37 +270,37 @@ def test_admission_spreads_requests_also_between_two_statuses() -> None:
     admission = Admission(max_sequences=4)
     admission.update(status("a", 1))
     admission.update(status("b", 0))
-    placed = Counter(admission.place(1, 1) for _ in range(7))
-    assert placed == {"conductor-of-a": 3, "conductor-of-b": 4}
+    assigned = Counter(admission.assign(1, 1) for _ in range(7))
+    assert assigned == {"conductor-of-a": 3, "conductor-of-b": 4}
     with pytest.raises(CapacityError):
-        admission.place(1, 1)
+        admission.assign(1, 1)
     admission.update(status("a", 0))
-    assert admission.place(1, 1) == "conductor-of-a"
+    assert admission.assign(1, 1) == "conductor-of-a"
 
 
 def test_admission_refuses_what_no_verifier_can_hold() -> None:
     admission = Admission(max_sequences=4)
     admission.update(status("a", 0, max_positions=50))
     admission.update(status("b", 3, max_positions=80))
-    assert admission.place(40, 20) == "conductor-of-b"
+    assert admission.assign(40, 20) == "conductor-of-b"
     with pytest.raises(InvalidRequestError, match="80"):
-        admission.place(60, 40)
+        admission.assign(60, 40)
     with pytest.raises(InvalidRequestError, match="num_prompt_tokens"):
-        admission.place(0, 1)
+        admission.assign(0, 1)
 
 
 def test_admission_without_a_ready_conductor_says_why() -> None:
     admission = Admission(max_sequences=4)
     with pytest.raises(UnavailableError, match="no conductor has reported"):
-        admission.place(1, 1)
+        admission.assign(1, 1)
     admission.update(status("a", is_ready=False))
     with pytest.raises(UnavailableError, match="a: scripted"):
-        admission.place(1, 1)
+        admission.assign(1, 1)
     admission.update(status("a"))
-    admission.place(1, 1)
+    admission.assign(1, 1)
     admission.lose("a")
     with pytest.raises(UnavailableError):
-        admission.place(1, 1)
+        admission.assign(1, 1)
 
 
 def test_statuses_become_metrics() -> None:
