@@ -16,14 +16,13 @@ from torch import Tensor
 
 from experiments.evaluation.figures import spread
 from paceline.methods.checkpoint import DrafterConfig, read_all_tensors
-from paceline.methods.deepseek_mtp.objective import chain_starts
 from paceline.methods.gemma4_mtp.layer import read_cached_layers, read_shape
 from paceline.methods.gemma4_mtp.model import ClusteredHead
 from paceline.methods.gemma4_mtp.objective import TABLE, Gemma4MtpObjective, TargetTables
 from paceline.methods.gemma4_mtp.token_clusters import cluster_tokens, fit_centroids
 from paceline.methods.target_vocabulary import read_vocabulary
 from paceline.target import Device, TapSpec
-from paceline.training.acceptance import AcceptanceCounts
+from paceline.training.acceptance import AcceptanceCounts, chain_starts
 from paceline.training.data import Batch, Corpus
 from paceline.training.objective import TargetReference
 from paceline.training.shards import shard_indices
@@ -110,7 +109,7 @@ def in_turn(states: Tensor) -> Tensor:
 
 
 def _chains(assistant: Gemma4MtpObjective, batch: Batch) -> Rows | None:
-    row, position = chain_starts(batch, CHAIN).nonzero(as_tuple=True)
+    row, position = chain_starts(batch.is_greedy_answer, CHAIN).nonzero(as_tuple=True)
     if not row.numel():
         return None
     states = torch.stack([out[row, position] for out in assistant.outputs(batch, CHAIN)])

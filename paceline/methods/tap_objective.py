@@ -1,7 +1,7 @@
-"""What objectives have in common whose drafter reads fused taps and proposes a part of the vocabulary by its own head.
+"""What objectives share whose drafter reads fused taps of the target and proposes a part of its vocabulary.
 
-Responsible for parameters, for what was measured on the text (draft vocabulary, tap scale), and for the served form of
-both. Knows no loss; EAGLE-3, P-EAGLE and the block drafters build on it.
+Responsible for the parameters, for what was measured on the text (draft vocabulary, tap scale), and for the served form
+of both. Knows no loss; EAGLE-3, P-EAGLE and the block drafters build on it.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from paceline.training.draft_vocabulary import draft_ids_of, id_offsets
-from paceline.training.objective import checked_parameters
+from paceline.training.objective import DrafterObjective, checked_parameters
 
 
-class TapObjective:
+class TapObjective(DrafterObjective):
     """Parameters and constants of such an objective.
 
     Args:
@@ -30,7 +30,7 @@ class TapObjective:
 
     method: str
     in_tap_units: ClassVar[tuple[str, ...]] = ()
-    """Parameters that stand where taps do: trained in scaled units, served in the taps' own."""
+    """Parameters that replace taps: trained in scaled units, served in the taps' own."""
 
     def __init__(
         self,
@@ -41,14 +41,9 @@ class TapObjective:
         tap_scale: Tensor,
         dtype: torch.dtype,
     ) -> None:
-        self.dtype = dtype
-        self._parameters = checked_parameters(self.method, expected, parameters)
+        super().__init__(checked_parameters(self.method, expected, parameters), dtype)
         self._whole_head = target_head
         self.set_constants({"draft_ids": draft_ids, "tap_scale": tap_scale})
-
-    def named_parameters(self) -> dict[str, nn.Parameter]:
-        """Everything the optimiser moves, by checkpoint name."""
-        return self._parameters
 
     def constants(self) -> dict[str, Tensor]:
         """The draft vocabulary and the tap scale, both measured on the text."""

@@ -50,6 +50,11 @@ class Batch:
         """Tokens without padding."""
         return int(self.lengths.sum())
 
+    @property
+    def is_greedy_answer(self) -> Tensor:
+        """Tokens of greedy answers, bool ``[rows, length]``."""
+        return self.is_answer & self.is_greedy[:, None]
+
     def need_taps(self) -> Tensor:
         """Taps, for what cannot do without; raises :class:`TrainingDataError` where they are not there."""
         return self._needed(self.taps)

@@ -26,6 +26,19 @@ def choose_draft_vocab(counts: Tensor, size: int) -> Tensor:
     return counts.argsort(descending=True, stable=True)[:size].sort().values
 
 
+def rarest_token(counts: Tensor, embedding: Tensor) -> int:
+    """The id to use as mask token: least frequent in the text; among equals, the one with the shortest embedding.
+
+    A token that the target hardly ever met has a short embedding, so that little is lost with its row.
+
+    Args:
+        counts: how often each token occurs, int64 ``[vocab]``.
+        embedding: the target's ``[vocab, hidden]``.
+    """
+    lengths = embedding.float().norm(dim=-1)
+    return int(torch.where(counts == counts.min(), lengths, torch.inf).argmin())
+
+
 def draft_ids_of(draft_ids: Tensor, vocab: int) -> Tensor:
     """The draft id of every token: int64 ``[vocab]``, -1 for those that are not drafted.
 

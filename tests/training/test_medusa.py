@@ -16,9 +16,10 @@ from paceline.methods.loading import load_drafter
 from paceline.methods.medusa1.objective import Medusa1Objective
 from paceline.methods.medusa2.objective import JointSettings, Medusa2Objective
 from paceline.methods.medusa_heads.heads import MedusaShape, OutputHead
-from paceline.methods.medusa_heads.training import HeadStack, RankCounts, chain_starts, starting_parameters
+from paceline.methods.medusa_heads.training import HeadStack, RankCounts, starting_parameters
 from paceline.models import model_fingerprint
 from paceline.target import SequenceRows, TargetEngine
+from paceline.training.acceptance import chain_starts
 from paceline.training.data import Batch, Corpus, DataPosition
 from paceline.training.losses import label_losses
 from paceline.training.token_rows import drawn

@@ -13,9 +13,9 @@ from paceline.methods.drafter import DraftRequest
 from paceline.methods.loading import load_drafter
 from paceline.methods.one_pass.rows import FlatRows, owners, sample_rows, segments
 from paceline.methods.p_eagle.objective import PEagleObjective, PEagleShape
-from paceline.methods.p_eagle.start import rarest_token
 from paceline.training.attention import Pattern
 from paceline.training.data import Batch, Corpus, DataPosition
+from paceline.training.draft_vocabulary import rarest_token
 from paceline.training.objective import TargetReference
 from tests.training.training_run import TrainingRun
 

@@ -19,6 +19,7 @@ from paceline.methods.deepseek_mtp.start import default_shape
 from paceline.training.backbone import Backbone
 from paceline.training.losses import head_best, linear_cross_entropy
 from paceline.training.sizes import ModelSizes
+from paceline.training.start import random_parameters
 
 EMBEDDING = "model.embed_tokens.weight"
 _FIRST_PHASE = 10.0 / 14.8  # of the report's 14.8 trillion tokens
@@ -44,7 +45,6 @@ class JointPretraining:
         self._backbone = Backbone.llama(target)
         # As published: what a module hands on is not normed.
         self.shape = replace(default_shape(target, num_modules), carries_norm=False)
-        random = torch.Generator().manual_seed(seed)
         modules = self.shape.parameter_shapes()
         first = module_prefix(0)
         outside = ("enorm", "hnorm", "eh_proj", "shared_head")
@@ -60,12 +60,7 @@ class JointPretraining:
         for layer in range(target.num_layers):
             sizes |= {f"model.layers.{layer}.{name}": size for name, size in block.items()}
         sizes |= modules
-        self._parameters = {
-            name: nn.Parameter(
-                torch.ones(size) if len(size) == 1 else torch.randn(size, generator=random) * size[1] ** -0.5
-            )
-            for name, size in sizes.items()
-        }
+        self._parameters = {k: nn.Parameter(p) for k, p in random_parameters(sizes, seed).items()}
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
         """All that is trained: the model's by transformers' names, the modules' by checkpoint names."""

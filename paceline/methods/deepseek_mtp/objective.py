@@ -19,21 +19,19 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from paceline.methods.checkpoint import DrafterConfig, save_drafter
 from paceline.methods.deepseek_mtp.layer import module_prefix, parameter_shapes
 from paceline.methods.shared_head import SharedHead
-from paceline.training.acceptance import AcceptanceCounts
+from paceline.training.acceptance import EVAL_CHAIN, AcceptanceCounts, chain_hits
 from paceline.training.block import DifferentiableBlock
 from paceline.training.data import Batch
 from paceline.training.losses import head_distillation, linear_cross_entropy
-from paceline.training.objective import TargetReference, checked_parameters
+from paceline.training.objective import DrafterObjective, TargetReference, checked_parameters
 from paceline.training.sizes import DrafterSizes
 from paceline.training.token_rows import depth_loss, depth_weights
 from paceline.training.unroll import UnrolledBlock
-
-_EVAL_CHAIN = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +92,7 @@ def run_depths(
         yield normed
 
 
-class DeepseekMtpObjective:
+class DeepseekMtpObjective(DrafterObjective):
     """Loss and acceptance of the modules; the target is frozen.
 
     Args:
@@ -128,16 +126,12 @@ class DeepseekMtpObjective:
         draft_ids: Tensor | None = None,
         dtype: torch.dtype = torch.bfloat16,
     ) -> None:
-        self.shape, self.dtype, self.target = shape, dtype, target
+        super().__init__(checked_parameters(self.method, shape.parameter_shapes(), parameters), dtype)
+        self.shape, self.target = shape, target
         self._depth_weights = depth_weights(max(steps, shape.num_modules), step_decay)
         self._loss, self._token_rows = loss, token_rows
-        self._parameters = checked_parameters(self.method, shape.parameter_shapes(), parameters)
         self._embedding = embedding.to(dtype)
         self._head = SharedHead(head, draft_ids, dtype)
-
-    def named_parameters(self) -> dict[str, nn.Parameter]:
-        """Everything the optimiser moves, by checkpoint name."""
-        return self._parameters
 
     def constants(self) -> dict[str, Tensor]:
         """Which part of the vocabulary is proposed, where it is one."""
@@ -146,9 +140,6 @@ class DeepseekMtpObjective:
     def set_constants(self, constants: dict[str, Tensor]) -> None:
         """As they were when training began."""
         self._head.set_constants(constants)
-
-    def set_progress(self, fraction: float) -> None:
-        """No curriculum."""
 
     def loss(self, batch: Batch) -> tuple[Tensor, dict[str, float]]:
         """Weighted sum over depths of the mean over rows whose proposal is part of an answer."""
@@ -161,25 +152,14 @@ class DeepseekMtpObjective:
 
         outputs = self.run(batch, features, len(self._depth_weights))
         total, shown = depth_loss(batch, outputs, self._depth_weights, self._token_rows, row_loss)
-        if not shown:  # a batch without a single row
-            total = sum((p.sum() * 0.0 for p in self._parameters.values()), total)
-        return total, shown
+        return (total, shown) if shown else (self.zero_loss(), {})
 
     @torch.no_grad()
     def evaluate(self, batch: Batch) -> AcceptanceCounts:
-        """Greedy acceptance of chains, for every answer position of greedily answered conversations.
-
-        Given that all tokens before were accepted, the drafter's own tokens are the text's tokens; so running the
-        modules on their own outputs over the text measures exactly what a chain drafted from each position would do.
-        """
-        usable = chain_starts(batch, _EVAL_CHAIN)
-        row, position = usable.nonzero(as_tuple=True)
-        right = torch.zeros(row.numel(), _EVAL_CHAIN, dtype=torch.bool)
-        for j, out in enumerate(self.run(batch, self._features(batch), _EVAL_CHAIN)):
-            best = self._head.best(out[row, position], 1).squeeze(-1)
-            # Row r at depth j proposes token r + 2 + j, which the target chose at position r + 1 + j.
-            right[:, j] = best == batch.top_tokens[row, position + 1 + j]
-        return AcceptanceCounts.from_chains(right)
+        """Greedy acceptance of chains; see :func:`paceline.training.acceptance.chain_hits`."""
+        outputs = self.run(batch, self._features(batch), EVAL_CHAIN)
+        hits = chain_hits(batch, outputs, lambda states: self._head.best(states, 1))
+        return AcceptanceCounts.from_chains(hits[..., 0])
 
     def tensors(self) -> dict[str, Tensor]:
         """The servable checkpoint: bfloat16 by checkpoint name."""
@@ -198,19 +178,7 @@ class DeepseekMtpObjective:
 
     def run(self, batch: Batch, features: Tensor, steps: int) -> Iterator[Tensor]:
         """As :func:`run_depths`, with the parameters as they are."""
-        weights = {k: p.to(self.dtype) for k, p in self._parameters.items()}
-        return run_depths(self.shape, weights, batch.tokens, features, self._embedding, steps)
+        return run_depths(self.shape, self.compute_weights(), batch.tokens, features, self._embedding, steps)
 
     def _features(self, batch: Batch) -> Tensor:
         return batch.need_hidden().to(self.dtype)
-
-
-def chain_starts(batch: Batch, chain: int) -> Tensor:
-    """Rows from which a chain proposes greedy answer tokens alone, ``r + 2 .. r + 1 + chain``: bool, as the tokens."""
-    rows, length = batch.tokens.shape
-    usable = torch.zeros(rows, length, dtype=torch.bool)
-    span = length - 1 - chain
-    if span > 0:
-        windows = (batch.is_answer & batch.is_greedy[:, None]).unfold(1, chain, 1).all(-1)
-        usable[:, :span] = windows[:, 2 : 2 + span]
-    return usable

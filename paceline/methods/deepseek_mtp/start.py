@@ -15,10 +15,9 @@ from paceline.methods.deepseek_mtp.layer import module_prefix
 from paceline.methods.deepseek_mtp.objective import MtpShape
 from paceline.training.data import Batch, Corpus, take_rows
 from paceline.training.sizes import ModelSizes
+from paceline.training.start import RIDGE, answer_transitions, random_parameters, solve_ridge
 
-_RIDGE = 1e-3
 _UNEVEN = 3.0  # times as uneven as what comes out of the final norm is what goes into it, to be left out
-_BRANCH_SCALE = 0.1  # of attention's and the gated product's outputs
 
 
 def default_shape(target: ModelSizes, num_modules: int) -> MtpShape:
@@ -59,22 +58,18 @@ def fit_projection(
         embedding: the target's ``[vocab, hidden]``.
         final_norm: the target's ``[hidden]``.
         eps: of its norms.
-        max_tokens: answer tokens looked at.
+        max_tokens: answer tokens to read.
     """
     tokens, before, after = take_rows(corpus, _samples, max_tokens)
-    seen = tokens.shape[0]
     width = before.shape[1:]
     rows = [F.rms_norm(embedding[tokens].float(), width, eps=eps), F.rms_norm(before, width, eps=eps)]
     inputs = torch.cat(rows, dim=1)
     safe = torch.where(final_norm.abs() < 1e-3, torch.ones_like(final_norm), final_norm).float()
-    gram = (inputs.T @ inputs).double()
-    gram += torch.eye(gram.shape[0], dtype=torch.float64) * (_RIDGE * seen)
     norm, wanted = final_norm.float(), after / safe
     if _unevenness(wanted) > _UNEVEN * _unevenness(after):
         level = after.square().mean().sqrt()
         norm, wanted = level.expand(width).clone(), after / level
-    solution: Tensor = torch.linalg.solve(gram, (inputs.T @ wanted).double())
-    return MtpStart(solution.T.float(), norm)
+    return MtpStart(solve_ridge(inputs.T @ inputs, inputs.T @ wanted, RIDGE * len(inputs)), norm)
 
 
 def _unevenness(states: Tensor) -> float:
@@ -84,11 +79,8 @@ def _unevenness(states: Tensor) -> float:
 
 
 def _samples(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-    """(token r + 1, feature of r, feature of r + 1) wherever token r + 1 is part of an answer and was run."""
     hidden = batch.need_hidden()
-    keep = batch.is_answer[:, 1:].clone()
-    keep &= torch.arange(1, batch.tokens.shape[1])[None] < (batch.lengths - 1)[:, None]
-    return batch.tokens[:, 1:][keep], hidden[:, :-1][keep].float(), hidden[:, 1:][keep].float()
+    return answer_transitions(batch, hidden, hidden)
 
 
 def starting_parameters(shape: MtpShape, start: MtpStart, seed: int) -> dict[str, Tensor]:
@@ -99,15 +91,9 @@ def starting_parameters(shape: MtpShape, start: MtpStart, seed: int) -> dict[str
         start: from :func:`fit_projection`.
         seed: of the random matrices.
     """
-    random = torch.Generator().manual_seed(seed)
-    parameters = {
-        name: torch.ones(size) if len(size) == 1 else torch.randn(size, generator=random) * size[1] ** -0.5
-        for name, size in shape.parameter_shapes().items()
-    }
+    parameters = random_parameters(shape.parameter_shapes(), seed, branch_scale=0.1)
     for module in range(shape.num_modules):
         prefix = module_prefix(module)
         parameters[prefix + "eh_proj.weight"] = start.projection.clone()
         parameters[prefix + "shared_head.norm.weight"] = start.norm.clone()
-        for name in ("self_attn.o_proj.weight", "mlp.down_proj.weight"):
-            parameters[prefix + name] *= _BRANCH_SCALE
     return parameters

@@ -26,13 +26,12 @@ from paceline.methods.dflash.layer import dflash_shapes
 from paceline.methods.eagle3.objective import Eagle3Shape
 from paceline.methods.tap_objective import TapObjective
 from paceline.model.rope import rotation_at
-from paceline.training.acceptance import AcceptanceCounts
+from paceline.training.acceptance import EVAL_CHAIN, AcceptanceCounts
 from paceline.training.block import DifferentiableBlock, rms_norm
 from paceline.training.data import Batch
 from paceline.training.losses import head_argmax, linear_cross_entropy
 from paceline.training.objective import TargetReference
 
-_EVAL_CHAIN = 5
 _EVAL_ANCHORS = 64  # of a text at once
 
 
@@ -107,13 +106,6 @@ class DFlashObjective(TapObjective):
         """What is trained, by checkpoint name."""
         return self.shape.parameter_shapes()
 
-    def set_progress(self, fraction: float) -> None:
-        """No curriculum."""
-
-    def compute_weights(self) -> dict[str, Tensor]:
-        """Parameters in the compute type."""
-        return {k: p.to(self.dtype) for k, p in self._parameters.items()}
-
     def sample(self, batch: Batch) -> Blocks:
         """Blocks behind random anchors."""
         anchors, real = sample_anchors(can_anchor(batch), self.num_anchors)
@@ -145,7 +137,7 @@ class DFlashObjective(TapObjective):
     def evaluate(self, batch: Batch) -> AcceptanceCounts:
         """Greedy acceptance of chains, for every answer position of greedily answered conversations."""
         weights = self.compute_weights()
-        chain = min(_EVAL_CHAIN, self.shape.num_drafts)
+        chain = min(EVAL_CHAIN, self.shape.num_drafts)
         counts = AcceptanceCounts()
         for i in batch.is_greedy.nonzero().flatten().tolist():
             length = int(batch.lengths[i])

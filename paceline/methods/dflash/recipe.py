@@ -14,7 +14,7 @@ from paceline.contract.errors import TrainingDataError
 from paceline.methods.dflash.objective import DFlashObjective, DFlashShape
 from paceline.methods.dflash.start import random_parameters, tap_scale
 from paceline.methods.eagle3.start import default_shape
-from paceline.methods.p_eagle.start import rarest_token
+from paceline.training.draft_vocabulary import rarest_token
 from paceline.training.inputs import TrainingInputs
 from paceline.training.objective import TargetReference
 from paceline.training.options import option

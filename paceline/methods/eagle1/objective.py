@@ -17,20 +17,19 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from paceline.methods.checkpoint import DrafterConfig, save_drafter
 from paceline.methods.eagle1.layer import BLOCK, parameter_shapes
 from paceline.methods.shared_head import SharedHead
-from paceline.training.acceptance import AcceptanceCounts
+from paceline.training.acceptance import EVAL_CHAIN, AcceptanceCounts, chain_hits
 from paceline.training.block import DifferentiableBlock
 from paceline.training.data import Batch
 from paceline.training.losses import head_distillation
-from paceline.training.objective import TargetReference, checked_parameters
+from paceline.training.objective import DrafterObjective, TargetReference, checked_parameters
 from paceline.training.sizes import DrafterSizes
 from paceline.training.unroll import UnrolledBlock, unroll
 
-_EVAL_CHAIN = 5
 _NUM_RANKS = 8
 _NOISE_LENGTH = 512  # positions of a text from which on noise falls with its length
 _COUNT_EPS = 1e-5
@@ -45,7 +44,7 @@ class Eagle1Shape(DrafterSizes):
         return parameter_shapes(DrafterConfig("eagle1", "", shape={**asdict(self), "fc_bias": True}))
 
 
-class Eagle1Objective:
+class Eagle1Objective(DrafterObjective):
     """Loss and acceptance of an EAGLE-1 layer.
 
     Args:
@@ -80,20 +79,14 @@ class Eagle1Objective:
         dtype: torch.dtype = torch.bfloat16,
     ) -> None:
         self.method = method
-        self.shape = shape
-        self.dtype = dtype
-        self.target = target
+        super().__init__(checked_parameters(method, shape.parameter_shapes(), parameters), dtype)
+        self.shape, self.target = shape, target
         self.feature_weight, self.token_weight, self.token_rows = feature_weight, token_weight, token_rows
         self.noise = noise
-        self._parameters = checked_parameters(method, shape.parameter_shapes(), parameters)
         self._embedding = embedding.to(dtype)
         self._head = SharedHead(head, draft_ids, dtype)
-        self._chosen = torch.zeros(_EVAL_CHAIN, _NUM_RANKS, dtype=torch.int64)
+        self._chosen = torch.zeros(EVAL_CHAIN, _NUM_RANKS, dtype=torch.int64)
         self._num_chains = 0
-
-    def named_parameters(self) -> dict[str, nn.Parameter]:
-        """Everything the optimiser moves, by checkpoint name."""
-        return self._parameters
 
     def constants(self) -> dict[str, Tensor]:
         """Which part of the vocabulary is proposed, where it is one."""
@@ -102,9 +95,6 @@ class Eagle1Objective:
     def set_constants(self, constants: dict[str, Tensor]) -> None:
         """As they were when training began."""
         self._head.set_constants(constants)
-
-    def set_progress(self, fraction: float) -> None:
-        """No curriculum."""
 
     def loss(self, batch: Batch) -> tuple[Tensor, dict[str, float]]:
         """Weighted sum of both losses, over rows whose proposal is part of an answer.
@@ -116,10 +106,10 @@ class Eagle1Objective:
         hidden = self._features(batch)
         row, position = batch.is_answer[:, 2:].nonzero(as_tuple=True)
         if not row.numel():
-            return sum((p.sum() * 0.0 for p in self._parameters.values()), torch.zeros(())), {}
+            return self.zero_loss(), {}
         reach = self.noise * (_NOISE_LENGTH / batch.lengths).clamp_max(1.0)  # [rows]
         noise = (torch.rand(hidden.shape) * 2.0 - 1.0) * reach[:, None, None]
-        weights = {k: p.to(self.dtype) for k, p in self._parameters.items()}
+        weights = self.compute_weights()
         (state,) = self.unroll(weights, batch, hidden + noise.to(self.dtype), 1)
         predicted, wanted = state[row, position], hidden[row, position + 1]
         count = row.numel()
@@ -135,31 +125,17 @@ class Eagle1Objective:
 
     @torch.no_grad()
     def evaluate(self, batch: Batch) -> AcceptanceCounts:
-        """Greedy acceptance of chains, for every answer position of greedily answered conversations.
+        """Greedy acceptance of chains; see :func:`paceline.training.acceptance.chain_hits`.
 
-        Given that all tokens before were accepted, the drafter's own tokens are the text's tokens; so running the layer
-        on its own outputs over the text measures exactly what a chain drafted from each position would do. Along with
-        it goes how often the target chose each of the likeliest tokens, which :meth:`export` writes for static trees.
+        Also counts how often the target chose each of the likeliest tokens. :meth:`export` writes these counts for
+        static trees.
         """
-        rows, length = batch.tokens.shape
-        usable = torch.zeros(rows, length, dtype=torch.bool)
-        span = length - 1 - _EVAL_CHAIN
-        if span > 0:  # a chain starts at row r where tokens r+2 .. r+1+chain are all greedy answer tokens
-            answer = batch.is_answer & batch.is_greedy[:, None]
-            windows = answer.unfold(1, _EVAL_CHAIN, 1).all(-1)  # [rows, length - chain + 1]
-            usable[:, :span] = windows[:, 2 : 2 + span]
-        row, position = usable.nonzero(as_tuple=True)
-        weights = {k: p.to(self.dtype) for k, p in self._parameters.items()}
-        right = torch.zeros(row.numel(), _EVAL_CHAIN, dtype=torch.bool)
         count = min(_NUM_RANKS, self._head.draft_vocab)
-        for j, out in enumerate(self.unroll(weights, batch, self._features(batch), _EVAL_CHAIN)):
-            best = self._head.best(out[row, position], count)
-            # Row r at step j proposes token r + 2 + j, which the target chose at position r + 1 + j.
-            hits = best == batch.top_tokens[row, position + 1 + j].unsqueeze(-1)
-            self._chosen[j, :count] += hits.sum(0)
-            right[:, j] = hits[:, 0]
-        self._num_chains += row.numel()
-        return AcceptanceCounts.from_chains(right)
+        outputs = self.unroll(self.compute_weights(), batch, self._features(batch), EVAL_CHAIN)
+        hits = chain_hits(batch, outputs, lambda states: self._head.best(states, count))
+        self._chosen[:, : hits.shape[2]] += hits.sum(0)
+        self._num_chains += len(hits)
+        return AcceptanceCounts.from_chains(hits[..., 0])
 
     def rank_accuracies(self) -> list[list[float]]:
         """By depth and rank, how often the target chose that token in what was evaluated since the last step."""

@@ -21,17 +21,16 @@ from torch import Tensor
 from paceline.methods.checkpoint import DrafterConfig, save_drafter
 from paceline.methods.eagle3.layer import parameter_shapes
 from paceline.methods.tap_objective import TapObjective
-from paceline.training.acceptance import AcceptanceCounts
+from paceline.training.acceptance import EVAL_CHAIN, AcceptanceCounts, chain_hits
 from paceline.training.block import DifferentiableBlock, rms_norm
 from paceline.training.data import Batch
-from paceline.training.losses import head_argmax, linear_soft_cross_entropy, softmax_head
+from paceline.training.losses import head_best, linear_soft_cross_entropy, softmax_head
 from paceline.training.objective import TargetReference
 from paceline.training.sizes import DrafterSizes
 from paceline.training.unroll import UnrolledBlock, unroll
 
 FUSED = "midlayer."
 """Prefix of the fused layer's tensors."""
-_EVAL_CHAIN = 5
 _STAGE_STARTS = (0.0, 0.1, 0.2, 0.3)  # share of the run from which 1, 2, 3, 4 steps are unrolled
 
 
@@ -126,10 +125,10 @@ class Eagle3Objective(TapObjective):
         """Weighted sum of the steps' cross entropies against the target, restricted to the draft vocabulary."""
         row, position = self._targets(batch)
         if not row.numel():
-            return sum((p.sum() * 0.0 for p in self._parameters.values()), torch.zeros(())), {}
+            return self.zero_loss(), {}
         hidden = batch.need_hidden()[row, position].to(self.dtype)
         target_probs = softmax_head(hidden, self._target_head)  # [num_targets, draft_vocab]
-        weights = {k: p.to(self.dtype) for k, p in self._parameters.items()}
+        weights = self.compute_weights()
         total = torch.zeros(())
         metrics: dict[str, float] = {}
         for j, out in enumerate(self.unroll(weights, batch, self._active_steps)):
@@ -142,28 +141,12 @@ class Eagle3Objective(TapObjective):
 
     @torch.no_grad()
     def evaluate(self, batch: Batch) -> AcceptanceCounts:
-        """Greedy acceptance of chains, for every answer position of greedily answered conversations.
-
-        Given that all tokens before were accepted, the drafter's own tokens are the text's tokens; so running the
-        unrolled test over the text measures exactly what a chain drafted from each position would do.
-        """
-        weights = {k: p.to(self.dtype) for k, p in self._parameters.items()}
-        rows, length = batch.tokens.shape
-        right = torch.zeros(_EVAL_CHAIN, rows, length, dtype=torch.bool)
-        for j, out in enumerate(self.unroll(weights, batch, _EVAL_CHAIN)):
-            best = head_argmax(out.reshape(rows * length, -1), weights["lm_head.weight"])
-            best = self.draft_ids[best].view(rows, length)
-            # Row r at step j proposes token r + 2 + j, which the target chose at position r + 1 + j.
-            span = length - 1 - j
-            right[j, :, :span] = best[:, :span] == batch.top_tokens[:, 1 + j :]
-        # A chain starts at row r where tokens r+2 .. r+1+chain are all greedy answer tokens of the text.
-        usable = torch.zeros(rows, length, dtype=torch.bool)
-        span = length - 1 - _EVAL_CHAIN
-        if span > 0:
-            answer = batch.is_answer & batch.is_greedy[:, None]
-            windows = answer.unfold(1, _EVAL_CHAIN, 1).all(-1)  # [rows, length - chain + 1]
-            usable[:, :span] = windows[:, 2 : 2 + span]
-        return AcceptanceCounts.from_chains(right[:, usable].T)
+        """Greedy acceptance of chains; see :func:`paceline.training.acceptance.chain_hits`."""
+        weights = self.compute_weights()
+        head = weights["lm_head.weight"]
+        outputs = self.unroll(weights, batch, EVAL_CHAIN)
+        hits = chain_hits(batch, outputs, lambda states: self.draft_ids[head_best(states, head, 1)])
+        return AcceptanceCounts.from_chains(hits[..., 0])
 
     def export(self, folder: Path, facts: dict[str, Any]) -> None:
         """Writes ``config.json`` and ``model.safetensors``."""

@@ -14,8 +14,8 @@ from paceline.contract.errors import TrainingDataError
 from paceline.methods.eagle3.objective import Eagle3Shape
 from paceline.training.data import Batch, Corpus, take_rows
 from paceline.training.sizes import ModelSizes
+from paceline.training.start import RIDGE, answer_transitions, random_parameters, solve_ridge
 
-_RIDGE = 1e-3
 _FAST_PAIRS = 8  # rotary pairs that turn fast enough to tell neighbours apart
 _OWN_POSITION_NATS = 6.0  # lead of one's own position over the one before, about
 
@@ -54,33 +54,28 @@ def fit_linear(corpus: Corpus, embedding: Tensor, max_tokens: int) -> Eagle3Star
     Args:
         corpus: text with features.
         embedding: the target's ``[vocab, hidden]``.
-        max_tokens: answer tokens looked at.
+        max_tokens: answer tokens to read.
     """
-    taps, tokens, hidden = take_rows(corpus, _samples, max_tokens)
-    seen = tokens.shape[0]
+    tokens, taps, hidden = take_rows(corpus, _samples, max_tokens)
+    seen = len(tokens)
     embedded = _unit(embedding[tokens].float())
     tap_scale = taps.square().mean(0).sqrt().clamp_min(1e-6)
     level = float(hidden.square().mean().sqrt())
     inputs = torch.cat([taps / tap_scale, embedded], dim=1)  # [seen, taps_width + hidden]
-    gram = (inputs.T @ inputs).double()
-    gram += torch.eye(gram.shape[0], dtype=torch.float64) * (_RIDGE * seen)
-    solution = torch.linalg.solve(gram, (inputs.T @ (hidden / level)).double()).T.float()  # [hidden, inputs]
+    # [hidden, taps_width + hidden]
+    solution = solve_ridge(inputs.T @ inputs, inputs.T @ (hidden / level), RIDGE * seen)
     width = taps.shape[1]
     from_taps = solution[:, :width].contiguous()
     fused = _unit(inputs[:, :width] @ from_taps.T)
     read = torch.cat([embedded, fused], dim=1)
-    moments = (read.T @ read / seen).double() + torch.eye(read.shape[1], dtype=torch.float64) * _RIDGE
+    moments = (read.T @ read / seen).double() + torch.eye(read.shape[1], dtype=torch.float64) * RIDGE
     direction = torch.linalg.solve(moments, read.mean(0).double()).float()
     direction /= (read @ direction).mean()
     return Eagle3Start(from_taps, solution[:, width:].contiguous(), tap_scale, level, direction)
 
 
 def _samples(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-    """(taps at r, token r + 1, final hidden state at r + 1) wherever token r + 1 is part of an answer and was run."""
-    taps, hidden = batch.need_taps(), batch.need_hidden()
-    keep = batch.is_answer[:, 1:].clone()
-    keep &= torch.arange(1, batch.tokens.shape[1])[None] < (batch.lengths - 1)[:, None]
-    return taps[:, :-1][keep].float(), batch.tokens[:, 1:][keep], hidden[:, 1:][keep].float()
+    return answer_transitions(batch, batch.need_taps(), batch.need_hidden())
 
 
 def _unit(x: Tensor) -> Tensor:
@@ -105,15 +100,7 @@ def starting_parameters(
     """
     if shape.hidden != shape.target_hidden:
         raise TrainingDataError("a draft layer narrower than its target cannot start from the target's head")
-    random = torch.Generator().manual_seed(seed)
-    parameters: dict[str, Tensor] = {}
-    for name, size in shape.parameter_shapes().items():
-        if len(size) == 1:
-            parameters[name] = torch.ones(size)
-        else:
-            parameters[name] = torch.randn(size, generator=random) * size[1] ** -0.5
-    for name in ("midlayer.self_attn.o_proj.weight", "midlayer.mlp.down_proj.weight"):
-        parameters[name] *= 0.1
+    parameters = random_parameters(shape.parameter_shapes(), seed, branch_scale=0.1)
     _look_at_own_position(shape, parameters, start)
     parameters["fc.weight"] = start.from_taps
     # One scale for the whole stream: scaling each entry on its own made the head most sensitive where the target's

@@ -20,25 +20,23 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from paceline.methods.checkpoint import DrafterConfig, save_drafter
-from paceline.methods.deepseek_mtp.objective import chain_starts
 from paceline.methods.gemma4_mtp.model import SLIDING, Gemma4MtpShape, rotary_frequencies
 from paceline.methods.gemma4_mtp.token_clusters import cluster_tokens, fit_centroids
 from paceline.model.block import BlockShape
 from paceline.target import CachedLayer
-from paceline.training.acceptance import AcceptanceCounts
+from paceline.training.acceptance import EVAL_CHAIN, AcceptanceCounts, chain_hits
 from paceline.training.block import DifferentiableBlock, Rotation, rms_norm
 from paceline.training.data import Batch
 from paceline.training.losses import head_best, linear_cross_entropy, linear_divergence
-from paceline.training.objective import TargetReference, checked_parameters
+from paceline.training.objective import DrafterObjective, TargetReference, checked_parameters
 from paceline.training.target_rows import TargetRows
 from paceline.training.token_rows import depth_loss, depth_weights
 
 TABLE = "model.embed_tokens.weight"
 _PRE, _POST = "pre_projection.weight", "post_projection.weight"
-_EVAL_CHAIN = 5
 _STATES_PER_WIDTH = 4  # with fewer, a cluster's mean foretells more
 _CENTROID_STATES = (
     6144  # of all steps, that the centroids of a clustered head are fitted to; the newest of a run
@@ -62,7 +60,7 @@ class TargetTables:
     rows: TargetRows
 
 
-class Gemma4MtpObjective:
+class Gemma4MtpObjective(DrafterObjective):
     """Loss and acceptance of the assistant; the target is frozen.
 
     Args:
@@ -101,10 +99,10 @@ class Gemma4MtpObjective:
         num_selected: int = 0,
         dtype: torch.dtype = torch.bfloat16,
     ) -> None:
-        self.shape, self.cached, self.dtype, self.target = shape, dict(cached), dtype, target
+        super().__init__(checked_parameters(self.method, shape.parameter_shapes(), parameters), dtype)
+        self.shape, self.cached, self.target = shape, dict(cached), target
         scale = torch.ones(2 * shape.backbone) if input_scale is None else input_scale
         self.set_constants({"input_scale": scale})
-        self._parameters = checked_parameters(self.method, shape.parameter_shapes(), parameters)
         with torch.no_grad():
             self._parameters[_PRE].mul_(self._input_scale)
             self._parameters[_POST].div_(self._state_scale)
@@ -114,10 +112,6 @@ class Gemma4MtpObjective:
         self._loss, self._token_rows = loss, token_rows
         self._num_clusters, self._num_selected = num_clusters, num_selected
         self._seen: list[Tensor] = []  # what the head read of late, each [n, hidden]
-
-    def named_parameters(self) -> dict[str, nn.Parameter]:
-        """Everything the optimiser moves, by checkpoint name."""
-        return self._parameters
 
     def constants(self) -> dict[str, Tensor]:
         """The scale of what is read, measured on the text."""
@@ -136,9 +130,6 @@ class Gemma4MtpObjective:
             _POST: self._parameters[_POST] * self._state_scale,
         }
 
-    def set_progress(self, fraction: float) -> None:
-        """No curriculum."""
-
     def loss(self, batch: Batch) -> tuple[Tensor, dict[str, float]]:
         """Weighted sum over steps of the mean over rows whose proposal is part of an answer."""
         features = self._rows.read(batch).to(self.dtype)
@@ -154,9 +145,7 @@ class Gemma4MtpObjective:
 
         outputs = self.run(batch, features, len(self._weights))
         total, shown = depth_loss(batch, outputs, self._weights, self._token_rows, row_loss)
-        if not shown:  # a batch without a single row
-            total = sum((p.sum() * 0.0 for p in self._parameters.values()), total)
-        return total, shown
+        return (total, shown) if shown else (self.zero_loss(), {})
 
     def _note(self, states: Tensor) -> None:
         """Keep what the head read, for the clusters' centroids; of the newest as many as are needed."""
@@ -166,19 +155,14 @@ class Gemma4MtpObjective:
 
     @torch.no_grad()
     def evaluate(self, batch: Batch) -> AcceptanceCounts:
-        """Greedy acceptance of chains with the dense head, for every answer position of greedily answered texts."""
-        usable = chain_starts(batch, _EVAL_CHAIN)
-        row, position = usable.nonzero(as_tuple=True)
-        right = torch.zeros(row.numel(), _EVAL_CHAIN, dtype=torch.bool)
-        if row.numel():
-            for j, out in enumerate(self.outputs(batch, _EVAL_CHAIN)):
-                best = head_best(out[row, position], self._parameters[TABLE].to(self.dtype), 1).squeeze(-1)
-                right[:, j] = best == batch.top_tokens[row, position + 1 + j]
-        return AcceptanceCounts.from_chains(right)
+        """Greedy acceptance of chains with the dense head; see :func:`paceline.training.acceptance.chain_hits`."""
+        table = self._parameters[TABLE].to(self.dtype)
+        hits = chain_hits(batch, self.outputs(batch, EVAL_CHAIN), lambda states: head_best(states, table, 1))
+        return AcceptanceCounts.from_chains(hits[..., 0])
 
     def outputs(self, batch: Batch, steps: int) -> Iterator[Tensor]:
         """What the head reads at each step, ``[rows, length, hidden]``; with the target's rows read for it."""
-        return self.run(batch, self._rows.read(batch).to(self.dtype), steps)
+        yield from self.run(batch, self._rows.read(batch).to(self.dtype), steps)
 
     def run(self, batch: Batch, features: Tensor, steps: int) -> Iterator[Tensor]:
         """As :meth:`outputs`.

@@ -19,8 +19,8 @@ from paceline.methods.gemma4_mtp.objective import TABLE, TargetTables
 from paceline.model.layer_heads import last_own_layers, layer_heads
 from paceline.target import CachedLayer
 from paceline.training.data import Batch, Corpus, take_rows
+from paceline.training.start import RIDGE, answer_transitions, random_parameters, solve_ridge
 
-_RIDGE = 1e-3
 _BRANCH_WEIGHT = 0.05  # of the norms behind attention and gated product
 
 
@@ -87,23 +87,18 @@ def starting_parameters(
         shape: sizes, with a dense head.
         tables: the target's.
         corpus: text.
-        max_tokens: answer tokens looked at.
+        max_tokens: answer tokens to read.
         seed: of the random matrices.
     """
-    random = torch.Generator().manual_seed(seed)
-    parameters = {
-        name: torch.ones(size) if len(size) == 1 else torch.randn(size, generator=random) * size[1] ** -0.5
-        for name, size in shape.parameter_shapes().items()
-    }
+    parameters = random_parameters(shape.parameter_shapes(), seed)
     tokens, before, after = take_rows(corpus, lambda batch: _samples(batch, shape, tables), max_tokens)
     into, back = _main_directions(tables.head.float(), after, shape.hidden)
     wanted = after @ into.T
     level = float(wanted.square().mean().sqrt())
     inputs = torch.cat([tables.embedding[tokens].float() * tables.embedding_scale, before], dim=-1)
     gram = (inputs.T @ inputs).double()
-    gram += torch.eye(gram.shape[0], dtype=torch.float64) * (_RIDGE * float(gram.diagonal().mean()))
-    solution = torch.linalg.solve(gram, (inputs.T @ (wanted / level)).double())
-    parameters["pre_projection.weight"] = solution.T.float()
+    penalty = RIDGE * float(gram.diagonal().mean())
+    parameters["pre_projection.weight"] = solve_ridge(gram, inputs.T @ (wanted / level), penalty)
     # What is read out is near one, and not as large as the target's states: behind entries of some hundreds an
     # optimiser's equal steps for all entries change logits by many nats.
     parameters["post_projection.weight"] = level * back
@@ -133,8 +128,5 @@ def _main_directions(head: Tensor, states: Tensor, count: int) -> tuple[Tensor, 
 
 
 def _samples(batch: Batch, shape: Gemma4MtpShape, tables: TargetTables) -> tuple[Tensor, Tensor, Tensor]:
-    """(token r + 1, state of r, state of r + 1) wherever token r + 1 is part of an answer and is not the last."""
-    states = tables.rows.read(batch)[..., : shape.backbone].float()
-    keep = batch.is_answer[:, 1:].clone()
-    keep &= torch.arange(1, batch.tokens.shape[1])[None] < (batch.lengths - 1)[:, None]
-    return batch.tokens[:, 1:][keep], states[:, :-1][keep], states[:, 1:][keep]
+    states = tables.rows.read(batch)[..., : shape.backbone]
+    return answer_transitions(batch, states, states)

@@ -8,6 +8,7 @@ own), over the whole vocabulary or over a part of it. Embedding and head stay th
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,17 +21,15 @@ from paceline.contract.errors import TrainingDataError
 from paceline.methods.checkpoint import DrafterConfig, save_drafter
 from paceline.methods.whole_model.draft_model import MODEL_DIR
 from paceline.safetensors_io import write_weights
-from paceline.training.acceptance import AcceptanceCounts
+from paceline.training.acceptance import EVAL_CHAIN, AcceptanceCounts
 from paceline.training.backbone import Backbone
 from paceline.training.configuration import parse_configuration, read_config_json, text_part
 from paceline.training.data import Batch
 from paceline.training.draft_vocabulary import id_offsets
 from paceline.training.losses import head_argmax, linear_soft_cross_entropy, softmax_head
-from paceline.training.objective import TargetReference
+from paceline.training.objective import DrafterObjective, TargetReference
 from paceline.training.target_weights import EMBEDDING, HEAD, check_target_tensors
 from paceline.training.teacher import read_weights
-
-_EVAL_CHAIN = 5
 
 
 def cut_layers(num_layers: int, keep: int) -> list[int]:
@@ -73,7 +72,13 @@ def cut_model(model_dir: Path, num_layers: int) -> tuple[dict[str, Any], dict[st
     return config, weights
 
 
-class IndependentObjective:
+def split_shared(weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, nn.Parameter]]:
+    """Embedding and head, which stay as they are, and float32 parameters of all other tensors."""
+    shared = {k: v for k, v in weights.items() if k in (EMBEDDING, HEAD)}
+    return shared, {k: nn.Parameter(v.float().clone()) for k, v in weights.items() if k not in shared}
+
+
+class IndependentObjective(DrafterObjective):
     """Distillation loss and acceptance of a small model with the target's embedding and head.
 
     Args:
@@ -94,14 +99,10 @@ class IndependentObjective:
         dtype: torch.dtype,
         draft_ids: Tensor | None = None,
     ) -> None:
-        self.config = config
+        self._frozen, parameters = split_shared(weights)
+        super().__init__(parameters, dtype)
+        self.config, self.target = config, target
         self.shape = Backbone.from_config(config)
-        self.target = target
-        self.dtype = dtype
-        self._frozen = {k: v for k, v in weights.items() if k in (EMBEDDING, HEAD)}
-        self._parameters = {
-            k: nn.Parameter(v.float().clone()) for k, v in weights.items() if k not in self._frozen
-        }
         self._embedding = weights[EMBEDDING].to(dtype)
         self._whole_head = weights.get(HEAD, weights[EMBEDDING])
         self.set_constants({} if draft_ids is None else {"draft_ids": draft_ids})
@@ -118,10 +119,6 @@ class IndependentObjective:
         """Starts from layers of the target itself."""
         return cls(*cut_model(model_dir, num_layers), target, dtype, draft_ids)
 
-    def named_parameters(self) -> dict[str, nn.Parameter]:
-        """Layers and final norm, by transformers name."""
-        return self._parameters
-
     def constants(self) -> dict[str, Tensor]:
         """The draft vocabulary, measured on the text; nothing where it is whole."""
         return {} if self.draft_ids is None else {"draft_ids": self.draft_ids}
@@ -132,9 +129,6 @@ class IndependentObjective:
         ids = torch.arange(self.shape.vocab) if self.draft_ids is None else self.draft_ids
         self._head = self._whole_head.to(self.dtype)[ids]  # [draft_vocab, hidden]
         self._can_draft = torch.zeros(self.shape.vocab, dtype=torch.bool).index_fill(0, ids, True)
-
-    def set_progress(self, fraction: float) -> None:
-        """No curriculum."""
 
     def loss(self, batch: Batch) -> tuple[Tensor, dict[str, float]]:
         """Mean cross entropy against the target's distribution, over positions that lead to an answer token.
@@ -164,10 +158,10 @@ class IndependentObjective:
         right = best.view(rows, length) == batch.top_tokens
         wanted = torch.zeros_like(right)
         wanted[:, :-1] = batch.is_answer[:, 1:] & batch.is_greedy[:, None]
-        if length < _EVAL_CHAIN:
+        if length < EVAL_CHAIN:
             return AcceptanceCounts()
-        usable = wanted.unfold(1, _EVAL_CHAIN, 1).all(-1)
-        return AcceptanceCounts.from_chains(right.unfold(1, _EVAL_CHAIN, 1)[usable])
+        usable = wanted.unfold(1, EVAL_CHAIN, 1).all(-1)
+        return AcceptanceCounts.from_chains(right.unfold(1, EVAL_CHAIN, 1)[usable])
 
     def export(self, folder: Path, facts: dict[str, Any]) -> None:
         """Writes the drafter's ``config.json`` and the small model as a transformers directory below it.
@@ -189,5 +183,8 @@ class IndependentObjective:
 
     def _forward(self, tokens: Tensor) -> Tensor:
         """Final-norm hidden ``[rows, length, hidden]``."""
-        weights = self.shape.compute_weights(self._parameters, self.dtype)
-        return self.shape.final_hidden(weights, self._embedding, tokens)
+        return self.shape.final_hidden(self.compute_weights(), self._embedding, tokens)
+
+    def compute_weights(self) -> dict[str, Tensor]:
+        """Parameters in the compute type, but for norms."""
+        return self.shape.compute_weights(self._parameters, self.dtype)

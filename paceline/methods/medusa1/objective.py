@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from paceline.methods.checkpoint import DrafterConfig, save_drafter
-from paceline.methods.medusa_heads.training import HeadStack, RankCounts, chain_starts, right_ranks
-from paceline.training.acceptance import AcceptanceCounts
+from paceline.methods.medusa_heads.training import HeadStack, RankCounts, right_ranks
+from paceline.training.acceptance import AcceptanceCounts, chain_starts
 from paceline.training.data import Batch
-from paceline.training.objective import TargetReference
+from paceline.training.objective import DrafterObjective, TargetReference
 
 
-class Medusa1Objective:
+class Medusa1Objective(DrafterObjective):
     """Loss and acceptance of heads on a frozen target.
 
     Args:
@@ -33,14 +33,11 @@ class Medusa1Objective:
     method = "medusa1"
 
     def __init__(self, heads: HeadStack, target: TargetReference, decay: float = 0.8) -> None:
+        super().__init__(heads.parameters, heads.dtype)
         self.heads = heads
         self.target = target
         self.decay = decay
         self._ranks = RankCounts(heads.shape.num_heads)
-
-    def named_parameters(self) -> dict[str, nn.Parameter]:
-        """The heads' tensors by checkpoint name."""
-        return self.heads.parameters
 
     def constants(self) -> dict[str, Tensor]:
         """The draft vocabulary, counted on the text."""
@@ -50,9 +47,6 @@ class Medusa1Objective:
         """Fixes the draft vocabulary."""
         self.heads.set_draft_ids(constants["draft_ids"])
 
-    def set_progress(self, fraction: float) -> None:
-        """No curriculum."""
-
     def loss(self, batch: Batch) -> tuple[Tensor, dict[str, float]]:
         """``sum_k decay^k CE(head k at r, token r + 2 + k)``; tokens of the prompt are no labels."""
         self._ranks = RankCounts(
@@ -60,7 +54,7 @@ class Medusa1Objective:
         )  # what was measured before belongs to older weights
         loss, metrics = self.heads.loss(batch.need_hidden().to(self.heads.dtype), batch, self.decay)
         if not loss.requires_grad:  # a batch without a single label
-            loss = loss + sum(p.sum() * 0.0 for p in self.heads.parameters.values())
+            loss = self.zero_loss()
         return loss, metrics
 
     @torch.no_grad()
@@ -70,7 +64,7 @@ class Medusa1Objective:
         Heads do not read one another's tokens, so that a chain's tokens are each head's likeliest, whatever was
         accepted; what each rank would have been worth is counted on the way.
         """
-        usable = chain_starts(batch.is_answer & batch.is_greedy[:, None], self.heads.shape.num_heads)
+        usable = chain_starts(batch.is_greedy_answer, self.heads.shape.num_heads)
         if not usable.any():
             return AcceptanceCounts()
         hidden = batch.need_hidden().to(self.heads.dtype)

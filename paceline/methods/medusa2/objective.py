@@ -15,17 +15,17 @@ from typing import Any
 
 import structlog
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from paceline.contract.errors import ExportRefusedError
 from paceline.methods.checkpoint import DrafterConfig, save_drafter
 from paceline.methods.medusa2.tuned_backbone import TunedBackbone
-from paceline.methods.medusa_heads.training import HeadStack, RankCounts, chain_starts, right_ranks
+from paceline.methods.medusa_heads.training import HeadStack, RankCounts, right_ranks
 from paceline.models import model_fingerprint
-from paceline.training.acceptance import AcceptanceCounts
+from paceline.training.acceptance import AcceptanceCounts, chain_starts
 from paceline.training.data import Batch
 from paceline.training.losses import head_argmax, label_losses, linear_cross_entropy, linear_divergence
-from paceline.training.objective import TargetReference
+from paceline.training.objective import DrafterObjective, TargetReference
 from paceline.training.token_rows import drawn
 
 TARGET_DIR = "target"
@@ -86,7 +86,7 @@ class LossComparison:
         return self.original / count, self.tuned / count
 
 
-class Medusa2Objective:
+class Medusa2Objective(DrafterObjective):
     """Loss and acceptance of heads and the target that is tuned beside them.
 
     Args:
@@ -101,6 +101,7 @@ class Medusa2Objective:
     def __init__(
         self, heads: HeadStack, backbone: TunedBackbone, target: TargetReference, settings: JointSettings
     ) -> None:
+        super().__init__({**heads.parameters, **backbone.parameters}, heads.dtype)
         self.heads = heads
         self.backbone = backbone
         self.target = target
@@ -111,10 +112,6 @@ class Medusa2Objective:
     def _forget(self) -> None:
         self._ranks = RankCounts(self.heads.shape.num_heads)
         self._losses = LossComparison()
-
-    def named_parameters(self) -> dict[str, nn.Parameter]:
-        """The heads' tensors by checkpoint name, and the target's updates behind ``backbone.``."""
-        return {**self.heads.parameters, **self.backbone.parameters}
 
     def constants(self) -> dict[str, Tensor]:
         """The draft vocabulary, counted on the text."""
@@ -174,9 +171,7 @@ class Medusa2Objective:
         chosen = head_argmax(hidden.reshape(rows * length, -1), head).view(rows, length)
         is_written = torch.zeros_like(batch.is_answer)
         is_written[:, 1:] = chosen[:, :-1] == batch.tokens[:, 1:]
-        usable = chain_starts(
-            batch.is_answer & batch.is_greedy[:, None] & is_written, self.heads.shape.num_heads
-        )
+        usable = chain_starts(batch.is_greedy_answer & is_written, self.heads.shape.num_heads)
         if not usable.any():
             return AcceptanceCounts()
         right = right_ranks(self.heads, hidden, chosen, usable)

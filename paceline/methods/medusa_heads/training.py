@@ -20,9 +20,9 @@ from paceline.training.data import Batch, Corpus
 from paceline.training.draft_vocabulary import draft_ids_of
 from paceline.training.losses import linear_cross_entropy
 from paceline.training.objective import checked_parameters
+from paceline.training.start import RIDGE, solve_ridge
 
 _CHUNK_ROWS = 256
-_RIDGE = 1e-3
 
 
 class HeadStack:
@@ -137,21 +137,6 @@ class RankCounts:
         return [[round(x, 4) for x in row] for row in (self._right / max(self._total, 1)).tolist()]
 
 
-def chain_starts(wanted: Tensor, num_heads: int) -> Tensor:
-    """Rows whose next ``num_heads`` tokens behind the root are all wanted: bool ``[rows, length]``.
-
-    Args:
-        wanted: bool ``[rows, length]``, tokens that count.
-        num_heads: tokens of a chain; row ``r`` begins one with token ``r + 2``.
-    """
-    rows, length = wanted.shape
-    usable = torch.zeros(rows, length, dtype=torch.bool)
-    span = length - 1 - num_heads
-    if span > 0:
-        usable[:, :span] = wanted.unfold(1, num_heads, 1).all(-1)[:, 2 : 2 + span]
-    return usable
-
-
 def right_ranks(heads: HeadStack, hidden: Tensor, chosen: Tensor, usable: Tensor) -> Tensor:
     """Whether each rank of each head is the token that the target chose: bool ``[starts, num_heads, ranks]``.
 
@@ -159,7 +144,7 @@ def right_ranks(heads: HeadStack, hidden: Tensor, chosen: Tensor, usable: Tensor
         heads: the heads.
         hidden: ``[rows, length, hidden]`` in the compute type.
         chosen: int64 ``[rows, length]``, what the target chooses after each position.
-        usable: bool ``[rows, length]``, from :func:`chain_starts`.
+        usable: bool ``[rows, length]``, from :func:`paceline.training.acceptance.chain_starts`.
     """
     starts = hidden[usable]
     row, position = usable.nonzero(as_tuple=True)
@@ -199,7 +184,7 @@ def fit_look_ahead(corpus: Corpus, num_heads: int, max_tokens: int) -> list[Tens
     Args:
         corpus: text with hidden states.
         num_heads: how many.
-        max_tokens: answer tokens looked at.
+        max_tokens: answer tokens to read.
 
     Returns:
         For head ``k`` a float32 matrix ``[hidden, hidden]`` that takes the state of ``r`` near that of ``r + 1 + k``.
@@ -225,9 +210,8 @@ def fit_look_ahead(corpus: Corpus, num_heads: int, max_tokens: int) -> list[Tens
             break
     if seen == 0:
         raise TrainingDataError(f"{corpus.folder}: no answers to fit the start on")
-    solutions = []
-    for gram, product in zip(grams, products, strict=True):
-        level = float(gram.diagonal().mean())
-        regular = gram.double() + torch.eye(gram.shape[0], dtype=torch.float64) * (_RIDGE * level)
-        solutions.append(torch.linalg.solve(regular, product.double()).T.float().contiguous())
-    return solutions
+    penalties = [RIDGE * float(gram.diagonal().mean()) for gram in grams]
+    return [
+        solve_ridge(gram, product, penalty).contiguous()
+        for gram, product, penalty in zip(grams, products, penalties, strict=True)
+    ]

@@ -22,7 +22,8 @@ from torch import Tensor
 
 from paceline.methods.checkpoint import DrafterConfig, save_drafter
 from paceline.methods.eagle3.objective import FUSED, Eagle3Shape, fused_input, trained_shapes
-from paceline.methods.one_pass.rows import FlatRows, all_rows, sample_rows, segments
+from paceline.methods.one_pass.acceptance import one_pass_acceptance
+from paceline.methods.one_pass.rows import FlatRows, sample_rows, segments
 from paceline.methods.tap_objective import TapObjective
 from paceline.model.rope import rotation_at
 from paceline.training.acceptance import AcceptanceCounts
@@ -31,9 +32,6 @@ from paceline.training.block import DifferentiableBlock, rms_norm
 from paceline.training.data import Batch
 from paceline.training.losses import head_argmax, linear_soft_cross_entropy, softmax_head
 from paceline.training.objective import TargetReference
-
-_EVAL_CHAIN = 5
-_EVAL_TEXTS = 2  # at once: all depths of all anchors are many rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +99,6 @@ class PEagleObjective(TapObjective):
         self.num_segments = num_segments
         super().__init__(shape.parameter_shapes(), parameters, target_head, draft_ids, tap_scale, dtype)
 
-    def set_progress(self, fraction: float) -> None:
-        """No curriculum: all depths from the first step."""
-
     def loss(self, batch: Batch) -> tuple[Tensor, dict[str, float]]:
         """Mean cross entropy over kept rows of all depths against the target, restricted to the draft vocabulary."""
         parts = segments(self.sample(batch), batch.lengths.tolist(), self.num_segments)
@@ -170,33 +165,16 @@ class PEagleObjective(TapObjective):
 
     @torch.no_grad()
     def evaluate(self, batch: Batch) -> AcceptanceCounts:
-        """Greedy acceptance of chains, for every answer position of greedily answered conversations.
-
-        What a mask row proposes does not depend on tokens behind its anchor, so one pass over all depths of all anchors
-        measures exactly what a chain drafted from each position would do.
-        """
+        """Greedy acceptance of chains; see :func:`paceline.methods.one_pass.acceptance.one_pass_acceptance`."""
         weights = self.compute_weights()
-        chain = min(_EVAL_CHAIN, self.shape.num_depths)
-        counts = AcceptanceCounts()
-        answers = batch.is_answer & batch.is_greedy[:, None]
-        for first in range(0, batch.tokens.shape[0], _EVAL_TEXTS):
-            part = batch.part(slice(first, first + _EVAL_TEXTS))
-            lists = [all_rows(length, chain) for length in part.lengths.tolist()]
-            own = [torch.ones(rows.shape[1], dtype=torch.bool) for rows in lists]
-            rows = FlatRows.pad(lists, own)
-            out = self.forward(weights, part, rows)
-            for i, length in enumerate(part.lengths.tolist()):
-                count = lists[i].shape[1]
-                best = self.draft_ids[head_argmax(out[i, :count], weights["lm_head.weight"])]
-                proposed = torch.full((length, chain), -1, dtype=torch.int64)
-                proposed[lists[i][0], lists[i][1]] = best
-                starts = length - 1 - chain  # anchors whose whole chain was chosen within the text
-                if starts <= 0:
-                    continue
-                chosen = part.top_tokens[i].unfold(0, chain, 1)[1 : 1 + starts]
-                usable = answers[first + i].unfold(0, chain, 1).all(-1)[2 : 2 + starts]
-                counts = counts + AcceptanceCounts.from_chains((proposed[:starts] == chosen)[usable])
-        return counts
+
+        def forward(part: Batch, rows: FlatRows) -> Tensor:
+            return self.forward(weights, part, rows)
+
+        def best(states: Tensor) -> Tensor:
+            return self.draft_ids[head_argmax(states, weights["lm_head.weight"])]
+
+        return one_pass_acceptance(batch, self.shape.num_depths, 2, forward, best)
 
     def export(self, folder: Path, facts: dict[str, Any]) -> None:
         """Writes ``config.json`` and ``model.safetensors``."""

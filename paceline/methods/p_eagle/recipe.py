@@ -8,11 +8,14 @@ import structlog
 
 from paceline.methods.eagle3.start import default_shape, fit_linear
 from paceline.methods.p_eagle.objective import PEagleObjective, PEagleShape
-from paceline.methods.p_eagle.start import mean_taps, p_eagle_start, rarest_token
+from paceline.methods.p_eagle.start import p_eagle_start
+from paceline.training.data import Batch
+from paceline.training.draft_vocabulary import rarest_token
 from paceline.training.inputs import FIT_TOKENS, TrainingInputs
 from paceline.training.options import option
 from paceline.training.recipe import Recipe
 from paceline.training.sizes import ModelSizes
+from paceline.training.start import answer_mean
 from paceline.training.target_weights import read_embedding_and_head
 from paceline.training.teacher import default_tap_layers
 
@@ -55,7 +58,9 @@ def _build(options: PEagleOptions, inputs: TrainingInputs) -> PEagleObjective:
     start = fit_linear(inputs.corpus, embedding, FIT_TOKENS)
     return PEagleObjective(
         shape,
-        p_eagle_start(shape, start, mean_taps(inputs.corpus), head[draft_ids], embedding, inputs.seed),
+        p_eagle_start(
+            shape, start, answer_mean(inputs.corpus, Batch.need_taps), head[draft_ids], embedding, inputs.seed
+        ),
         head,
         draft_ids,
         start.tap_scale,

@@ -24,23 +24,23 @@ from torch import Tensor, nn
 
 from paceline.contract.errors import TrainingDataError
 from paceline.methods.checkpoint import ANY_TARGET, DrafterConfig
-from paceline.methods.one_pass.rows import FlatRows, all_rows, sample_rows
+from paceline.methods.independent.objective import split_shared
+from paceline.methods.one_pass.acceptance import one_pass_acceptance
+from paceline.methods.one_pass.rows import FlatRows, sample_rows
 from paceline.methods.pard1.checkpoint import MODEL_CONFIG, save_pard
 from paceline.training.acceptance import AcceptanceCounts
 from paceline.training.backbone import Backbone
 from paceline.training.data import Batch
 from paceline.training.draft_vocabulary import draft_ids_of, id_offsets
 from paceline.training.losses import head_argmax, linear_cross_entropy
-from paceline.training.objective import TargetReference
+from paceline.training.objective import DrafterObjective, TargetReference
 from paceline.training.target_weights import EMBEDDING, HEAD
 
-_EVAL_CHAIN = 5
-_EVAL_TEXTS = 2  # at once: all depths of all anchors are many rows
 MASK = "mask_row"
 """Name of the parameter that becomes the mask token's row of the embedding."""
 
 
-class Pard1Objective:
+class Pard1Objective(DrafterObjective):
     """Loss and acceptance of a causal language model with mask rows.
 
     Args:
@@ -71,31 +71,23 @@ class Pard1Objective:
         dtype: torch.dtype = torch.bfloat16,
         tokenizer_dir: Path | None = None,
     ) -> None:
-        self.config = dict(config)
+        self._frozen, parameters = split_shared(weights)
+        embedding = weights[EMBEDDING]
+        # A typical row: what the model reads where it can know nothing.
+        parameters[MASK] = nn.Parameter(embedding.float().mean(0))
+        super().__init__(parameters, dtype)
+        self.config, self.target = dict(config), target
         self.shape = Backbone.from_config(self.config)
-        self.target = target
         self.mask_token = mask_token
         self.num_depths = num_depths
         self.keep_ratio = keep_ratio
         self.keep_floor = keep_floor
-        self.dtype = dtype
         self._tokenizer_dir = tokenizer_dir
-        self._frozen = {k: v for k, v in weights.items() if k in (EMBEDDING, HEAD)}
-        self._parameters = {
-            k: nn.Parameter(v.float().clone()) for k, v in weights.items() if k not in self._frozen
-        }
-        embedding = weights[EMBEDDING]
         self._embedding = embedding.to(dtype)
         self._whole_head = weights.get(HEAD, embedding)
-        # A typical row: what the model meets where it can know nothing.
-        self._parameters[MASK] = nn.Parameter(embedding.float().mean(0))
         self._is_reduced = draft_ids is not None
         every = torch.arange(self.shape.vocab) if draft_ids is None else draft_ids
         self.set_constants({"draft_ids": every[every != mask_token]})
-
-    def named_parameters(self) -> dict[str, nn.Parameter]:
-        """Layers, final norm and the mask token's row."""
-        return self._parameters
 
     def constants(self) -> dict[str, Tensor]:
         """The draft vocabulary, which depends on the text, and with it the mask token."""
@@ -107,9 +99,6 @@ class Pard1Objective:
         self.mask_token = int(constants.get("mask_token", self.mask_token))
         self._head = self._whole_head.to(self.dtype)[self.draft_ids]  # [draft_vocab, hidden]
         self._draft_of = draft_ids_of(self.draft_ids, self.shape.vocab)
-
-    def set_progress(self, fraction: float) -> None:
-        """No curriculum: all depths from the first step."""
 
     def loss(self, batch: Batch) -> tuple[Tensor, dict[str, float]]:
         """Mean cross entropy of all kept rows on the text itself, prompts included, as the authors' recipe has it."""
@@ -168,31 +157,16 @@ class Pard1Objective:
 
     @torch.no_grad()
     def evaluate(self, batch: Batch) -> AcceptanceCounts:
-        """Greedy acceptance of chains, for every answer position of greedily answered conversations.
+        """Greedy acceptance of chains; see :func:`paceline.methods.one_pass.acceptance.one_pass_acceptance`."""
+        weights = self.compute_weights()
 
-        What a mask row proposes does not depend on tokens behind its anchor, so one pass over all depths of all anchors
-        measures exactly what a chain drafted from each position would do.
-        """
-        w = self.compute_weights()
-        chain = min(_EVAL_CHAIN, self.num_depths)
-        counts = AcceptanceCounts()
-        answers = batch.is_answer & batch.is_greedy[:, None]
-        for first in range(0, batch.tokens.shape[0], _EVAL_TEXTS):
-            part = batch.part(slice(first, first + _EVAL_TEXTS))
-            lists = [all_rows(length, chain) for length in part.lengths.tolist()]
-            own = [torch.ones(rows.shape[1], dtype=torch.bool) for rows in lists]
-            out = self.forward(w, part, FlatRows.pad(lists, own))
-            for i, length in enumerate(part.lengths.tolist()):
-                best = self.draft_ids[head_argmax(out[i, : lists[i].shape[1]], self._head)]
-                proposed = torch.full((length, chain), -1, dtype=torch.int64)
-                proposed[lists[i][0], lists[i][1]] = best
-                starts = length - chain  # anchors whose whole chain lies within the text
-                if starts <= 0:
-                    continue
-                chosen = part.top_tokens[i].unfold(0, chain, 1)[:starts]
-                usable = answers[first + i].unfold(0, chain, 1).all(-1)[1 : 1 + starts]
-                counts = counts + AcceptanceCounts.from_chains((proposed[:starts] == chosen)[usable])
-        return counts
+        def forward(part: Batch, rows: FlatRows) -> Tensor:
+            return self.forward(weights, part, rows)
+
+        def best(states: Tensor) -> Tensor:
+            return self.draft_ids[head_argmax(states, self._head)]
+
+        return one_pass_acceptance(batch, self.num_depths, 1, forward, best)
 
     def model_tensors(self) -> dict[str, Tensor]:
         """The servable model by transformers names, bfloat16."""

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from paceline.methods.p_eagle.start import rarest_token
 from paceline.methods.whole_model.intersection import TokenizerFile
+from paceline.training.draft_vocabulary import rarest_token
 
 
 def mask_token_for(model_dir: Path, counts: Tensor, embedding: Tensor) -> int:

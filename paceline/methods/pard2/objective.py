@@ -15,13 +15,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.contract.errors import TrainingDataError
 from paceline.methods.one_pass.rows import FlatRows
 from paceline.methods.pard1.checkpoint import PROJECTION
 from paceline.methods.pard1.objective import Pard1Objective
-from paceline.training.data import Batch
+from paceline.training.data import Batch, Corpus
 from paceline.training.losses import label_losses, linear_distillation
 from paceline.training.objective import TargetReference
+from paceline.training.start import answer_mean
 
 SCALE = 0.02
 """On what features add to embeddings; the authors' value."""
@@ -142,8 +142,7 @@ class Pard2Objective(Pard1Objective):
 
     def fuse(self, w: dict[str, Tensor], batch: Batch, rows: FlatRows, x: Tensor) -> Tensor:
         """Embeddings plus the features of the states that predicted the row's last known token; zeros for the first."""
-        features = torch.cat([batch.need_taps(), batch.need_hidden()], dim=-1).to(self.dtype)
-        features = features / self._feature_scale.to(self.dtype)
+        features = _features(batch).to(self.dtype) / self._feature_scale.to(self.dtype)
         # Token i reads position i - 1.
         projected = F.pad(F.linear(features, w[PROJECTION])[:, :-1], (0, 0, 1, 0))
         return x + self.settings.scale * projected.gather(
@@ -175,17 +174,16 @@ class Pard2Objective(Pard1Objective):
         return {**super().public_fields(), "spd_type": "pard"}
 
 
-def rms_features(batches: list[Batch]) -> Tensor:
+def rms_features(corpus: Corpus) -> Tensor:
     """Root mean square of taps and final states over answers, float32 ``[width]``.
 
     Raises:
         TrainingDataError: there are no features, or no answers.
     """
-    total, count = torch.zeros(()), 0
-    for batch in batches:
-        taken = torch.cat([batch.need_taps(), batch.need_hidden()], dim=-1)[batch.is_answer].float()
-        total = total + taken.square().sum(0)
-        count += taken.shape[0]
-    if not count:
-        raise TrainingDataError("no answers to start from")
-    return (total / count).sqrt().clamp_min(1e-6)
+    mean = answer_mean(corpus, lambda batch: _features(batch).float().square())
+    return mean.sqrt().clamp_min(1e-6)
+
+
+def _features(batch: Batch) -> Tensor:
+    """Taps beside final states, ``[texts, length, width]``."""
+    return torch.cat([batch.need_taps(), batch.need_hidden()], dim=-1)

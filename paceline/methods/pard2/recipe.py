@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import islice
 
 from paceline.methods.pard1.recipe import Pard1Options, pard_parts
 from paceline.methods.pard2.objective import FeatureSettings, Pard2Objective, rms_features
 from paceline.training.inputs import TrainingInputs
 from paceline.training.options import option
 from paceline.training.recipe import Recipe
-from paceline.training.shards import shard_indices
 from paceline.training.target_weights import read_embedding_and_head
 
 
@@ -30,14 +28,13 @@ class Pard2Options(Pard1Options):
 
 def _build(options: Pard2Options, inputs: TrainingInputs) -> Pard2Objective:
     parts = pard_parts(options, inputs)
-    some = inputs.corpus.epoch(0, shard_indices(inputs.corpus.folder)[:1])
     _, head = read_embedding_and_head(inputs.model_dir)
     return Pard2Objective(
         parts.config,
         parts.weights,
         parts.target,
         head,
-        rms_features(list(islice(some, 8))),
+        rms_features(inputs.corpus),
         FeatureSettings(drop=options.feature_drop, label_weight=options.token_weight),
         inputs.seed,
         **parts.settings,
