@@ -12,8 +12,8 @@ from pathlib import Path
 from torch import Tensor
 
 from paceline.checkpoints.formats import find_format, format_named
-from paceline.checkpoints.target_facts import TargetFacts
 from paceline.methods.checkpoint import ANY_TARGET, CheckpointError, DrafterConfig
+from paceline.methods.layouts.target_facts import TargetFacts
 from paceline.methods.registry import METHODS
 
 
@@ -62,7 +62,7 @@ def export_checkpoint(
 
     Args:
         directory: Paceline's checkpoint.
-        format_name: a key of `FORMATS`.
+        format_name: one of `public_formats`.
         output: directory to write.
         target_dir: the target; where it is given, what the drafter shares with it is written too.
         verifier: how whoever loads the checkpoint finds the target: a hub's id, or a path. None leaves it open.

@@ -11,8 +11,9 @@ from typing import Annotated
 
 import typer
 
-from paceline.checkpoints import FORMATS, export_checkpoint, import_checkpoint, reduce_checkpoint
+from paceline.checkpoints import export_checkpoint, import_checkpoint, reduce_checkpoint
 from paceline.contract.errors import InvalidRequestError
+from paceline.methods.registry import METHODS
 from paceline.models import resolve
 
 app = typer.Typer(
@@ -22,7 +23,7 @@ app = typer.Typer(
     help="Import and export public drafter checkpoints, and cut their vocabularies.",
 )
 
-_NAMES = ", ".join(sorted(FORMATS))
+_NAMES = ", ".join(sorted({name for method in METHODS.values() for name in method.layouts}))
 
 
 @app.command("import")

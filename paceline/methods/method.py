@@ -6,9 +6,10 @@ Each method's package has a `METHOD` in its `__init__.py`. A method names its pa
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -56,21 +57,35 @@ class Method:
         reads: what it reads of the target, in words.
         drafter: its `DrafterClass`, as "module:attribute".
         recipe: how it is trained, a `paceline.training.recipe.Recipe`, as "module:attribute"; None if it cannot be.
-        formats: layouts that its checkpoints load from and save to, such as "paceline" and "transformers".
         is_one_pass: whether one pass makes all tokens of a draft. Such a draft takes the same time whatever its length,
             and it cannot continue past a verification outcome before the outcome's token and features have arrived.
         ahead_fraction: of the tokens that a draft from true features gets accepted, the fraction that a draft gets
             accepted which was made past a verification outcome, on the drafter's own outputs. Measured with
             `python -m experiments.ahead` (docs/methods/README.md). Methods that read tokens alone keep 1.
+        serves: formats that a drafter is loaded from as they are.
+        layouts: public layouts that its checkpoints are imported from and exported to, by name: each a
+            `paceline.methods.layouts.layout.Layout`, as "module:attribute".
+        draft_map: tensor that says which of the target's tokens a drafter proposes: "token_map" has their ids, "d2t"
+            each id less its index, with marks of them in "t2d". None where the vocabulary of a trained drafter cannot
+            be cut.
+        draft_rows: prefixes of tensors with a row for each token that a drafter proposes.
     """
 
     name: str
     reads: str
     drafter: str
-    formats: tuple[str, ...]
     is_one_pass: bool
     ahead_fraction: float = 1.0
     recipe: str | None = None
+    serves: tuple[str, ...] = ("paceline",)
+    layouts: Mapping[str, str] = field(default_factory=dict)
+    draft_map: Literal["token_map", "d2t"] | None = None
+    draft_rows: tuple[str, ...] = ("lm_head.", "lm_heads.")
+
+    @property
+    def formats(self) -> tuple[str, ...]:
+        """Names of all formats that its checkpoints come in."""
+        return (*self.serves, *self.layouts)
 
     def drafter_class(self) -> DrafterClass:
         """Import the class whose `load` makes drafters."""

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from paceline.checkpoints import TargetFacts
 from paceline.draft_layer import Rows
+from paceline.methods.layouts.target_facts import TargetFacts
 from paceline.methods.loading import load_drafter
 from paceline.target.kv_cache import KVCache, KVLayout
 

@@ -11,8 +11,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from paceline.checkpoints import TargetFacts, export_checkpoint, import_checkpoint
+from paceline.checkpoints import export_checkpoint, import_checkpoint
 from paceline.methods.checkpoint import CheckpointError
+from paceline.methods.layouts.target_facts import TargetFacts
 from tests.checkpoints.blocks import BlockCase, our_block, random_weights, reference_block
 from tests.checkpoints.blocks import public_config as speculators_config
 from tests.checkpoints.conftest import MASK_TOKEN, NUM_LAYERS, VOCAB, random_taps, text

@@ -13,11 +13,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from paceline.checkpoints.eagle import read_eagle, write_eagle
-from paceline.checkpoints.target_facts import TargetFacts
 from paceline.draft_layer import Rows
 from paceline.methods.autoregressive.drafter import AutoregressiveDrafter
 from paceline.methods.checkpoint import CheckpointError, save_drafter
+from paceline.methods.eagle.layout import read_eagle, write_eagle
+from paceline.methods.layouts.target_facts import TargetFacts
 from paceline.methods.loading import load_drafter
 from tests.methods.eagle_reference import ReferenceEagle1, ReferenceEagle3, chain_logits
 

@@ -14,12 +14,18 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from paceline.checkpoints.target_facts import TargetFacts
-from paceline.checkpoints.vllm import is_vllm, read_vllm, store_target_head, write_vllm
 from paceline.methods.checkpoint import CheckpointError, DrafterConfig, save_drafter
+from paceline.methods.layouts.target_facts import TargetFacts
 from paceline.methods.loading import load_drafter
 from paceline.methods.medusa_heads.heads import MedusaHeads, MedusaShape, OutputHead
-from paceline.methods.medusa_heads.layout import FILE_NAME, is_medusa, read_medusa, write_medusa
+from paceline.methods.medusa_heads.layout import (
+    FILE_NAME,
+    is_medusa,
+    read_medusa,
+    store_target_head,
+    write_medusa,
+)
+from paceline.methods.medusa_heads.vllm_layout import is_vllm, read_vllm, write_vllm
 from paceline.target import Device
 
 HIDDEN, VOCAB = 16, 37

@@ -14,11 +14,11 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from paceline.checkpoints.exchange import export_checkpoint, import_checkpoint
-from paceline.checkpoints.target_facts import TargetFacts
 from paceline.methods.checkpoint import CheckpointError, DrafterConfig, read_all_tensors, save_drafter
 from paceline.methods.deepseek_mtp.nextn import read_nextn, write_nextn
 from paceline.methods.deepseek_mtp.objective import MtpShape
 from paceline.methods.drafter import DraftRequest
+from paceline.methods.layouts.target_facts import TargetFacts
 from paceline.methods.loading import load_drafter
 from paceline.models import model_fingerprint
 from tests.methods.mtp_reference import ReferenceMtp

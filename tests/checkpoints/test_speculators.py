@@ -10,9 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from paceline.checkpoints import TargetFacts, export_checkpoint, import_checkpoint
+from paceline.checkpoints import export_checkpoint, import_checkpoint
 from paceline.methods.checkpoint import CheckpointError, DrafterConfig
 from paceline.methods.drafter import DraftRequest
+from paceline.methods.layouts.target_facts import TargetFacts
 from paceline.methods.loading import load_drafter
 from tests.checkpoints.conftest import (
     CASES,

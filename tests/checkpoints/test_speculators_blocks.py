@@ -10,8 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from paceline.checkpoints import TargetFacts, export_checkpoint, import_checkpoint
+from paceline.checkpoints import export_checkpoint, import_checkpoint
 from paceline.methods.checkpoint import CheckpointError
+from paceline.methods.layouts.target_facts import TargetFacts
 from tests.checkpoints.blocks import (
     CASES,
     our_block,

@@ -13,7 +13,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from paceline.checkpoints import TargetFacts, export_checkpoint, import_checkpoint
+from paceline.checkpoints import export_checkpoint, import_checkpoint
+from paceline.methods.layouts.target_facts import TargetFacts
 from tests.checkpoints.blocks import CASES, BlockCase, our_block, public_config, random_weights
 from tests.checkpoints.conftest import WIDTH, random_taps, text
 from tests.checkpoints.reference import write_public

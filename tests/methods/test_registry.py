@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from paceline.methods.method import load_reference
 from paceline.methods.registry import METHODS, register, training_recipe
 
 
@@ -16,6 +17,8 @@ def test_a_method_s_parts_are_there_and_have_its_name(name: str) -> None:
     assert method.name == name
     assert method.drafter_class().method == name
     assert method.formats[0] == "paceline"
+    for layout, reference in method.layouts.items():
+        assert load_reference(reference).name == layout
     assert method.reads
     assert 0 < method.ahead_fraction <= 1
     assert training_recipe(name).options()
@@ -38,7 +41,7 @@ def test_a_name_stands_for_one_method(
     folder = tmp_path_factory.mktemp("methods")
     (folder / "second_eagle.py").write_text(
         "from paceline.methods.method import Method\n"
-        'METHOD = Method("eagle3", "nothing", "second_eagle:Drafter", ("paceline",), is_one_pass=False)\n'
+        'METHOD = Method("eagle3", "nothing", "second_eagle:Drafter", is_one_pass=False)\n'
     )
     monkeypatch.syspath_prepend(str(folder))
     with pytest.raises(ValueError, match="'eagle3' is registered already"):

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from paceline.checkpoints.eagle import read_eagle, write_eagle
-from paceline.checkpoints.target_facts import TargetFacts
-from paceline.checkpoints.tensor_files import read_tensors
 from paceline.methods.checkpoint import CheckpointError, DrafterConfig, save_drafter
 from paceline.methods.deepseek_mtp.nextn import write_nextn
 from paceline.methods.drafter import DraftRequest
+from paceline.methods.eagle.layout import read_eagle, write_eagle
+from paceline.methods.layouts.target_facts import TargetFacts
+from paceline.methods.layouts.tensor_files import read_tensors
 from paceline.methods.loading import load_drafter
 from paceline.methods.target_vocabulary import TOKEN_MAP
 from paceline.models import model_fingerprint

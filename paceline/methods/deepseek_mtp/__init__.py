@@ -7,7 +7,11 @@ METHOD = Method(
     reads="last hidden state",
     drafter="paceline.methods.deepseek_mtp.drafter:DeepseekMtpDrafter",
     recipe="paceline.methods.deepseek_mtp.recipe:RECIPE",
-    formats=("paceline", "nextn", "speculators"),
+    layouts={
+        "nextn": "paceline.methods.deepseek_mtp.nextn:NEXTN",
+        "speculators": "paceline.methods.speculators.layout:SPECULATORS",
+    },
     is_one_pass=False,
     ahead_fraction=0.88,
+    draft_map="token_map",
 )

@@ -18,11 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.checkpoints.eagle import FILE, block_shape, llama_config
-from paceline.checkpoints.target_facts import TargetFacts
-from paceline.checkpoints.tensor_files import check_names, read_public_config, read_tensors, write_tensors
 from paceline.methods.checkpoint import CheckpointError, DrafterConfig
 from paceline.methods.deepseek_mtp.layer import module_prefix, num_modules, parameter_shapes
+from paceline.methods.layouts.layout import Layout
+from paceline.methods.layouts.llama_config import block_shape, llama_config
+from paceline.methods.layouts.target_facts import TargetFacts
+from paceline.methods.layouts.tensor_files import check_names, read_public_config, read_tensors, write_tensors
 from paceline.methods.target_vocabulary import TOKEN_MAP, read_vocabulary
 
 COUNT = "num_nextn_predict_layers"
@@ -151,7 +152,7 @@ def write_nextn(directory: Path, config: DrafterConfig, tensors: Mapping[str, Te
             continue
         _, index, rest = name.split(".", 2)
         renamed[f"model.layers.{layers + int(index)}.{rest}"] = tensor
-    write_tensors(directory, FILE, content, renamed)
+    write_tensors(directory, "model.safetensors", content, renamed)
 
 
 def store_vocabulary(
@@ -164,3 +165,13 @@ def store_vocabulary(
     for index in range(num_modules(config)):
         stored |= {module_prefix(index) + name: tensor for name, tensor in zip(COPIES, both, strict=True)}
     return config, stored
+
+
+NEXTN = Layout(
+    "nextn",
+    is_nextn,
+    read_nextn,
+    write_nextn,
+    store_vocabulary,
+    precedence=1,  # the speculators format counts its module in the same field
+)

@@ -7,6 +7,11 @@ METHOD = Method(
     reads="several layers, fused",
     drafter="paceline.methods.dflash.drafter:DFlashDrafter",
     recipe="paceline.methods.dflash.recipe:RECIPE",
-    formats=("paceline", "speculators", "dflash", "deepspec"),
+    layouts={
+        "speculators": "paceline.methods.speculators.layout:SPECULATORS",
+        "dflash": "paceline.methods.dflash.layouts:DFLASH",
+        "deepspec": "paceline.methods.dflash.layouts:DEEPSPEC",
+    },
     is_one_pass=True,
+    draft_map="d2t",
 )

@@ -7,6 +7,11 @@ METHOD = Method(
     reads="several layers, fused",
     drafter="paceline.methods.dspark.drafter:DSparkDrafter",
     recipe="paceline.methods.dspark.recipe:RECIPE",
-    formats=("paceline", "speculators", "deepspec"),
+    layouts={
+        "speculators": "paceline.methods.speculators.layout:SPECULATORS",
+        "deepspec": "paceline.methods.dflash.layouts:DEEPSPEC",
+    },
     is_one_pass=True,
+    draft_map="d2t",
+    draft_rows=("lm_head.", "markov_head.markov_w2."),
 )

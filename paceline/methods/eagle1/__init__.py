@@ -7,7 +7,10 @@ METHOD = Method(
     reads="final norm",
     drafter="paceline.methods.eagle1.drafter:Eagle1Drafter",
     recipe="paceline.methods.eagle1.recipe:RECIPE",
-    formats=("paceline", "eagle"),
+    layouts={
+        "eagle": "paceline.methods.eagle.layout:EAGLE",
+    },
     is_one_pass=False,
     ahead_fraction=0.71,
+    draft_map="token_map",
 )

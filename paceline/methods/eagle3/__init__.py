@@ -7,7 +7,11 @@ METHOD = Method(
     reads="three layers, fused",
     drafter="paceline.methods.eagle3.drafter:Eagle3Drafter",
     recipe="paceline.methods.eagle3.recipe:RECIPE",
-    formats=("paceline", "eagle", "speculators"),
+    layouts={
+        "eagle": "paceline.methods.eagle.layout:EAGLE",
+        "speculators": "paceline.methods.speculators.layout:SPECULATORS",
+    },
     is_one_pass=False,
     ahead_fraction=0.66,
+    draft_map="d2t",
 )

@@ -7,7 +7,9 @@ METHOD = Method(
     reads="keys and values of a full and a sliding layer, final norm of the newest position",
     drafter="paceline.methods.gemma4_mtp.drafter:Gemma4MtpDrafter",
     recipe="paceline.methods.gemma4_mtp.recipe:RECIPE",
-    formats=("paceline", "gemma4_assistant"),
+    layouts={
+        "gemma4_assistant": "paceline.methods.gemma4_mtp.assistant:GEMMA4_ASSISTANT",
+    },
     is_one_pass=False,
     ahead_fraction=0.83,
 )

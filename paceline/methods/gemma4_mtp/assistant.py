@@ -16,11 +16,12 @@ from typing import Any
 from torch import Tensor
 from transformers import AutoConfig
 
-from paceline.checkpoints.target_facts import TargetFacts
-from paceline.checkpoints.tensor_files import check_names, read_public_config, read_tensors, write_tensors
 from paceline.methods.checkpoint import CheckpointError, DrafterConfig
 from paceline.methods.gemma4_mtp.layer import check_order, positive, read_cached_layers, read_shape
 from paceline.methods.gemma4_mtp.model import FULL, SLIDING, Gemma4MtpShape
+from paceline.methods.layouts.layout import Layout
+from paceline.methods.layouts.target_facts import TargetFacts
+from paceline.methods.layouts.tensor_files import check_names, read_public_config, read_tensors, write_tensors
 from paceline.model.layer_heads import last_own_layers, layer_heads
 
 _MODEL_TYPE = "gemma4_assistant"
@@ -256,3 +257,8 @@ def _size(source: Mapping[str, Any], name: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise CheckpointError(f"config.json: {name} must be a positive whole number, not {value!r}")
     return value
+
+
+GEMMA4_ASSISTANT = Layout(
+    "gemma4_assistant", is_gemma4_assistant, read_gemma4_assistant, write_gemma4_assistant
+)

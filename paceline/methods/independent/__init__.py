@@ -7,6 +7,6 @@ METHOD = Method(
     reads="nothing",
     drafter="paceline.methods.independent.drafter:IndependentDrafter",
     recipe="paceline.methods.independent.recipe:RECIPE",
-    formats=("paceline", "transformers"),
+    serves=("paceline", "transformers"),
     is_one_pass=False,
 )

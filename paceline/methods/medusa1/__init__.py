@@ -7,6 +7,10 @@ METHOD = Method(
     reads="final norm, newest position alone",
     drafter="paceline.methods.medusa1.drafter:Medusa1Drafter",
     recipe="paceline.methods.medusa1.recipe:RECIPE",
-    formats=("paceline", "medusa", "vllm"),
+    layouts={
+        "medusa": "paceline.methods.medusa_heads.layout:MEDUSA",
+        "vllm": "paceline.methods.medusa_heads.vllm_layout:VLLM",
+    },
     is_one_pass=True,
+    draft_map="token_map",
 )

@@ -9,22 +9,27 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from paceline.checkpoints.target_facts import TargetFacts
-from paceline.checkpoints.tensor_files import check_finite, check_names, read_tensors, write_tensors
 from paceline.methods.checkpoint import CheckpointError, DrafterConfig
+from paceline.methods.layouts.layout import Layout
+from paceline.methods.layouts.target_facts import TargetFacts
+from paceline.methods.layouts.tensor_files import check_finite, check_names, read_tensors, write_tensors
+from paceline.methods.medusa1.drafter import read_target_head
 from paceline.methods.medusa_heads.heads import MedusaShape, OutputHead
 
 FILE_NAME = "medusa_lm_head.safetensors"
 """The reference's file is of this name with the suffix `.pt`."""
 
 MODEL_PREFIX = "medusa_head."
+SHARED = "lm_head.weight"
+"""An output head that all heads share."""
+
 _NAME = re.compile(r"(\d+)\.(\d+)\.(linear\.weight|linear\.bias|weight)")
 
 
@@ -143,3 +148,28 @@ def _names(shape: MedusaShape) -> dict[str, str]:
                 names[f"{k}.{j}.linear.bias"] = f"blocks.{k}.layers.{j}.bias"
         names[f"{k}.{shape.num_layers}.weight"] = f"lm_heads.{k}.weight"
     return names
+
+
+def store_target_head(
+    config: DrafterConfig, tensors: Mapping[str, Tensor], target_dir: Path
+) -> tuple[DrafterConfig, dict[str, Tensor]]:
+    """Heads that read the target's LM head, with that head beside them, for readers that want it there.
+
+    Args:
+        config: of the heads; others are passed through.
+        tensors: of the heads.
+        target_dir: the target.
+
+    Raises:
+        CheckpointError: the target's head is of another shape.
+    """
+    shape = MedusaShape.from_config(config)
+    if shape.output is not OutputHead.TARGET:
+        return config, dict(tensors)
+    head = read_target_head(target_dir, shape, torch.bfloat16)
+    ids = shape.draft_ids(tensors["token_map"]) if shape.is_reduced else slice(None)
+    stored = replace(config, shape={**config.shape, "output": OutputHead.SHARED})
+    return stored, {**tensors, SHARED: head[ids].contiguous()}
+
+
+MEDUSA = Layout("medusa", is_medusa, read_medusa, write_medusa, store_target_head)

@@ -7,6 +7,10 @@ METHOD = Method(
     reads="three layers, fused",
     drafter="paceline.methods.p_eagle.drafter:PEagleDrafter",
     recipe="paceline.methods.p_eagle.recipe:RECIPE",
-    formats=("paceline", "speculators", "p_eagle"),
+    layouts={
+        "speculators": "paceline.methods.speculators.layout:SPECULATORS",
+        "p_eagle": "paceline.methods.p_eagle.layout:P_EAGLE",
+    },
     is_one_pass=True,
+    draft_map="d2t",
 )

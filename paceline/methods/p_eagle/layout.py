@@ -18,13 +18,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.checkpoints.eagle import AUXILIARY_LAYERS, llama_config
-from paceline.checkpoints.speculators import read_content
-from paceline.checkpoints.target_facts import TargetFacts
-from paceline.checkpoints.tensor_files import check_names, read_public_config, read_tensors, write_tensors
 from paceline.methods.checkpoint import CheckpointError, DrafterConfig
 from paceline.methods.decoder_block import num_layers
+from paceline.methods.eagle.layout import AUXILIARY_LAYERS
+from paceline.methods.layouts.layout import Layout
+from paceline.methods.layouts.llama_config import llama_config
+from paceline.methods.layouts.target_facts import TargetFacts
+from paceline.methods.layouts.tensor_files import check_names, read_public_config, read_tensors, write_tensors
 from paceline.methods.p_eagle.drafter import p_eagle_shapes
+from paceline.methods.speculators.layout import read_content
 
 TOKEN_NAMES = ("mask_token_id", "pard_token", "ptd_token_id")
 """Where the token of mask rows stands; vLLM takes the first of them."""
@@ -132,3 +134,6 @@ def _marks(offsets: Tensor, vocab: int) -> Tensor:
     marks = torch.zeros(vocab, dtype=torch.bool)
     marks[ids[(ids >= 0) & (ids < vocab)]] = True
     return marks
+
+
+P_EAGLE = Layout("p_eagle", is_p_eagle, read_p_eagle, write_p_eagle)

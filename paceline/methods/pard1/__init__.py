@@ -7,6 +7,9 @@ METHOD = Method(
     reads="nothing",
     drafter="paceline.methods.pard1.drafter:Pard1Drafter",
     recipe="paceline.methods.pard1.recipe:RECIPE",
-    formats=("paceline", "transformers", "pard"),
+    serves=("paceline", "transformers"),
+    layouts={
+        "pard": "paceline.methods.pard1.layout:PARD",
+    },
     is_one_pass=True,
 )

@@ -15,9 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.checkpoints.target_facts import TargetFacts
-from paceline.checkpoints.tensor_files import check_finite, read_public_config, read_tensors, write_tensors
 from paceline.methods.checkpoint import CheckpointError, DrafterConfig, load_tensor
+from paceline.methods.layouts.layout import Layout
+from paceline.methods.layouts.target_facts import TargetFacts
+from paceline.methods.layouts.tensor_files import (
+    check_finite,
+    read_public_config,
+    read_tensors,
+    write_tensors,
+)
 from paceline.methods.pard1.checkpoint import (
     BESIDE,
     MODEL_CONFIG,
@@ -26,6 +32,7 @@ from paceline.methods.pard1.checkpoint import (
     mask_token,
     read_model_config,
     read_vocabulary,
+    save_pard,
 )
 from paceline.methods.whole_model.draft_model import model_directory
 from paceline.models import copy_tokenizer
@@ -168,13 +175,6 @@ def carry_tokenizer(source: Path, output: Path) -> None:
     copy_tokenizer(model_directory(source), model_directory(output))
 
 
-def nothing_shared(
-    config: DrafterConfig, tensors: Mapping[str, Tensor], target_dir: Path
-) -> tuple[DrafterConfig, dict[str, Tensor]]:
-    """The drafter as it is: it is a whole model."""
-    return config, dict(tensors)
-
-
 def _field(content: Mapping[str, Any], name: str, default: Any) -> Any:
     """A field by its name, or one of its older ones."""
     for spelling in (name, *OLDER_NAMES.get(name, ())):
@@ -205,3 +205,15 @@ def _taps(content: Mapping[str, Any], target: TargetFacts) -> tuple[list[int], b
     streams = [place for place, index in enumerate(indices) if index != last]
     norm = [place for place, index in enumerate(indices) if index == last]
     return [indices[place] for place in streams], bool(norm), [*streams, *norm]
+
+
+PARD = Layout(
+    "pard",
+    is_pard,
+    read_pard,
+    write_pard,
+    load=load_own,
+    save=save_pard,
+    carry=carry_tokenizer,
+    precedence=1,  # P-EAGLE's configurations may name a mask token under the same key
+)

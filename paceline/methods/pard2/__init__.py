@@ -7,6 +7,8 @@ METHOD = Method(
     reads="final norm and layers, projected; or nothing",
     drafter="paceline.methods.pard2.drafter:Pard2Drafter",
     recipe="paceline.methods.pard2.recipe:RECIPE",
-    formats=("paceline", "pard"),
+    layouts={
+        "pard": "paceline.methods.pard1.layout:PARD",
+    },
     is_one_pass=True,
 )

@@ -12,12 +12,12 @@ from typing import Any
 
 from transformers import LlamaConfig, Qwen3Config
 
-from paceline.checkpoints.speculators_blocks import read_block_fields, write_block_fields
-from paceline.checkpoints.speculators_fields import is_whole, mask_token, size_of, switch
-from paceline.checkpoints.target_facts import TargetFacts
 from paceline.methods.checkpoint import CheckpointError, DrafterConfig
 from paceline.methods.decoder_block import ROPE_TYPES, num_layers, rope_parameters
 from paceline.methods.dflash.layer import BlockPlan
+from paceline.methods.layouts.target_facts import TargetFacts
+from paceline.methods.speculators.block_fields import read_block_fields, write_block_fields
+from paceline.methods.speculators.fields import is_whole, mask_token, size_of, switch
 
 KINDS = {"eagle3": "eagle3", "peagle": "p_eagle", "dflash": "dflash", "dspark": "dspark"}
 """Paceline's method by `speculators_model_type`."""

@@ -15,24 +15,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.checkpoints.shared import store_embedding
-from paceline.checkpoints.speculators_config import BLOCK_KINDS, KINDS, read_kind, read_shape, write_config
-from paceline.checkpoints.speculators_mtp import KIND as MTP
-from paceline.checkpoints.speculators_mtp import read_mtp, write_mtp
-from paceline.checkpoints.target_facts import TargetFacts
-from paceline.checkpoints.tensor_files import (
+from paceline.methods.checkpoint import CheckpointError, DrafterConfig
+from paceline.methods.dflash.layer import dflash_shapes
+from paceline.methods.dspark.drafter import dspark_shapes
+from paceline.methods.dspark.heads import MARKOV_OUT
+from paceline.methods.eagle3.layer import parameter_shapes, read_draft_ids
+from paceline.methods.layouts.embedding import store_embedding
+from paceline.methods.layouts.layout import Layout
+from paceline.methods.layouts.target_facts import TargetFacts
+from paceline.methods.layouts.tensor_files import (
     check_finite,
     check_names,
     read_public_config,
     read_tensors,
     write_tensors,
 )
-from paceline.methods.checkpoint import CheckpointError, DrafterConfig
-from paceline.methods.dflash.layer import dflash_shapes
-from paceline.methods.dspark.drafter import dspark_shapes
-from paceline.methods.dspark.heads import MARKOV_OUT
-from paceline.methods.eagle3.layer import parameter_shapes, read_draft_ids
 from paceline.methods.p_eagle.drafter import p_eagle_shapes
+from paceline.methods.speculators.config import BLOCK_KINDS, KINDS, read_kind, read_shape, write_config
+from paceline.methods.speculators.mtp import KIND as MTP
+from paceline.methods.speculators.mtp import read_mtp, write_mtp
 
 _EMBEDDING, _HEAD = "embed_tokens.weight", "lm_head.weight"
 _FUSED, _PUBLIC_FUSED = "midlayer.", "layers.0."
@@ -223,3 +224,6 @@ def _check_vocabulary(config: DrafterConfig, tensors: dict[str, Tensor]) -> None
         raise CheckpointError(
             "t2d does not mark the tokens that d2t names: were the maps loaded before it was saved?"
         )
+
+
+SPECULATORS = Layout("speculators", is_speculators, read_speculators, write_speculators, store_target)

@@ -16,16 +16,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.checkpoints.target_facts import TargetFacts
-from paceline.checkpoints.tensor_files import check_names, read_public_config, read_tensors, write_tensors
 from paceline.methods.checkpoint import CheckpointError, DrafterConfig
-from paceline.methods.decoder_block import num_layers, rope_parameters
+from paceline.methods.decoder_block import num_layers
 from paceline.methods.eagle1 import layer as eagle1_layer
 from paceline.methods.eagle3 import layer as eagle3_layer
+from paceline.methods.layouts.embedding import store_embedding
+from paceline.methods.layouts.layout import Layout
+from paceline.methods.layouts.llama_config import block_shape, llama_config, positive
+from paceline.methods.layouts.target_facts import TargetFacts
+from paceline.methods.layouts.tensor_files import check_names, read_public_config, read_tensors, write_tensors
 from paceline.methods.target_vocabulary import TOKEN_MAP
 from paceline.training.teacher import default_tap_layers
 
-FILE = "model.safetensors"
 EMBEDDING = "embed_tokens.weight"
 AUXILIARY_LAYERS = "eagle_aux_hidden_state_layer_ids"
 
@@ -124,43 +126,7 @@ def write_eagle(directory: Path, config: DrafterConfig, tensors: Mapping[str, Te
             del kept["d2t"], kept["t2d"]
     else:
         content["bias"] = config.flag("fc_bias")
-    write_tensors(directory, FILE, content, kept)
-
-
-def _positive(source: Mapping[str, Any], name: str, default: int | None = None) -> int:
-    value = source.get(name)
-    value = default if value is None else value
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise CheckpointError(f"config.json: {name} must be a positive whole number, not {value!r}")
-    return value
-
-
-def block_shape(source: Mapping[str, Any]) -> dict[str, Any]:
-    """What all methods read from a configuration in Llama's words."""
-    if source.get("num_hidden_layers", 1) != 1:
-        raise CheckpointError(f"num_hidden_layers must be 1, not {source['num_hidden_layers']!r}")
-    if source.get("hidden_act", "silu") != "silu":
-        raise CheckpointError(f"hidden_act must be 'silu', not {source['hidden_act']!r}")
-    hidden, heads = _positive(source, "hidden_size"), _positive(source, "num_attention_heads")
-    scaling = source.get("rope_parameters") or source.get("rope_scaling") or {}
-    if not isinstance(scaling, Mapping):
-        raise CheckpointError("config.json: rope_scaling must be an object or null")
-    rope = {name: value for name, value in scaling.items() if name != "type"}
-    rope.setdefault("rope_type", scaling.get("type", "default"))
-    rope.setdefault("rope_theta", source.get("rope_theta") or 10000.0)
-    shape: dict[str, Any] = {
-        "hidden": hidden,
-        "num_heads": heads,
-        "num_kv_heads": _positive(source, "num_key_value_heads", heads),
-        "head_dim": _positive(source, "head_dim", hidden // heads),
-        "intermediate": _positive(source, "intermediate_size"),
-        "target_vocab": _positive(source, "vocab_size"),
-        "max_positions": _positive(source, "max_position_embeddings", 2048),
-        "rms_eps": float(source.get("rms_norm_eps", 1e-6)),
-        "rope_parameters": rope,
-    }
-    rope_parameters(DrafterConfig("", "", shape=shape))  # refuses what is not supported
-    return shape
+    write_tensors(directory, "model.safetensors", content, kept)
 
 
 def _eagle1_shape(source: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
@@ -178,35 +144,20 @@ def _eagle3_shape(source: Mapping[str, Any], names: Collection[str], target: Tar
                 f"config.json: no {AUXILIARY_LAYERS}, and the target's layers are not known"
             )
         layers = default_tap_layers(target.num_layers)
-    vocab = _positive(source, "vocab_size")
+    vocab = positive(source, "vocab_size")
     return {
-        "target_hidden": _positive(source, "target_hidden_size", _positive(source, "hidden_size")),
-        "draft_vocab": _positive(source, "draft_vocab_size", vocab),
+        "target_hidden": positive(source, "target_hidden_size", positive(source, "hidden_size")),
+        "draft_vocab": positive(source, "draft_vocab_size", vocab),
         "tap_layers": list(layers),
         "qkv_bias": "midlayer.self_attn.q_proj.bias" in names,
     }
 
 
-def llama_config(config: DrafterConfig) -> dict[str, Any]:
-    rope = rope_parameters(config)
-    theta = rope.pop("rope_theta")
-    content: dict[str, Any] = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_act": "silu",
-        "hidden_size": config.size("hidden"),
-        "intermediate_size": config.size("intermediate"),
-        "num_attention_heads": config.size("num_heads"),
-        "num_key_value_heads": config.size("num_kv_heads"),
-        "head_dim": config.size("head_dim"),
-        "num_hidden_layers": 1,
-        "vocab_size": config.size("target_vocab"),
-        "max_position_embeddings": config.size("max_positions"),
-        "rms_norm_eps": float(config.shape.get("rms_eps", 1e-5)),
-        "rope_theta": theta,
-        "rope_scaling": None if rope["rope_type"] == "default" else rope,
-        "tie_word_embeddings": False,
-    }
-    if config.flag("qkv_bias"):
-        content["qkv_bias"] = True
-    return content
+EAGLE = Layout(
+    "eagle",
+    is_eagle,
+    read_eagle,
+    write_eagle,
+    store_embedding,
+    precedence=2,  # its only mark is a single layer of the Llama family
+)

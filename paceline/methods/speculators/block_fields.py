@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from paceline.checkpoints.speculators_fields import is_whole, mask_token, switch
 from paceline.methods.checkpoint import CheckpointError, DrafterConfig
 from paceline.methods.dflash.layer import BlockPlan
 from paceline.methods.dspark.heads import HeadPlan
+from paceline.methods.speculators.fields import is_whole, mask_token, switch
 
 
 def read_block_fields(content: Mapping[str, Any], kind: str, vocab: int) -> dict[str, Any]:

@@ -14,23 +14,23 @@ from typing import Any
 from torch import Tensor
 from transformers import Qwen3Config
 
-from paceline.checkpoints.speculators_config import (
-    VERSION,
-    check_sizes,
-    layer_config,
-    rope_fields,
-)
-from paceline.checkpoints.speculators_fields import is_whole, size_of
-from paceline.checkpoints.target_facts import TargetFacts
-from paceline.checkpoints.tensor_files import (
+from paceline.methods.checkpoint import CheckpointError, DrafterConfig
+from paceline.methods.decoder_block import rope_parameters
+from paceline.methods.deepseek_mtp.layer import module_prefix, num_modules, parameter_shapes
+from paceline.methods.layouts.target_facts import TargetFacts
+from paceline.methods.layouts.tensor_files import (
     check_finite,
     check_names,
     read_tensors,
     write_tensors,
 )
-from paceline.methods.checkpoint import CheckpointError, DrafterConfig
-from paceline.methods.decoder_block import rope_parameters
-from paceline.methods.deepseek_mtp.layer import module_prefix, num_modules, parameter_shapes
+from paceline.methods.speculators.config import (
+    VERSION,
+    check_sizes,
+    layer_config,
+    rope_fields,
+)
+from paceline.methods.speculators.fields import is_whole, size_of
 
 KIND = "mtp"
 _PUBLIC = "mtp_layers.0."

@@ -19,11 +19,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.checkpoints.speculators import public_tensors, read_content
-from paceline.checkpoints.speculators_config import write_config
-from paceline.checkpoints.target_facts import TargetFacts
-from paceline.checkpoints.tensor_files import read_public_config, write_tensors
 from paceline.methods.checkpoint import CheckpointError, DrafterConfig
+from paceline.methods.layouts.layout import Layout
+from paceline.methods.layouts.target_facts import TargetFacts
+from paceline.methods.layouts.tensor_files import read_public_config, write_tensors
+from paceline.methods.speculators.config import write_config
+from paceline.methods.speculators.layout import public_tensors, read_content
 
 _ZLAB, _DEEPSPEC = "DFlashDraftModel", "Qwen3DSparkModel"
 _NOT_COMPUTED = {
@@ -216,3 +217,7 @@ def _spread(num_target_layers: int, num_layers: object) -> list[int]:
     if num_layers == 1:
         return [num_target_layers // 2]
     return [round(1 + i * (num_target_layers - 4) / (num_layers - 1)) for i in range(num_layers)]
+
+
+DFLASH = Layout("dflash", is_dflash, read_dflash, write_dflash, count_target_layers)
+DEEPSPEC = Layout("deepspec", is_deepspec, read_deepspec, write_deepspec, store_target_vocabulary)

@@ -8,27 +8,26 @@ none, it is the target's.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from paceline.checkpoints.target_facts import TargetFacts
-from paceline.checkpoints.tensor_files import (
+from paceline.methods.checkpoint import CheckpointError, DrafterConfig
+from paceline.methods.layouts.layout import Layout
+from paceline.methods.layouts.target_facts import TargetFacts
+from paceline.methods.layouts.tensor_files import (
     check_finite,
     check_names,
     read_public_config,
     read_tensors,
     write_tensors,
 )
-from paceline.methods.checkpoint import CheckpointError, DrafterConfig
-from paceline.methods.medusa1.drafter import read_target_head
 from paceline.methods.medusa_heads.heads import MAX_HEADS, MedusaShape, OutputHead
+from paceline.methods.medusa_heads.layout import SHARED, store_target_head
 
 PREFIX = "medusa_heads."
-SHARED = "lm_head.weight"
 
 
 def is_vllm(content: Mapping[str, Any]) -> bool:
@@ -97,28 +96,6 @@ def write_vllm(directory: Path, config: DrafterConfig, tensors: Mapping[str, Ten
     write_tensors(directory, "model.safetensors", content, tensors)
 
 
-def store_target_head(
-    config: DrafterConfig, tensors: Mapping[str, Tensor], target_dir: Path
-) -> tuple[DrafterConfig, dict[str, Tensor]]:
-    """Heads that read the target's LM head, with that head beside them, for readers that want it there.
-
-    Args:
-        config: of the heads; others are passed through.
-        tensors: of the heads.
-        target_dir: the target.
-
-    Raises:
-        CheckpointError: the target's head is of another shape.
-    """
-    shape = MedusaShape.from_config(config)
-    if shape.output is not OutputHead.TARGET:
-        return config, dict(tensors)
-    head = read_target_head(target_dir, shape, torch.bfloat16)
-    ids = shape.draft_ids(tensors["token_map"]) if shape.is_reduced else slice(None)
-    stored = replace(config, shape={**config.shape, "output": OutputHead.SHARED})
-    return stored, {**tensors, SHARED: head[ids].contiguous()}
-
-
 def _shape(content: Mapping[str, Any], target: TargetFacts, output: OutputHead) -> MedusaShape:
     """Sizes from the fields, with vLLM's defaults for absent ones."""
 
@@ -150,3 +127,6 @@ def _shape(content: Mapping[str, Any], target: TargetFacts, output: OutputHead) 
         has_bias=bool(content.get("medusa_fc_bias", False)),
         output=output,
     )
+
+
+VLLM = Layout("vllm", is_vllm, read_vllm, write_vllm, store_target_head)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from paceline.checkpoints.target_facts import TargetFacts
 from paceline.methods.checkpoint import DrafterConfig
+from paceline.methods.layouts.target_facts import TargetFacts
 
 
 def store_embedding(

@@ -1,0 +1,1 @@
+"""What EAGLE-1, EAGLE-2 and EAGLE-3 share."""

@@ -1,0 +1,1 @@
+"""What public layouts of checkpoints are made of, whatever the method."""

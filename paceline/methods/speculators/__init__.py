@@ -1,0 +1,1 @@
+"""The layout of the package speculators, which several methods have."""
