@@ -15,17 +15,11 @@ from torch import Tensor
 
 from paceline.contract.errors import TrainingDataError
 from paceline.methods.checkpoint import CheckpointError, DrafterConfig, read_all_tensors, save_drafter
-from paceline.methods.dspark.heads import MARKOV_OUT
 from paceline.methods.eagle3.layer import read_draft_ids
+from paceline.methods.registry import METHODS
 from paceline.methods.target_vocabulary import TOKEN_MAP, check_token_map
 from paceline.training.data import Corpus
 from paceline.training.draft_vocabulary import choose_draft_vocab
-
-MAPPED = ("eagle1", "eagle2", "deepseek_mtp", "medusa1", "medusa2")
-"""Methods whose checkpoints name target ids in `token_map`."""
-
-OFFSET = ("eagle3", "p_eagle", "dflash", "dspark")
-"""Methods whose checkpoints name them as offsets in `d2t`, and mark them in `t2d`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +61,11 @@ def reduce_checkpoint(directory: Path, data_dir: Path, output: Path, size: int) 
         TrainingDataError: there is no text.
     """
     config = DrafterConfig.read(directory)
-    if config.method not in MAPPED + OFFSET:
+    method = METHODS.get(config.method)
+    if method is None or method.draft_map is None:
+        known = ", ".join(sorted(each.name for each in METHODS.values() if each.draft_map is not None))
         raise CheckpointError(
-            f"method {config.method!r} has no vocabulary to cut after training; those that do are "
-            f"{', '.join(sorted(MAPPED + OFFSET))}"
+            f"method {config.method!r} has no vocabulary to cut after training; those that do are {known}"
         )
     if output.resolve() == directory.resolve():
         raise CheckpointError("the output must be another directory than the checkpoint's own")
@@ -80,7 +75,7 @@ def reduce_checkpoint(directory: Path, data_dir: Path, output: Path, size: int) 
             f"{data_dir.name!r} was written by another target than the drafter was made for"
         )
     tensors, vocab = read_all_tensors(directory), config.size("target_vocab")
-    ids = _draft_ids(config, tensors)
+    ids = _draft_ids(method.draft_map, config, tensors)
     if not 0 < size < len(ids):
         raise CheckpointError(f"the drafter proposes {len(ids)} tokens: {size} cannot be kept of them")
     counts = corpus.count_answer_tokens(vocab)
@@ -96,7 +91,7 @@ def reduce_checkpoint(directory: Path, data_dir: Path, output: Path, size: int) 
     save_drafter(
         output,
         replace(config, shape={**config.shape, "draft_vocab": size}, training=training),
-        {**tensors, **_head_rows(tensors, rows), **_maps(config.method, kept, vocab)},
+        {**tensors, **_cut_rows(method.draft_rows, tensors, rows), **_maps(method.draft_map, kept, vocab)},
     )
     return found
 
@@ -110,10 +105,10 @@ def _writers(config: DrafterConfig) -> tuple[object, ...]:
     return config.target_fingerprint, data.get("model_fingerprint") if isinstance(data, dict) else None
 
 
-def _draft_ids(config: DrafterConfig, tensors: dict[str, Tensor]) -> Tensor:
+def _draft_ids(draft_map: str, config: DrafterConfig, tensors: dict[str, Tensor]) -> Tensor:
     """Target id of each token that is proposed now, int64 `[draft_vocab]`."""
     everything = torch.arange(config.size("target_vocab"))
-    if config.method in OFFSET:
+    if draft_map == "d2t":
         ids = read_draft_ids(config, tensors["d2t"], everything.device)
         return everything if ids is None else ids
     if TOKEN_MAP not in tensors:
@@ -121,17 +116,13 @@ def _draft_ids(config: DrafterConfig, tensors: dict[str, Tensor]) -> Tensor:
     return check_token_map(tensors[TOKEN_MAP], config.size("draft_vocab"), len(everything))
 
 
-def _head_rows(tensors: dict[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
-    """Heads of the drafter's own, which have a row for each token that is proposed, with the rows that stay."""
-    return {
-        name: tensor[rows].contiguous()
-        for name, tensor in tensors.items()
-        if name.startswith(("lm_head.", "lm_heads.")) or name == MARKOV_OUT
-    }
+def _cut_rows(prefixes: tuple[str, ...], tensors: dict[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
+    """Tensors with a row for each token that is proposed, with the rows that stay."""
+    return {name: tensor[rows].contiguous() for name, tensor in tensors.items() if name.startswith(prefixes)}
 
 
-def _maps(method: str, ids: Tensor, vocab: int) -> dict[str, Tensor]:
-    if method in MAPPED:
+def _maps(draft_map: str, ids: Tensor, vocab: int) -> dict[str, Tensor]:
+    if draft_map == TOKEN_MAP:
         return {TOKEN_MAP: ids}
     marks = torch.zeros(vocab, dtype=torch.bool)
     marks[ids] = True
