@@ -23,7 +23,8 @@ from paceline.trie import DraftEntry, DraftTree
 from paceline.v1 import target_pb2
 from services.runtime import feature_parts, tensors
 from services.runtime.frames import Commit, pack_commits, pack_drafts, unpack_drafts
-from services.verifier.sequence import Finish, SequenceSpec, TargetSequence, TargetSequenceState
+from services.verifier.sequence import SequenceSpec, TargetSequence
+from services.verifier.sequence_state import Finish, TargetSequenceState
 from services.verifier.session import VerifySession
 from services.verifier.verification import verify_sequences
 

@@ -87,7 +87,7 @@ def bench_overhead(
 
 
 def _row(load: int, speculation: bool, totals: Totals, step_ms: float) -> dict[str, Any]:
-    from services.verifier.stopwatch import OVERHEAD, Stage
+    from services.verifier.stopwatch import OVERHEAD, StepStage
 
     return {
         "sequences": load,
@@ -96,7 +96,7 @@ def _row(load: int, speculation: bool, totals: Totals, step_ms: float) -> dict[s
         "tokens_accepted_per_step": round(totals.num_accepted / max(totals.num_steps, 1.0), 3),
         "overhead_ms": round(totals.overhead_ms, 3),
         "share": round(totals.overhead_ms / step_ms, 4),
-        "forward_ms": round(totals.ms_per_step(Stage.FORWARD), 3),
+        "forward_ms": round(totals.ms_per_step(StepStage.FORWARD), 3),
         "stages_ms": {stage.value: round(totals.ms_per_step(stage), 3) for stage in OVERHEAD},
     }
 

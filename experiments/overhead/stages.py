@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from experiments.metrics_page import read_page, samples_of
-from services.verifier.stopwatch import OVERHEAD, Stage
+from services.verifier.stopwatch import OVERHEAD, StepStage
 
 _STAGES, _STEPS, _ACCEPTED = (
     "paceline_step_stage_seconds_total",
@@ -30,7 +30,7 @@ class Totals:
 
     num_steps: float
     num_accepted: float
-    seconds: Mapping[Stage, float]
+    seconds: Mapping[StepStage, float]
 
     def since(self, earlier: Totals) -> Totals:
         """What has come since an earlier moment."""
@@ -40,7 +40,7 @@ class Totals:
             {stage: seconds - earlier.seconds[stage] for stage, seconds in self.seconds.items()},
         )
 
-    def ms_per_step(self, *stages: Stage) -> float:
+    def ms_per_step(self, *stages: StepStage) -> float:
         """Milliseconds of some stages in the mean step."""
         return 1e3 * sum(self.seconds[stage] for stage in stages) / max(self.num_steps, 1.0)
 
@@ -61,11 +61,11 @@ def read_totals(url: str) -> Totals:
 
 def parse_totals(text: str) -> Totals:
     """Totals from what a verifier's metrics endpoint says."""
-    seconds = dict.fromkeys(Stage, 0.0)
+    seconds = dict.fromkeys(StepStage, 0.0)
     counts = {_STEPS: 0.0, _ACCEPTED: 0.0}
     for sample in samples_of(text):
         if sample.name == _STAGES:
-            seconds[Stage(sample.labels["stage"])] += sample.value
+            seconds[StepStage(sample.labels["stage"])] += sample.value
         elif sample.name in counts:
             counts[sample.name] += sample.value
     return Totals(counts[_STEPS], counts[_ACCEPTED], seconds)

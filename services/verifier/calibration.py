@@ -1,22 +1,27 @@
-"""Confidences of draft tokens, learned from what became of earlier ones.
+"""Confidences of draft tokens, learned from what became of earlier draft tokens.
 
-Responsible for: which calibrator a sequence uses, feeding it with what a step verified, and the packed form in which
-outcomes are reported. One calibrator serves one drafter in one mode: under shared noise a drafter's pick is accepted
-far more often than its probability says, greedily hardly so. Of drawn tokens it sees what was said before they were
-drawn (`SiblingDraws.confidence`), and nothing where nothing was. Block verification has none: how many tokens it takes
-may not depend on any.
+Responsible for: which calibrator a sequence uses, the confidences of new entries, feeding verified trees to
+calibrators, and the packed form in which acceptance samples are reported.
 
-Deliberately does not know: the wire, metrics. Filled by the step loop, on its thread; errors may be read from others.
+One calibrator serves one drafter in one mode: with shared noise a drafter's pick is accepted far more often than its
+probability says, greedily hardly so. For drawn tokens a calibrator sees only the confidence stated before the draw
+(`SiblingDraws.confidence`). Block verification has no calibrator: how many tokens it verifies may depend on no
+confidence.
+
+Deliberately does not know: the wire, metrics.
+
+Called by: the step loop's stages on its thread; other threads may read the errors.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from paceline.contract.limits import MAX_DRAFT_LENGTH
 from paceline.sampling import VerifyMode
 from paceline.scheduling.calibration import AcceptanceSample, Calibrator, Node
-from paceline.trie import DraftTree
+from paceline.trie import DraftEntry, DraftTree
 
 _MODES = (VerifyMode.GREEDY, VerifyMode.COUPLED, VerifyMode.TYPICAL, VerifyMode.REJECTION)
 MAX_POSITION = MAX_DRAFT_LENGTH - 1
@@ -26,7 +31,7 @@ class Calibrators:
     """The calibrators of one verifier.
 
     Attributes:
-        drafter: whose drafts they see, for people: the method of a drafter in this process, or "separate".
+        drafter: label of the drafter for metrics: the method of a drafter in this process, or "separate".
     """
 
     def __init__(self, drafter: str) -> None:
@@ -34,11 +39,11 @@ class Calibrators:
         self._by_mode = {mode: Calibrator() for mode in _MODES}
 
     def of(self, mode: VerifyMode) -> Calibrator | None:
-        """The calibrator of a mode, None for one that must not have any."""
+        """The calibrator of a mode; None for a mode that must not have one."""
         return self._by_mode.get(mode)
 
     def errors(self) -> dict[tuple[str, str], float]:
-        """Expected calibration errors by (mode, kind) of the modes that saw any drafts.
+        """Expected calibration errors by (mode, kind), for modes with drafts.
 
         Kinds are "own" (the drafter's probabilities), "token" (the confidences used) and "path" (their products).
         """
@@ -54,16 +59,40 @@ class Calibrators:
         }
 
 
+def calibrated(entry: DraftEntry, calibrator: Calibrator | None) -> DraftEntry:
+    """The entry with confidences from the drafter's claims; the same entry without a calibrator or without claims."""
+    num_tokens = len(entry.tokens)
+    num_draws = len(entry.draft_dists or entry.tokens)
+    has_claims = (
+        len(entry.log_probs) == len(entry.parents) == num_draws == num_tokens and not entry.confidences
+    )
+    if calibrator is None or not num_tokens or not has_claims:
+        return entry
+    own = [
+        0.0 if claim is None else calibrator.confidence(claim.log_prob, claim.position)
+        for claim in entry.claims()
+    ]
+    # Among drawn siblings only the first has a claim; its confidence counts for all of them.
+    of_first_draw: dict[int, float] = {}
+    for parent, confidence, draws in zip(entry.parents, own, entry.draft_dists or (), strict=False):
+        if draws is not None:
+            of_first_draw.setdefault(parent, confidence)
+    confidences = (
+        of_first_draw.get(parent, confidence) for parent, confidence in zip(entry.parents, own, strict=True)
+    )
+    return replace(entry, confidences=tuple(confidences))
+
+
 def learn(calibrator: Calibrator | None, tree: DraftTree, accepted_rows: Sequence[int]) -> tuple[int, ...]:
     """Feed a verified tree to a calibrator.
 
     Args:
         calibrator: None learns nothing.
-        tree: what was verified; without claims there is nothing to learn either.
+        tree: the verified tree; without claims there is nothing to learn.
         accepted_rows: row i + 1 is node i.
 
     Returns:
-        Its outcomes, packed as in paceline.v1.StepReport.
+        The acceptance samples, packed as in paceline.v1.StepReport.
     """
     if calibrator is None or not tree.claims:
         return ()
@@ -83,11 +112,11 @@ def learn(calibrator: Calibrator | None, tree: DraftTree, accepted_rows: Sequenc
             start=1,
         )
     ]
-    return tuple(packed(outcome) for outcome in calibrator.observe(nodes))
+    return tuple(packed(sample) for sample in calibrator.observe(nodes))
 
 
-def packed(outcome: AcceptanceSample) -> int:
+def packed(sample: AcceptanceSample) -> int:
     """Position (6 bits), own and calibrated probability in 1/255 (8 bits each), accepted (1 bit)."""
-    position = min(outcome.position, MAX_POSITION)
-    own, calibrated = round(255 * min(outcome.own, 1.0)), round(255 * outcome.calibrated)
-    return position << 17 | own << 9 | calibrated << 1 | outcome.is_accepted
+    position = min(sample.position, MAX_POSITION)
+    own, calibrated = round(255 * min(sample.own, 1.0)), round(255 * sample.calibrated)
+    return position << 17 | own << 9 | calibrated << 1 | sample.is_accepted

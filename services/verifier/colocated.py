@@ -18,8 +18,8 @@ from torch import Tensor
 from paceline.methods.drafter import Drafter, DraftRequest, ReadsInPlace
 from paceline.target import TargetEngine
 from paceline.target.kv_cache import Slot
-from services.verifier.features import owned
-from services.verifier.report import SequenceCommit
+from services.verifier.feature_log import owned
+from services.verifier.report import CommitReport
 from services.verifier.sequence import NO_SLOT, TargetSequence
 
 log = structlog.get_logger()
@@ -141,7 +141,7 @@ class ColocatedDrafter:
             del self._open[sequence_id]
             self._drafter.close(sequence_id)
 
-    def draft(self, commits: Sequence[SequenceCommit], draft_length: int, max_nodes: int) -> int:
+    def draft(self, commits: Sequence[CommitReport], draft_length: int, max_nodes: int) -> int:
         """Take in what was committed and draft from there, all sequences together; returns how many it drafted for.
 
         Args:

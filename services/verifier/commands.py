@@ -17,8 +17,8 @@ from paceline.target import TargetEngine
 from paceline.trie import DraftError
 from paceline.v1 import peer_pb2, target_pb2
 from services.verifier.calibration import Calibrators
-from services.verifier.features import FeatureHub
-from services.verifier.inbox import Attach, Close, CloseSession, Command, Drafts, Open, SetPolicy
+from services.verifier.feature_hub import FeatureHub
+from services.verifier.inbox import AddDrafts, Attach, Close, CloseSession, Command, Open, SetPolicy
 from services.verifier.ngram import NgramProposers
 from services.verifier.policy import StepPolicy
 from services.verifier.publisher import StepPublisher
@@ -39,8 +39,7 @@ class CommandHandler:
         features: logs of the sequences' features.
         publisher: sends answers in order with step events.
         calibrators: give the confidences of drafts.
-        max_waiting: sequences that may wait for a slot; one more is refused.
-        ngram_tokens: most tokens of an n-gram proposal; 0 proposes none.
+        ngram: makes the sequences' n-gram proposers.
 
     Attributes:
         policy: the newest policy.
@@ -53,16 +52,14 @@ class CommandHandler:
         features: FeatureHub,
         publisher: StepPublisher,
         calibrators: Calibrators,
-        max_waiting: int,
-        ngram_tokens: int,
+        ngram: NgramProposers,
     ) -> None:
         self._shape = engine.shape
         self._table = table
         self._features = features
         self._publisher = publisher
         self._calibrators = calibrators
-        self._max_waiting = max_waiting
-        self._ngram = NgramProposers(ngram_tokens)
+        self._ngram = ngram
         self.policy = StepPolicy()
 
     def apply(self, command: Command) -> None:
@@ -81,10 +78,10 @@ class CommandHandler:
             case Attach(session, sequence_id, subscriber_id, start):
                 if (sequence := self._table.get(sequence_id, session)) is not None:
                     self._features.attach(sequence_id, sequence.spec.epoch, subscriber_id, start)
-            case Drafts():
+            case AddDrafts():
                 self.add_drafts(command)
 
-    def add_drafts(self, command: Drafts) -> None:
+    def add_drafts(self, command: AddDrafts) -> None:
         """Add draft entries to their sequences' tries; tokens that cannot be added are dropped and counted."""
         drops = self._table.drops
         drops.malformed += command.num_malformed
@@ -114,10 +111,9 @@ class CommandHandler:
                 "the prompt does not fit into the KV cache",
             )
             return
-        if len(self._table.waiting) >= self._max_waiting:
-            message = (
-                f"{len(self._table.running)} sequences run and {self._max_waiting} wait; try again later"
-            )
+        if self._table.is_full:
+            num_running, num_waiting = len(self._table.running), len(self._table.waiting)
+            message = f"{num_running} sequences run and {num_waiting} wait; try again later"
             self._refuse(session, spec.key, FailureReason.CAPACITY_EXHAUSTED, message)
             return
         sequence = TargetSequence(

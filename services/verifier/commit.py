@@ -18,10 +18,11 @@ from paceline.target import StepOutput, TargetEngine
 from services.verifier.budget import NodeBudget
 from services.verifier.calibration import learn
 from services.verifier.colocated import ColocatedDrafter
-from services.verifier.features import FeatureHub, owned
-from services.verifier.report import SequenceCommit
+from services.verifier.feature_hub import FeatureHub
+from services.verifier.feature_log import owned
+from services.verifier.report import CommitReport
 from services.verifier.schedule import StepInput
-from services.verifier.sequence import Finish
+from services.verifier.sequence_state import Finish
 from services.verifier.sequence_step import SequenceStep
 from services.verifier.table import TargetSequences
 
@@ -83,7 +84,7 @@ class StepCommitter:
                 return
         step.input.sequence.propose_ngram()
 
-    def _sequence_commit(self, step_input: StepInput, verdict: Verdict) -> SequenceCommit:
+    def _sequence_commit(self, step_input: StepInput, verdict: Verdict) -> CommitReport:
         sequence, tree = step_input.sequence, step_input.tree
         start = sequence.committed_length
         if len(tree):
@@ -94,7 +95,7 @@ class StepCommitter:
             verdict.committed_tokens, is_whole_draft=verdict.kind is not FinalKind.RECOVERED
         )
         self._table.drops.stale += num_dropped
-        return SequenceCommit(
+        return CommitReport(
             sequence=sequence,
             start=start,
             tokens=tokens,

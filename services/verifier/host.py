@@ -17,17 +17,19 @@ from paceline.v1 import target_pb2, target_pb2_grpc
 from services.runtime.lifecycle import Process
 from services.verifier.budget import NodeBudget
 from services.verifier.colocated import ColocatedDrafter
-from services.verifier.features import FeatureHub
+from services.verifier.feature_hub import FeatureHub
 from services.verifier.grammar_compiler import RequestGrammars
 from services.verifier.inbox import VerifierInbox
 from services.verifier.info import peer_info
-from services.verifier.loop import SequenceLimits, StepLoop
+from services.verifier.loop import StepLoop
 from services.verifier.observer import StepObserver
 from services.verifier.profile import TimedStep, profile_steps
 from services.verifier.report import StepEvent
 from services.verifier.servicer import TargetServicer
 from services.verifier.settings import VerifierSettings
+from services.verifier.step import StepRunner
 from services.verifier.step_clock import StepClock, StretchCurve
+from services.verifier.table import SequenceLimits
 
 log = structlog.get_logger()
 
@@ -57,7 +59,7 @@ class VerifierHost:
         budget = NodeBudget()
         for step in profile:
             budget.observe_step(step.num_rows, step.step_us * 1e-6)
-        self._loop = StepLoop(
+        self._runner = StepRunner(
             engine,
             self._inbox,
             self._features,
@@ -72,7 +74,8 @@ class VerifierHost:
             self._on_step,
             StepClock(None if settings.step_curve is None else StretchCurve.parse(settings.step_curve)),
         )
-        self._observer = StepObserver(self.info.model_name, self._loop.calibrators)
+        self._loop = StepLoop(self._runner, self._inbox)
+        self._observer = StepObserver(self.info.model_name, self._runner.calibrators)
 
     @classmethod
     def load(cls, settings: VerifierSettings, num_threads: int) -> VerifierHost:
@@ -121,7 +124,7 @@ class VerifierHost:
 
         async def drain() -> None:
             """Let running sequences end, then the streams; the drain's own bound cuts this off."""
-            while self._loop.table.num_unfinished and self._loop.is_alive:
+            while self._runner.table.num_unfinished and self._loop.is_alive:
                 await asyncio.sleep(0.02)
             servicer.end_streams()
 

@@ -42,7 +42,7 @@ class CloseSession:
 
 
 @dataclass(frozen=True, slots=True)
-class Drafts:
+class AddDrafts:
     """Draft entries, as (sequence, epoch, entry)."""
 
     session: VerifySession
@@ -67,7 +67,7 @@ class SetPolicy:
     policy: StepPolicy
 
 
-Command = Open | Close | CloseSession | Drafts | Attach | SetPolicy
+Command = Open | Close | CloseSession | AddDrafts | Attach | SetPolicy
 
 
 class VerifierInbox:
@@ -94,14 +94,14 @@ class VerifierInbox:
             drained.append(self._commands.popleft())
         return drained
 
-    def drain_drafts(self) -> list[Drafts]:
+    def drain_drafts(self) -> list[AddDrafts]:
         """The drafts that have come in, oldest first; everything else stays, in its order."""
         drained = self.drain()
-        others = [command for command in drained if not isinstance(command, Drafts)]
+        others = [command for command in drained if not isinstance(command, AddDrafts)]
         if others:
             self._commands.extendleft(reversed(others))
             self._arrived.set()
-        return [command for command in drained if isinstance(command, Drafts)]
+        return [command for command in drained if isinstance(command, AddDrafts)]
 
     def wait_until(self, deadline_s: float | None) -> bool:
         """Wait for a command until `deadline_s` on time.monotonic, or for ever; False if none came."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from paceline.target import KeptPrefix, KVCacheFullError, PrefixCache, TargetEngine, common_prefix
 from paceline.target.kv_cache import capacity_class
 from paceline.target.prefix_cache import MIN_PREFIX_TOKENS
-from services.verifier.features import FeatureHub
+from services.verifier.feature_hub import FeatureHub
 from services.verifier.sequence import NO_SLOT, TargetSequence
 
 GROWTH_TOKENS = 256

@@ -5,8 +5,8 @@ from __future__ import annotations
 from services.runtime import metrics
 from services.verifier.budget import Basis
 from services.verifier.calibration import Calibrators
-from services.verifier.report import SequenceCommit, StepEvent, StepStats
-from services.verifier.stopwatch import Stage, overhead_s
+from services.verifier.report import CommitReport, StepEvent, StepStats
+from services.verifier.stopwatch import StepStage, overhead_s
 
 _CALIBRATION_PERIOD = 16  # steps between two looks at errors that move slowly
 
@@ -22,7 +22,7 @@ class StepObserver:
         self._draft_wait_seconds = metrics.DRAFT_WAIT_SECONDS.labels(model_name)
         self._overhead_seconds = metrics.OVERHEAD_SECONDS.labels(model_name)
         self._stage_seconds = {
-            stage: metrics.STEP_STAGE_SECONDS.labels(model_name, stage.value) for stage in Stage
+            stage: metrics.STEP_STAGE_SECONDS.labels(model_name, stage.value) for stage in StepStage
         }
         self._num_rows = metrics.ITERATION_TOKENS.labels(model_name)
         self._num_running = metrics.NUM_REQUESTS_RUNNING.labels(model_name)
@@ -50,8 +50,8 @@ class StepObserver:
         stats, commits, dropped = event.stats, event.commits, event.dropped
         laps = stats.laps
         self._step_seconds.observe(stats.step_s)
-        self._forward_seconds.observe(laps[Stage.FORWARD])
-        self._draft_wait_seconds.inc(laps[Stage.DRAFT_WAIT])
+        self._forward_seconds.observe(laps[StepStage.FORWARD])
+        self._draft_wait_seconds.inc(laps[StepStage.DRAFT_WAIT])
         self._overhead_seconds.observe(overhead_s(laps))
         for stage, seconds in laps.items():
             self._stage_seconds[stage].inc(seconds)
@@ -85,7 +85,7 @@ class StepObserver:
         self._prefixes_adopted.inc(stats.kv_allocator.num_adopted)
         self._prefixes_copied.inc(stats.kv_allocator.num_copied)
 
-    def _observe_draft(self, commit: SequenceCommit) -> None:
+    def _observe_draft(self, commit: CommitReport) -> None:
         self._drafts.inc()
         self._draft_tokens.inc(commit.num_draft_tokens)
         self._accepted_tokens.inc(commit.num_accepted_tokens)

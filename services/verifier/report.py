@@ -12,15 +12,16 @@ from dataclasses import dataclass, field
 from paceline.v1 import peer_pb2, sampling_pb2, target_pb2
 from services.verifier.budget import NodeChoice
 from services.verifier.kv_allocator import KVAllocatorStats
-from services.verifier.sequence import Finish, TargetSequence
+from services.verifier.sequence import TargetSequence
+from services.verifier.sequence_state import Finish
 from services.verifier.session import VerifySession
-from services.verifier.stopwatch import OVERHEAD, Stage
+from services.verifier.stopwatch import OVERHEAD, StepStage
 
 _FINISH_REASONS = {finish: getattr(sampling_pb2, finish.value) for finish in Finish}
 
 
 @dataclass(frozen=True, slots=True)
-class SequenceCommit:
+class CommitReport:
     """What one sequence gained in a step.
 
     Attributes:
@@ -75,7 +76,7 @@ class StepStats:
     num_context_tokens: int = 0
     num_prefill_rows: int = 0
     policy_version: int = 0
-    laps: dict[Stage, float] = field(default_factory=lambda: dict.fromkeys(Stage, 0.0))
+    laps: dict[StepStage, float] = field(default_factory=lambda: dict.fromkeys(StepStage, 0.0))
     num_waiting: int = 0
     kv_allocator: KVAllocatorStats = field(default_factory=KVAllocatorStats)
     choice: NodeChoice | None = None
@@ -84,9 +85,9 @@ class StepStats:
     @property
     def step_s(self) -> float:
         """Seconds from the beginning of the pass to the last commit."""
-        return sum(self.laps[stage] for stage in (Stage.FORWARD, Stage.VERIFY, Stage.COMMIT))
+        return sum(self.laps[stage] for stage in (StepStage.FORWARD, StepStage.VERIFY, StepStage.COMMIT))
 
-    def us(self, *stages: Stage) -> int:
+    def us(self, *stages: StepStage) -> int:
         """Microseconds of some stages together."""
         return round(sum(self.laps[stage] for stage in stages) * 1e6)
 
@@ -123,7 +124,7 @@ class StepEvent:
     """
 
     stats: StepStats
-    commits: Sequence[SequenceCommit]
+    commits: Sequence[CommitReport]
     sessions: Sequence[VerifySession]
     log_probs: Sequence[tuple[VerifySession, target_pb2.SequenceLogProbs]]
     dropped: target_pb2.DroppedDrafts
@@ -144,7 +145,7 @@ class StepEvent:
 
 
 def _report(
-    stats: StepStats, commits: Sequence[SequenceCommit], dropped: target_pb2.DroppedDrafts
+    stats: StepStats, commits: Sequence[CommitReport], dropped: target_pb2.DroppedDrafts
 ) -> target_pb2.StepReport:
     return target_pb2.StepReport(
         step_index=stats.step_index,
@@ -152,10 +153,10 @@ def _report(
         num_sequences=stats.num_sequences,
         num_context_tokens=stats.num_context_tokens,
         num_prefill_rows=stats.num_prefill_rows,
-        forward_us=stats.us(Stage.FORWARD),
+        forward_us=stats.us(StepStage.FORWARD),
         step_us=round(stats.step_s * 1e6),
-        draft_wait_us=stats.us(Stage.DRAFT_WAIT),
-        colocated_draft_us=stats.us(Stage.DRAFT),
+        draft_wait_us=stats.us(StepStage.DRAFT_WAIT),
+        colocated_draft_us=stats.us(StepStage.DRAFT),
         overhead_us=stats.us(*OVERHEAD),
         policy_version=stats.policy_version,
         commits=peer_pb2.CommitBatch(

@@ -1,21 +1,26 @@
 """One sequence at the verifier: its committed tokens, its draft trie and what is left of it to run.
 
-Knows nothing of frames, threads or the engine's tensors. Created when a conductor opens a sequence, changed by the
-step loop alone, dropped when the sequence ends.
+Responsible for: choosing the draft nodes of one sequence, and committing the verified tokens to text and trie. Rejected
+draft tokens leave the trie in `TargetSequence.commit`.
+
+Deliberately does not know: frames, threads, the engine's tensors.
+
+Called by: the step loop and its stages; a conductor's Open command creates a sequence.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence as TokenSequence
-from dataclasses import dataclass, field, replace
-from enum import Enum
+from dataclasses import dataclass, field
 
 from paceline.contract.errors import IllegalTransitionError
 from paceline.ngram import NgramProposal, merge_proposal
 from paceline.sampling import DraftFilter, LogitRule, SamplingParams, VerifyMode
 from paceline.scheduling.calibration import Calibrator
 from paceline.trie import EMPTY_TREE, AddResult, DraftEntry, DraftTree, DraftTrie
+from services.verifier.calibration import calibrated
 from services.verifier.ngram import SURE_PROPOSAL, NgramProposer
+from services.verifier.sequence_state import TRANSITIONS, Finish, TargetSequenceState
 from services.verifier.session import VerifySession
 
 NO_SLOT = -1
@@ -25,43 +30,17 @@ MAX_MISSED_WAITS = 2
 """After so many waits in vain, no step waits for the sequence's drafter until its next draft arrives."""
 
 
-class TargetSequenceState(Enum):
-    """Where a sequence stands; TRANSITIONS says how it moves."""
-
-    WAITING = "waiting"
-    """It has no slot: it was opened just now, or lost its slot to older ones."""
-    RUNNING = "running"
-    """It takes part in steps."""
-    FINISHED = "finished"
-    """It ended, whatever the reason."""
-
-
-TRANSITIONS: dict[TargetSequenceState, frozenset[TargetSequenceState]] = {
-    TargetSequenceState.WAITING: frozenset({TargetSequenceState.RUNNING, TargetSequenceState.FINISHED}),
-    TargetSequenceState.RUNNING: frozenset({TargetSequenceState.WAITING, TargetSequenceState.FINISHED}),
-    TargetSequenceState.FINISHED: frozenset(),
-}
-
-
-class Finish(Enum):
-    """Why a sequence ended; the values are names of paceline.v1.FinishReason."""
-
-    NOT_YET = "FINISH_REASON_UNSPECIFIED"
-    STOP = "FINISH_REASON_STOP"
-    LENGTH = "FINISH_REASON_LENGTH"
-
-
 @dataclass(frozen=True, slots=True)
 class SequenceSpec:
-    """What a conductor asks for, checked.
+    """What a conductor asked for; every value has been checked.
 
     Attributes:
-        max_new_tokens: most tokens to commit here.
-        num_resumed_tokens: tokens at the end of the prompt that were generated before a move.
-        num_top: alternatives to report beside each committed token; None reports no log-probabilities.
+        max_new_tokens: most tokens to commit at this verifier.
+        num_resumed_tokens: tokens at the end of the prompt that another verifier generated.
+        num_top: alternatives to report for each committed token; None reports no log-probabilities.
         num_prompt_top: the same for the prompt's tokens.
         may_share_prefix: False where every row of the prompt must be run for this request itself.
-        reads_features: False where its drafter, whichever it is, does without the target's features.
+        reads_features: False where the sequence's drafter does not use the target's features.
     """
 
     key: int
@@ -79,26 +58,26 @@ class SequenceSpec:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Tokens that the request itself began with."""
+        """Tokens of the request's own prompt."""
         return len(self.prompt) - self.num_resumed_tokens
 
 
 @dataclass(slots=True)
 class TargetSequence:
-    """A sequence that runs, or waits for room to.
+    """A sequence that runs, or waits for a KV slot.
 
-    `committed[:num_cached]` is in the KV cache; the last committed token, the root, never is: it is the first row of
-    the next step together with whatever of the prompt is still to run.
+    `committed[:num_cached]` is in the KV cache. The last committed token, the root, is never in the cache: the next
+    step runs it, after the part of the prompt that is still to run.
 
     Attributes:
-        owner: session that opened it and gets its reports.
-        slot: the engine's handle of its KV cache; NO_SLOT while it waits.
-        has_drafter: a draft has come in for it, so that another may be due.
-        num_missed_waits: steps held in vain for this sequence since a draft of use last came in.
+        owner: session that opened the sequence and gets its reports.
+        slot: the engine's handle of its KV cache; NO_SLOT while the sequence waits.
+        has_drafter: whether a draft has arrived, so that another may be due.
+        num_missed_waits: waits in vain for this sequence's drafter since its last useful draft.
         rules: what the request forbids, favours or punishes.
-        fresh_from: drafts that go on from a shorter text are not used any more; see `commit`.
-        calibrator: turns the drafter's probabilities into those of acceptance; None takes them as they are.
-        ngram: proposes what the text has had before; None where nothing is looked up.
+        min_draft_start: drafts from a shorter committed text are dropped; see `commit`.
+        calibrator: turns the drafter's probabilities into confidences; None uses them as they are.
+        ngram: finds n-gram proposals; None where the sequence gets none.
     """
 
     sequence_id: int
@@ -113,7 +92,7 @@ class TargetSequence:
     has_drafter: bool = False
     num_missed_waits: int = 0
     rules: list[LogitRule] = field(default_factory=list)
-    fresh_from: int = 0
+    min_draft_start: int = 0
     calibrator: Calibrator | None = None
     ngram: NgramProposer | None = None
     trie: DraftTrie = field(init=False)
@@ -154,7 +133,7 @@ class TargetSequence:
 
     @property
     def may_be_read(self) -> bool:
-        """Whether a drafter may read the target's features of it."""
+        """Whether a drafter may read the target's features of this sequence."""
         return self.may_draft and self.spec.reads_features
 
     @property
@@ -177,13 +156,13 @@ class TargetSequence:
 
     @property
     def is_sure_of_ngram(self) -> bool:
-        """Whether an n-gram proposal is likely enough to do without a draft beside it."""
+        """Whether the n-gram proposal is likely enough to be verified without a drafter's draft."""
         return (proposal := self.ngram_proposal) is not None and proposal.path_acceptances[0] >= SURE_PROPOSAL
 
     def propose_ngram(self) -> None:
-        """Look up what is committed and cached by now."""
+        """Find an n-gram proposal for the committed text."""
         if self.ngram is not None:
-            self.ngram.read(self.committed, self.num_cached + self.is_decoding)
+            self.ngram.update(self.committed, self.num_cached + self.is_decoding)
 
     @property
     def num_tokens_left(self) -> int:
@@ -192,13 +171,12 @@ class TargetSequence:
         return min(self.spec.max_new_tokens - generated, self.max_positions - len(self.committed))
 
     def choose_tree(self, max_nodes: int) -> DraftTree:
-        """Draft nodes worth verifying now: of a drafter's at most `max_nodes`, and an n-gram proposal of the text
-        itself.
+        """Draft nodes to verify now: at most `max_nodes` of the drafter's, and the n-gram proposal.
 
-        Where verification looks at what was drawn, what came first is taken, since the choice must not depend on the
-        values of drawn tokens: a tree for rejection, a path for block verification. Drawn tokens that a rule forbids
-        stay for the same reason: they are refused, and that they were drawn counts. The other modes take the best of
-        the trie, less what a rule forbids whatever the target says.
+        Rejection and block verification read the draws, and their choice of nodes must not depend on the drawn values.
+        So they take the first-arrived nodes: a tree for rejection, a path for block verification. Drawn tokens that a
+        rule forbids stay for the same reason: they are rejected, and the draw counts. The other modes take the best
+        nodes of the trie, without tokens that a rule forbids.
         """
         depth = self.num_tokens_left - 1
         budget = min(max_nodes, self.spec.max_draft_nodes)
@@ -220,61 +198,41 @@ class TargetSequence:
         return tree
 
     def add_draft(self, entry: DraftEntry) -> AddResult:
-        """Take in a draft entry.
+        """Add a draft entry to the trie.
 
-        Tokens that came without what they were drawn from are verified as they stand, whatever the mode: given the text
-        before it such a token is certain, so that the law of the text stays the target's (Leviathan et al., 2211.17192,
-        section 2.3 with q one-hot). All it must not depend on are the target's own draws, which are keyed otherwise.
+        A token without draft probabilities is verified in every mode as if q were one-hot: given the text before it the
+        token is certain, so the output keeps the target's distribution (Leviathan et al., 2211.17192, section 2.3). The
+        token must only be independent of the target's own draws, which use other noise keys.
 
-        What the drafter says of its tokens becomes their confidences here, and nowhere else.
+        The drafter's claims become confidences here, and nowhere else.
 
         Raises:
             DraftError: the entry is malformed.
         """
-        if entry.start < self.fresh_from:
+        if entry.start < self.min_draft_start:
             return AddResult(stale=len(entry.tokens))
-        outcome = self.trie.add(self._calibrated(entry))
+        result = self.trie.add(calibrated(entry, self.calibrator))
         self.has_drafter = True
         if self.trie.num_nodes:
             self.num_missed_waits = 0
-        return outcome
-
-    def _calibrated(self, entry: DraftEntry) -> DraftEntry:
-        """The entry with confidences; as it is where there is no calibrator, or nothing was said."""
-        calibrator, num_tokens = self.calibrator, len(entry.tokens)
-        num_draws = len(entry.draft_dists or entry.tokens)
-        is_sent = (
-            len(entry.log_probs) == len(entry.parents) == num_draws == num_tokens and not entry.confidences
-        )
-        if calibrator is None or not num_tokens or not is_sent:
-            return entry
-        known = [
-            0.0 if claim is None else calibrator.confidence(claim.log_prob, claim.position)
-            for claim in entry.claims()
-        ]
-        first: dict[int, float] = {}  # of drawn siblings, of which only the first has a claim
-        for parent, confidence, draws in zip(entry.parents, known, entry.draft_dists or (), strict=False):
-            if draws is not None:
-                first.setdefault(parent, confidence)
-        confidences = tuple(first.get(parent, own) for parent, own in zip(entry.parents, known, strict=True))
-        return replace(entry, confidences=confidences)
+        return result
 
     def commit(
         self, tokens: TokenSequence[int], *, is_whole_draft: bool = True
     ) -> tuple[list[int], Finish, int]:
-        """Append verified tokens, cut at the first stop token or limit.
+        """Append verified tokens, cut at the first stop token or limit; the trie drops the nodes they contradict.
 
         Args:
             tokens: the verified tokens.
-            is_whole_draft: every drafted token that was verified is among them. Where not, block verification has let
-                tokens past the last one decide how many are kept; what was drawn from the same numbers is then not
-                used any more, so that every later draw is independent of the text.
+            is_whole_draft: whether every verified draft token is among them. Where not, block verification has used
+                rejected tokens to decide how many to accept. Drafts from the same random numbers are then dropped, so
+                that every later draw is independent of the text.
 
         Returns:
-            The tokens kept, why the sequence ended, and the number of draft nodes that fell away.
+            The tokens kept, why the sequence ended, and the number of draft nodes that were dropped.
 
         Raises:
-            RuleError: a rule cannot go on; the sequence is of no use any more.
+            RuleError: a rule allows no token; the sequence cannot continue.
         """
         kept, finish = [], Finish.NOT_YET
         for token in tokens[: self.num_tokens_left]:
@@ -293,5 +251,5 @@ class TargetSequence:
         num_dropped = 0
         if not is_whole_draft and self.spec.sampling.resolved_mode is VerifyMode.BLOCK:
             num_dropped = self.trie.clear()
-            self.fresh_from = self.committed_length
+            self.min_draft_start = self.committed_length
         return kept, finish, num_dropped + self.trie.commit(kept).dropped

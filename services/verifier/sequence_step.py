@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from paceline.sampling import RuleError, Verdict
-from services.verifier.report import SequenceCommit
+from services.verifier.report import CommitReport
 from services.verifier.schedule import StepInput
-from services.verifier.sequence import Finish
+from services.verifier.sequence_state import Finish
 
 
 @dataclass(slots=True)
@@ -44,7 +44,7 @@ class SequenceStep:
     rule_error: RuleError | None = None
     start: int = 0
     kept_rows: list[int] | None = None
-    commit: SequenceCommit | None = None
+    commit: CommitReport | None = None
 
     @property
     def root_row(self) -> int:

@@ -23,9 +23,9 @@ from paceline.v1 import peer_pb2, target_pb2, target_pb2_grpc
 from services.runtime.feature_taps import describe_tap
 from services.runtime.frames import unpack_drafts
 from services.runtime.lease import check_hello, next_frame
-from services.verifier.features import FeatureHub, Subscriber
+from services.verifier.feature_hub import FeatureHub, Subscriber
 from services.verifier.grammar_compiler import RequestGrammars
-from services.verifier.inbox import Attach, Close, CloseSession, Drafts, Open, SetPolicy, VerifierInbox
+from services.verifier.inbox import AddDrafts, Attach, Close, CloseSession, Open, SetPolicy, VerifierInbox
 from services.verifier.policy import StepPolicy
 from services.verifier.profile import TimedStep, profile_message
 from services.verifier.sequence import SequenceSpec
@@ -124,7 +124,7 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
             self._inbox.put(SetPolicy(StepPolicy.from_proto(frame.policy)))
         if frame.HasField("drafts"):
             entries, num_malformed = unpack_drafts(frame.drafts, self._info.vocab_size)
-            self._inbox.put(Drafts(session, tuple(entries), num_malformed))
+            self._inbox.put(AddDrafts(session, tuple(entries), num_malformed))
 
     def _open(self, session: VerifySession, opening: target_pb2.OpenSequence) -> None:
         if self._draining.is_set():

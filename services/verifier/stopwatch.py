@@ -11,7 +11,7 @@ from collections.abc import Callable
 from enum import StrEnum
 
 
-class Stage(StrEnum):
+class StepStage(StrEnum):
     """Parts of a step, in order."""
 
     IDLE = "idle"  # nothing to run
@@ -25,7 +25,7 @@ class Stage(StrEnum):
     DRAFT = "draft"  # a drafter in this process
 
 
-OVERHEAD = (Stage.COMMANDS, Stage.SCHEDULE, Stage.VERIFY, Stage.COMMIT, Stage.REPORT)
+OVERHEAD = (StepStage.COMMANDS, StepStage.SCHEDULE, StepStage.VERIFY, StepStage.COMMIT, StepStage.REPORT)
 """The stages for which the target waits although it has work and nobody is late."""
 
 
@@ -39,25 +39,25 @@ class Stopwatch:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lap_began = clock()
-        self._laps = dict.fromkeys(Stage, 0.0)
+        self._laps = dict.fromkeys(StepStage, 0.0)
 
-    def lap(self, stage: Stage) -> float:
+    def lap(self, stage: StepStage) -> float:
         """The time since the last lap goes to a stage; returns now."""
         now = self._clock()
         self._laps[stage] += now - self._lap_began
         self._lap_began = now
         return now
 
-    def so_far(self, *stages: Stage) -> float:
+    def so_far(self, *stages: StepStage) -> float:
         """Seconds of some stages since `take` was last called."""
         return sum(self._laps[stage] for stage in stages)
 
-    def take(self) -> dict[Stage, float]:
+    def take(self) -> dict[StepStage, float]:
         """Seconds by stage since this was last called."""
-        laps, self._laps = self._laps, dict.fromkeys(Stage, 0.0)
+        laps, self._laps = self._laps, dict.fromkeys(StepStage, 0.0)
         return laps
 
 
-def overhead_s(laps: dict[Stage, float]) -> float:
+def overhead_s(laps: dict[StepStage, float]) -> float:
     """Seconds of a step that the system took for itself."""
     return sum(laps[stage] for stage in OVERHEAD)

@@ -14,6 +14,7 @@ Called by: the step loop and its stages, on the loop's thread.
 from __future__ import annotations
 
 import secrets
+from dataclasses import dataclass
 
 import structlog
 
@@ -22,14 +23,32 @@ from paceline.sampling import RuleError
 from paceline.target import TargetEngine
 from paceline.v1 import peer_pb2, target_pb2
 from services.verifier.colocated import ColocatedDrafter
-from services.verifier.features import FeatureHub
+from services.verifier.feature_hub import FeatureHub
 from services.verifier.kv_allocator import KVAllocator
 from services.verifier.publisher import StepPublisher
 from services.verifier.report import DropStats
-from services.verifier.sequence import TargetSequence, TargetSequenceState
+from services.verifier.sequence import TargetSequence
+from services.verifier.sequence_state import TargetSequenceState
 from services.verifier.session import VerifySession
 
 log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceLimits:
+    """What a verifier's sequences may use together.
+
+    Attributes:
+        max_sequences: sequences that run at once.
+        max_waiting: sequences that wait for a slot; one more is refused.
+        prefix_cache_bytes: most bytes of kept prefixes; 0 shares none.
+        ngram_tokens: most tokens of an n-gram proposal; 0 proposes none.
+    """
+
+    max_sequences: int
+    max_waiting: int = 256
+    prefix_cache_bytes: int = 0
+    ngram_tokens: int = 0
 
 
 class TargetSequences:
@@ -49,15 +68,14 @@ class TargetSequences:
         features: FeatureHub,
         drafter: ColocatedDrafter | None,
         publisher: StepPublisher,
-        max_sequences: int,
-        prefix_cache_bytes: int,
+        limits: SequenceLimits,
     ) -> None:
         self._engine = engine
         self._features = features
         self._drafter = drafter
         self._publisher = publisher
-        self._max_sequences = max_sequences
-        self.kv_allocator = KVAllocator(engine, features, prefix_cache_bytes)
+        self._limits = limits
+        self.kv_allocator = KVAllocator(engine, features, limits.prefix_cache_bytes)
         self.drops = DropStats()
         self._by_id: dict[int, TargetSequence] = {}
         self._last_id = secrets.randbits(48) << 8
@@ -72,6 +90,11 @@ class TargetSequences:
     def waiting(self) -> list[TargetSequence]:
         """Sequences that wait for a slot, in order of arrival; each arrived after all that run."""
         return [s for s in self._by_id.values() if s.state is TargetSequenceState.WAITING]
+
+    @property
+    def is_full(self) -> bool:
+        """Whether as many sequences wait as may."""
+        return len(self.waiting) >= self._limits.max_waiting
 
     @property
     def num_unfinished(self) -> int:
@@ -108,7 +131,7 @@ class TargetSequences:
             return
         self._may_admit = False
         for sequence in self.waiting:
-            if len(running) >= self._max_sequences:
+            if len(running) >= self._limits.max_sequences:
                 return
             if self.kv_allocator.take(sequence, running):
                 sequence.move_to(TargetSequenceState.RUNNING)

@@ -9,20 +9,20 @@ from experiments.bench.command import bench
 from experiments.overhead.command import table
 from experiments.overhead.stages import parse_totals
 from services.runtime import metrics
-from services.verifier.stopwatch import OVERHEAD, Stage
+from services.verifier.stopwatch import OVERHEAD, StepStage
 
 
 def test_stages_are_read_off_the_metrics_that_a_verifier_serves() -> None:
     before = parse_totals(generate_latest(metrics.REGISTRY).decode())
-    for stage in Stage:
+    for stage in StepStage:
         metrics.STEP_STAGE_SECONDS.labels("overhead-test", stage.value).inc(
-            0.5 if stage is Stage.FORWARD else 0.25
+            0.5 if stage is StepStage.FORWARD else 0.25
         )
     for _ in range(4):
         metrics.STEP_SECONDS.labels("overhead-test").observe(0.1)
     totals = parse_totals(generate_latest(metrics.REGISTRY).decode()).since(before)
     assert totals.num_steps == 4
-    assert totals.ms_per_step(Stage.FORWARD) == 125
+    assert totals.ms_per_step(StepStage.FORWARD) == 125
     assert totals.overhead_ms == len(OVERHEAD) * 62.5
 
 

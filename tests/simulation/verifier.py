@@ -10,12 +10,14 @@ from paceline.target import TargetEngine
 from paceline.v1 import target_pb2
 from services.verifier.budget import NodeBudget
 from services.verifier.colocated import ColocatedDrafter
-from services.verifier.features import FeatureHub, Subscriber
+from services.verifier.feature_hub import FeatureHub, Subscriber
 from services.verifier.inbox import Command, VerifierInbox
 from services.verifier.kv_allocator import KVAllocatorStats
-from services.verifier.loop import SequenceLimits, StepLoop
+from services.verifier.loop import StepLoop
 from services.verifier.report import StepEvent, StepStats
 from services.verifier.session import VerifySession
+from services.verifier.step import StepRunner
+from services.verifier.table import SequenceLimits
 
 
 def _closed_loop() -> asyncio.AbstractEventLoop:
@@ -81,9 +83,9 @@ class SteppedVerifier:
         # What is verified follows from the seed alone here, not from how long a step took.
         budget = budget or NodeBudget(learns=False)
         limits = SequenceLimits(max_sequences, max_waiting, prefix_cache_bytes, ngram_tokens)
-        self._loop = StepLoop(engine, self.inbox, self.features, drafter, budget, limits, self._on_step)
-        self.table = self._loop.table
-        self.calibrators = self._loop.calibrators
+        self.runner = StepRunner(engine, self.inbox, self.features, drafter, budget, limits, self._on_step)
+        self.table = self.runner.table
+        self.calibrators = self.runner.calibrators
         self.limit_kv(kv_limit_tokens)
 
     def limit_kv(self, num_tokens: int | None) -> None:
@@ -97,13 +99,20 @@ class SteppedVerifier:
             self.inbox.put(command)
 
     def step(self, count: int = 1, *, publishes: bool = True) -> int:
-        """Make steps; returns how many found something to run. Without `publishes` as the loop's own thread does."""
-        return sum(self._loop.step(publishes=publishes) for _ in range(count))
+        """Run steps; returns how many found something to run. Without `publishes`, as the loop's own thread does."""
+        num_run = 0
+        for _ in range(count):
+            with torch.inference_mode():
+                num_run += self.runner.run()
+            if publishes:
+                self.runner.publish()
+        return num_run
 
     def start(self) -> StepLoop:
-        """Let the loop's own thread make the steps; the caller stops it."""
-        self._loop.start()
-        return self._loop
+        """Let a thread run the steps; the caller stops it."""
+        loop = StepLoop(self.runner, self.inbox)
+        loop.start()
+        return loop
 
     def close(self) -> None:
         """Drop what is kept, once every sequence has ended, and see that nothing is left."""

@@ -23,7 +23,7 @@ from paceline.v1 import peer_pb2, sampling_pb2, target_pb2
 from services.runtime import tensors
 from services.runtime.frames import pack_drafts, unpack_drafts
 from services.verifier.colocated import ColocatedDrafter
-from services.verifier.inbox import Attach, Close, CloseSession, Drafts, Open, SetPolicy
+from services.verifier.inbox import AddDrafts, Attach, Close, CloseSession, Open, SetPolicy
 from services.verifier.policy import StepPolicy
 from services.verifier.sequence import SequenceSpec
 from tests.simulation.texts import TIE, PlainText, PlainTexts
@@ -421,7 +421,7 @@ class World:
         peer = self.peers[message.at]
         # What was sent on a stream that broke never arrives.
         if message.session is peer.session:
-            peer.verifier.put(Drafts(message.session, tuple(entries), num_malformed))
+            peer.verifier.put(AddDrafts(message.session, tuple(entries), num_malformed))
             self.events["delivered again" if keep else "delivered"] += 1
 
     def lose(self, index: int) -> None:

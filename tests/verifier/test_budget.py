@@ -17,7 +17,7 @@ from paceline.trie import DraftTrie
 from paceline.v1 import target_pb2
 from services.runtime import metrics
 from services.verifier.budget import Basis, NodeBudget
-from services.verifier.inbox import Drafts, Open, SetPolicy
+from services.verifier.inbox import AddDrafts, Open, SetPolicy
 from services.verifier.observer import StepObserver
 from services.verifier.policy import StepPolicy
 from services.verifier.report import StepEvent
@@ -151,7 +151,7 @@ def test_one_sequence_with_draws_decides_for_its_step(
     verifier.step()  # the prompts
     for sequence in verifier.table.running:
         entry = DraftEntry.chain(sequence.committed_length, (7, 8, 9), (), (0.9, 0.9, 0.9))
-        verifier.put(Drafts(session, ((sequence.sequence_id, 0, entry),), 0))
+        verifier.put(AddDrafts(session, ((sequence.sequence_id, 0, entry),), 0))
     observer = StepObserver(f"budget-{mode.value}", verifier.calibrators)
     verifier.step()
     stats = verifier.stats[-1]

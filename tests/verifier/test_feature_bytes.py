@@ -12,8 +12,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from paceline.contract.errors import InvalidRequestError
 from paceline.target import CachedLayer, SequenceRows, TapPart, TapSpec, TargetEngine
 from services.runtime import feature_parts, tensors
-from services.verifier import features as feature_hub
-from services.verifier.features import FeatureHub, Subscriber
+from services.verifier import feature_hub
+from services.verifier.feature_hub import FeatureHub, Subscriber
 
 HIDDEN, FUSED, LAYERS = 64, 32, 4
 TAPS = {

@@ -14,7 +14,7 @@ from paceline.sampling import LogitRule, RuleError, SamplingParams
 from paceline.target import TapSpec, TargetEngine
 from paceline.v1 import peer_pb2, sampling_pb2, target_pb2
 from services.runtime import tensors
-from services.verifier.inbox import Attach, Close, Drafts, Open, SetPolicy
+from services.verifier.inbox import AddDrafts, Attach, Close, Open, SetPolicy
 from services.verifier.policy import StepPolicy
 from services.verifier.sequence import SequenceSpec
 from services.verifier.specs import sequence_spec
@@ -210,7 +210,7 @@ def test_rows_behind_a_stop_token_are_not_kept(drive: Any, plain_text: Any) -> N
     driver.verifier.put(SetPolicy(StepPolicy(max_nodes_per_sequence=16)))
     driver.step()
     entry = DraftEntry.chain(len(PROMPT) + 1, text[1:17])
-    driver.verifier.put(Drafts(driver.session, ((driver.sequence_id(1), 0, entry),), 0))
+    driver.verifier.put(AddDrafts(driver.session, ((driver.sequence_id(1), 0, entry),), 0))
     [answer] = driver.run(1)
     assert answer == text[: text.index(stop) + 1]
     assert len(driver.steps) == 2
@@ -306,7 +306,7 @@ def test_a_sequence_that_fails_in_the_middle_of_a_step_keeps_no_prefix(drive: An
     driver.open(1, PROMPT, 6, rule=RefusesTrees())
     driver.step(1)
     fork = DraftEntry(len(PROMPT) + 1, (1, 2, 3), (-1, -1, 0))
-    driver.verifier.put(Drafts(driver.session, ((driver.sequence_id(1), 0, fork),), 0))
+    driver.verifier.put(AddDrafts(driver.session, ((driver.sequence_id(1), 0, fork),), 0))
     assert driver.run(1) == [plain_text(PROMPT, 1)]
     assert [failure.reason for failure in driver.failures] == ["INVALID_FIELD"]
     driver.num_rows()

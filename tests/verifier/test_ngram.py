@@ -12,11 +12,11 @@ from paceline.sampling import SamplingParams
 from paceline.target import TargetEngine
 from paceline.trie import DraftEntry
 from paceline.v1 import sampling_pb2, target_pb2
-from services.verifier.inbox import Drafts, Open, SetPolicy
+from services.verifier.inbox import AddDrafts, Open, SetPolicy
 from services.verifier.ngram import NgramProposers
 from services.verifier.policy import StepPolicy
 from services.verifier.sequence import SequenceSpec
-from services.verifier.stopwatch import Stage
+from services.verifier.stopwatch import StepStage
 from tests.simulation.verifier import ListedSession, SteppedVerifier
 from tests.verifier.conductor import Conductor
 from tests.verifier.conftest import serving
@@ -107,9 +107,9 @@ def test_a_sure_echo_is_not_held_for_a_draft(target_dir: Path, ngram_tokens: int
     frames = session.take()
     [opened] = [opened for frame in frames for opened in frame.opened]
     draft = DraftEntry.chain(len(prompt), [0])
-    verifier.put(Drafts(session, ((opened.sequence_id, 0, draft),), 0))
+    verifier.put(AddDrafts(session, ((opened.sequence_id, 0, draft),), 0))
     verifier.step()
-    assert (verifier.stats[-1].laps[Stage.DRAFT_WAIT] > 0.09) == (ngram_tokens == 0)
+    assert (verifier.stats[-1].laps[StepStage.DRAFT_WAIT] > 0.09) == (ngram_tokens == 0)
     while verifier.table.num_unfinished:
         verifier.step()
     frames += session.take()

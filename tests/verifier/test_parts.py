@@ -13,9 +13,10 @@ from paceline.sampling import SamplingParams, VerifyMode
 from paceline.trie import DraftEntry, DrawRule, SiblingDraws
 from paceline.v1 import target_pb2
 from services.runtime import tensors
-from services.verifier.features import FeatureHub, Subscriber
+from services.verifier.feature_hub import FeatureHub, Subscriber
 from services.verifier.policy import StepPolicy
-from services.verifier.sequence import Finish, SequenceSpec, TargetSequence
+from services.verifier.sequence import SequenceSpec, TargetSequence
+from services.verifier.sequence_state import Finish
 from services.verifier.session import VerifySession
 
 

@@ -122,7 +122,7 @@ def test_all_steps_are_published_when_the_loop_stops(stream: Stream) -> None:
     assert [stats.step_index for stats in stream.verifier.stats] == list(
         range(1, stream.verifier.stats[-1].step_index + 1)
     )
-    assert stream.verifier.stats[-1].step_index == loop._step_index
+    assert stream.verifier.stats[-1].step_index == stream.verifier.runner.num_steps
 
 
 def test_all_steps_are_published_when_the_loop_fails(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
