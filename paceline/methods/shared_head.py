@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from paceline.methods.target_vocabulary import TOKEN_MAP
-from paceline.training.losses import head_best
+from paceline.training.head import head_best
 
 
 class SharedHead:

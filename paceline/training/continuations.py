@@ -24,8 +24,7 @@ from paceline.contract.errors import TrainingDataError
 from paceline.models import end_tokens, model_fingerprint
 from paceline.target import SequenceRows, TargetEngine
 from paceline.training import shards
-from paceline.training.asks import draw_ask
-from paceline.training.stems import STEMS
+from paceline.training.prompts import STEMS, draw_ask
 from paceline.training.synth import folder_counts, write_counts
 
 log = structlog.get_logger()

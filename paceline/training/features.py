@@ -21,11 +21,10 @@ from paceline.contract.errors import TrainingDataError
 from paceline.models import model_fingerprint
 from paceline.target import TapSpec, TargetEngine
 from paceline.training import shards
-from paceline.training.sizes import ModelSizes
+from paceline.training.sizes import ModelSizes, default_tap_layers
 from paceline.training.synth import folder_counts
 from paceline.training.target_rows import run_texts
 from paceline.training.target_weights import check_target_tensors
-from paceline.training.teacher import default_tap_layers
 
 log = structlog.get_logger()
 

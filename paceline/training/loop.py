@@ -6,6 +6,7 @@ Responsible for all that does not depend on what is trained, which comes as a :c
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,17 +19,24 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch import Tensor, nn
 
 from paceline.contract.errors import TrainingDataError, TrainingError
-from paceline.training.checkpoints import (
+from paceline.training.data import Batch, Corpus, DataPosition
+from paceline.training.run_state import (
     RunState,
     flatten_optimizer,
     load_newest_run,
     restore_optimizer,
     save_run,
 )
-from paceline.training.data import Batch, Corpus, DataPosition
-from paceline.training.schedule import learning_rate_factor
 
 log = structlog.get_logger()
+
+
+def learning_rate_factor(step: int, num_steps: int, warmup_steps: int, floor: float) -> float:
+    """Factor on the peak rate for 0-based ``step``; ``floor`` at and after ``num_steps``."""
+    if step < warmup_steps:
+        return (step + 1) / warmup_steps
+    progress = min(1.0, (step - warmup_steps) / max(1, num_steps - warmup_steps))
+    return floor + (1.0 - floor) * 0.5 * (1.0 + math.cos(math.pi * progress))
 
 
 class Trainee(Protocol):

@@ -10,15 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_CHUNK_ROWS = 128  # [128, 8192] float32 is 4 MiB: stays in a core's share of the cache
+from paceline.training.head import CHUNK_ROWS, at_least_float32
+
 _CHUNK_LOGITS = (
     1 << 22
 )  # 16 MiB of float32: a weight's gradient is added to once a chunk, so chunks are larger
 _MIN_CHUNK_ROWS = 32
-
-
-def _at_least_float32(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 class _LinearSoftCrossEntropy(torch.autograd.Function):
@@ -29,10 +26,10 @@ class _LinearSoftCrossEntropy(torch.autograd.Function):
         rows = x.shape[0]
         grad_logits = torch.empty_like(target_probs)  # [rows, vocab]
         total = torch.zeros((), dtype=torch.float64)
-        for start in range(0, rows, _CHUNK_ROWS):
-            part = slice(start, start + _CHUNK_ROWS)
-            logits = _at_least_float32(x[part] @ weight.T)
-            probs = _at_least_float32(target_probs[part])
+        for start in range(0, rows, CHUNK_ROWS):
+            part = slice(start, start + CHUNK_ROWS)
+            logits = at_least_float32(x[part] @ weight.T)
+            probs = at_least_float32(target_probs[part])
             log_sum = logits.logsumexp(dim=-1, keepdim=True)
             total += (log_sum.squeeze(-1) - (probs * logits).sum(-1)).sum().double()
             grad_logits[part] = logits.sub_(log_sum).exp_().sub_(probs)
@@ -69,8 +66,8 @@ class _HeadDistillation(torch.autograd.Function):
         rows = x.shape[0]
         grad_x = torch.empty_like(x)
         total = torch.zeros((), dtype=torch.float64)
-        for start in range(0, rows, _CHUNK_ROWS):
-            part = slice(start, start + _CHUNK_ROWS)
+        for start in range(0, rows, CHUNK_ROWS):
+            part = slice(start, start + CHUNK_ROWS)
             logits = (x[part] @ weight.T).float()
             probs = (teacher[part] @ weight.T).float().softmax(-1)
             log_sum = logits.logsumexp(dim=-1, keepdim=True)
@@ -228,39 +225,3 @@ def linear_distillation(
     return _LinearHeadLoss.apply(  # type: ignore[no-any-return]
         x, weight, labels, label_weight, teacher_x, teacher_weight, row_weights
     )
-
-
-@torch.no_grad()
-def label_losses(x: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
-    """``-log softmax(x W^T)`` at each row's label, float32 ``[rows]``; for measuring, without a gradient."""
-    parts = [
-        (x[s : s + _CHUNK_ROWS] @ weight.T)
-        .float()
-        .log_softmax(-1)
-        .gather(1, labels[s : s + _CHUNK_ROWS, None])
-        for s in range(0, x.shape[0], _CHUNK_ROWS)
-    ]
-    return -torch.cat(parts).squeeze(1) if parts else torch.empty(0)
-
-
-def softmax_head(hidden: Tensor, weight: Tensor) -> Tensor:
-    """``softmax(hidden W^T)`` in ``hidden``'s type, ``[rows, vocab]``, computed in float32 a few rows at a time."""
-    out = hidden.new_empty(hidden.shape[0], weight.shape[0])
-    for start in range(0, hidden.shape[0], _CHUNK_ROWS):
-        part = slice(start, start + _CHUNK_ROWS)
-        out[part] = _at_least_float32(hidden[part] @ weight.T).softmax(-1)
-    return out
-
-
-def head_argmax(hidden: Tensor, weight: Tensor) -> Tensor:
-    """``argmax(hidden W^T)`` per row, int64 ``[rows]``."""
-    return head_best(hidden, weight, 1).squeeze(-1)
-
-
-def head_best(hidden: Tensor, weight: Tensor, count: int) -> Tensor:
-    """The ``count`` largest entries of ``hidden W^T`` per row, best first, int64 ``[rows, count]``."""
-    parts = [
-        (hidden[s : s + _CHUNK_ROWS] @ weight.T).topk(count, dim=-1).indices
-        for s in range(0, hidden.shape[0], _CHUNK_ROWS)
-    ]
-    return torch.cat(parts) if parts else torch.empty(0, count, dtype=torch.int64)

@@ -30,6 +30,13 @@ _SCALES = (
 )
 
 
+def default_tap_layers(num_layers: int) -> tuple[int, int, int]:
+    """The layers whose *entering* residual stream EAGLE-3 reads: 2, L//2, L-3 (2503.01840 and its public code)."""
+    if num_layers < 4:
+        return (0, num_layers // 2, num_layers)
+    return (2, num_layers // 2, num_layers - 3)
+
+
 @dataclass(frozen=True, slots=True)
 class ModelSizes:
     """One decoder.

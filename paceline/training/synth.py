@@ -26,8 +26,7 @@ from paceline.atomic_write import write_json
 from paceline.contract.errors import TrainingDataError
 from paceline.models import model_fingerprint
 from paceline.training import shards
-from paceline.training.asks import draw_ask
-from paceline.training.stems import STEMS
+from paceline.training.prompts import STEMS, draw_ask
 from paceline.training.teacher import Teacher
 from paceline.training.template import TurnTemplate
 

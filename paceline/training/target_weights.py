@@ -7,13 +7,15 @@ prepares for it.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Collection
 from pathlib import Path
 
+from safetensors import safe_open
 from torch import Tensor
 
 from paceline.contract.errors import TrainingDataError
 from paceline.training.configuration import parse_configuration, read_config_json, text_part
-from paceline.training.teacher import read_weights, tensor_names
 
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
@@ -67,3 +69,47 @@ def read_final_norm(model_dir: Path, norm_offset: float) -> Tensor:
     if _FINAL_NORM not in weights:
         raise TrainingDataError(f"{model_dir.name} has no tensor {_FINAL_NORM!r}")
     return weights[_FINAL_NORM].float() + norm_offset
+
+
+def read_weights(model_dir: Path, names: Collection[str] | None = None) -> dict[str, Tensor]:
+    """Reads the tensors of a safetensors checkpoint (one file or an index of several).
+
+    Args:
+        model_dir: of the checkpoint.
+        names: tensors that are read if they are there; None reads all.
+
+    Raises:
+        TrainingDataError: a file is missing.
+    """
+    weights: dict[str, Tensor] = {}
+    for path in _weight_files(model_dir):
+        with safe_open(path, framework="pt") as handle:
+            for key in handle.keys():  # noqa: SIM118 (a safetensors handle is not a mapping)
+                if names is None or key in names:
+                    weights[key] = handle.get_tensor(key)
+    return weights
+
+
+def tensor_names(model_dir: Path) -> set[str]:
+    """Names of all tensors of a safetensors checkpoint, none of which is read.
+
+    Raises:
+        TrainingDataError: a file is missing.
+    """
+    names: set[str] = set()
+    for path in _weight_files(model_dir):
+        with safe_open(path, framework="pt") as handle:
+            names |= set(handle.keys())
+    return names
+
+
+def _weight_files(model_dir: Path) -> list[Path]:
+    index = model_dir / "model.safetensors.index.json"
+    if index.exists():
+        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    else:
+        names = ["model.safetensors"]
+    for name in names:
+        if not (model_dir / name).exists():
+            raise TrainingDataError(f"{model_dir}: no {name}")
+    return [model_dir / name for name in names]

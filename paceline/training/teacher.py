@@ -1,42 +1,42 @@
-"""The target as a teacher: a batched Llama forward in which every row stands at the same position.
+"""The target as a teacher: a batched Llama forward in which every row has the same position.
 
-Responsible for writing text quickly on a CPU (packed linear weights, static KV cache, no padding, no masks) and for
-the features that drafters learn from. Deliberately knows nothing of sampling rules, requests, trees or ragged
-batches: serving runs through :mod:`paceline.target`, and a test holds the two together. Called by
-:mod:`paceline.training.synth` and the training objectives.
+Responsible for writing text quickly on a CPU (packed linear weights, static KV cache, no padding, no masks) and for the
+features that drafters learn from. Knows no sampling rules, requests, trees or ragged batches: serving runs through
+:mod:`paceline.target`, and a test compares the two. Called by :mod:`paceline.training.synth`.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors import safe_open
 from torch import Tensor
 
 from paceline.contract.errors import TrainingDataError
 from paceline.model.device import Linear
+from paceline.model.rope import rotate, rotation_at
 from paceline.target import Device
-from paceline.training.configuration import parse_configuration
-from paceline.training.sizes import ModelSizes
+from paceline.training.configuration import parse_configuration, read_config_json
+from paceline.training.sizes import ModelSizes, default_tap_layers
+from paceline.training.target_weights import read_weights
 
 _SUPPORTED = ("llama",)
 
 
-def llama_sizes(config: dict[str, Any]) -> ModelSizes:
-    """Sizes of a transformers ``config.json`` of the Llama family, which this forward computes.
+def llama_sizes(config: Mapping[str, Any]) -> ModelSizes:
+    """Sizes of a ``config.json`` of the Llama family, which the teacher computes.
 
     Raises:
-        TrainingDataError: another family, or rotary positions that are scaled.
+        TrainingDataError: another family, or scaled rotary positions.
     """
     if config.get("model_type") not in _SUPPORTED:
         raise TrainingDataError(
-            f"model_type {config.get('model_type')!r}: only {', '.join(_SUPPORTED)} is run here. A target of another "
-            "family writes with `paceline data continue`, and `paceline data features` adds what drafters learn from"
+            f"model_type {config.get('model_type')!r}: the teacher runs {', '.join(_SUPPORTED)} alone. A target of "
+            "another family writes with `paceline data continue`, and `paceline data features` adds what drafters "
+            "learn from"
         )
     # Older files say `rope_scaling`.
     rope_type = parse_configuration(config).rope_parameters.get("rope_type", "default")
@@ -45,65 +45,14 @@ def llama_sizes(config: dict[str, Any]) -> ModelSizes:
     return ModelSizes.from_config(config)
 
 
-def default_tap_layers(num_layers: int) -> tuple[int, int, int]:
-    """The layers whose *entering* residual stream EAGLE-3 reads: 2, L//2, L-3 (2503.01840 and its public code)."""
-    if num_layers < 4:
-        return (0, num_layers // 2, num_layers)
-    return (2, num_layers // 2, num_layers - 3)
-
-
-def read_weights(model_dir: Path, names: Collection[str] | None = None) -> dict[str, Tensor]:
-    """Reads the tensors of a safetensors checkpoint (one file or an index of several).
-
-    Args:
-        model_dir: of the checkpoint.
-        names: tensors that are read if they are there; None reads all.
-
-    Raises:
-        TrainingDataError: a file is missing.
-    """
-    weights: dict[str, Tensor] = {}
-    for path in _weight_files(model_dir):
-        with safe_open(path, framework="pt") as handle:
-            for key in handle.keys():  # noqa: SIM118 (a safetensors handle is not a mapping)
-                if names is None or key in names:
-                    weights[key] = handle.get_tensor(key)
-    return weights
-
-
-def tensor_names(model_dir: Path) -> set[str]:
-    """Names of all tensors of a safetensors checkpoint, none of which is read.
-
-    Raises:
-        TrainingDataError: a file is missing.
-    """
-    names: set[str] = set()
-    for path in _weight_files(model_dir):
-        with safe_open(path, framework="pt") as handle:
-            names |= set(handle.keys())
-    return names
-
-
-def _weight_files(model_dir: Path) -> list[Path]:
-    index = model_dir / "model.safetensors.index.json"
-    if index.exists():
-        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-    else:
-        names = ["model.safetensors"]
-    for name in names:
-        if not (model_dir / name).exists():
-            raise TrainingDataError(f"{model_dir}: no {name}")
-    return [model_dir / name for name in names]
-
-
 _GROWTH = 48  # positions; growing copies the cache, a larger step multiplies more masked positions
 
 
 class TeacherCache:
-    """Keys and values of one static batch; all rows have the same length, rows leave by :meth:`compact`.
+    """Keys and values of one static batch. All rows have the same length; :meth:`compact` removes rows.
 
-    Every layer's buffers stay contiguous and are multiplied whole, unused positions masked: the CPU's batched product
-    copies a strided operand first, which took twice the time of the product itself.
+    The buffers of each layer stay contiguous and are multiplied whole, with unused positions masked. The CPU's batched
+    product copies a strided operand first, which took twice the time of the product itself.
     """
 
     def __init__(self, shape: ModelSizes, rows: int, capacity: int, dtype: torch.dtype) -> None:
@@ -111,7 +60,7 @@ class TeacherCache:
         self.length = 0
         heads = rows * shape.num_kv_heads
         self.rows = rows
-        # Keys lie transposed, [rows * kv_heads, head_dim, room]; values are [rows * kv_heads, room, head_dim].
+        # Keys are stored transposed: [rows * kv_heads, head_dim, room]; values: [rows * kv_heads, room, head_dim].
         self.keys = [torch.zeros((heads, shape.head_dim, 0), dtype=dtype) for _ in range(shape.num_layers)]
         self.values = [torch.zeros((heads, 0, shape.head_dim), dtype=dtype) for _ in range(shape.num_layers)]
 
@@ -121,7 +70,7 @@ class TeacherCache:
         return int(self.values[0].shape[1])
 
     def reserve(self, length: int) -> None:
-        """Makes room for ``length`` positions."""
+        """Allocates ``length`` positions."""
         if length > self.max_length:
             raise TrainingDataError(f"{length} tokens do not fit a cache of {self.max_length}")
         if length <= self.room:
@@ -186,13 +135,15 @@ class Teacher:
                     pack(take(p + "mlp.down_proj.weight")),
                 )
             )
-        inv = shape.rope_theta ** (-torch.arange(0, shape.head_dim, 2, dtype=torch.float64) / shape.head_dim)
-        self._inv_freq = inv
 
     @classmethod
     def load(cls, model_dir: Path, dtype: torch.dtype, tap_layers: Sequence[int] | None = None) -> Teacher:
-        """Loads a transformers Llama directory (``config.json`` and safetensors)."""
-        shape = ModelSizes.read(model_dir)
+        """Loads a transformers Llama directory (``config.json`` and safetensors).
+
+        Raises:
+            TrainingDataError: the model is not one that the teacher computes; see :func:`llama_sizes`.
+        """
+        shape = llama_sizes(read_config_json(model_dir))
         return cls(read_weights(model_dir), shape, dtype, tap_layers)
 
     def new_cache(self, rows: int, capacity: int) -> TeacherCache:
@@ -206,11 +157,6 @@ class Teacher:
     def logits(self, hidden: Tensor) -> Tensor:
         """Final-norm hidden ``[n, hidden]`` -> logits ``[n, vocab]`` in the compute type."""
         return self._head(hidden)
-
-    def _rope(self, start: int, count: int) -> tuple[Tensor, Tensor]:
-        angles = torch.arange(start, start + count, dtype=torch.float64)[:, None] * self._inv_freq[None]
-        angles = torch.cat([angles, angles], dim=-1)  # [count, head_dim]
-        return angles.cos().to(self.dtype), angles.sin().to(self.dtype)
 
     def forward(self, tokens: Tensor, cache: TeacherCache) -> tuple[Tensor, Tensor]:
         """Appends ``tokens`` to every row of the cache.
@@ -227,10 +173,7 @@ class Teacher:
         start = cache.length
         end = start + count
         groups = s.num_heads // s.num_kv_heads
-        cos, sin = self._rope(start, count)
-        cos = cos[None, :, None]  # [1, count, 1, head_dim]
-        sin = sin[None, :, None]
-        half = s.head_dim // 2
+        cos, sin = rotation_at(s.rope_theta, s.head_dim, start, count, self.dtype)
         scale = s.head_dim**-0.5
         cache.reserve(end)
         # [groups * count, room]: row t of each group sees positions up to start + t
@@ -243,8 +186,7 @@ class Teacher:
                 taps[i] = x
             a = qkv(F.rms_norm(x, (s.hidden,), norm_in, s.rms_eps))
             qk, v = a.view(rows, count, -1, s.head_dim).split(split, dim=2)
-            turned = torch.cat((-qk[..., half:], qk[..., :half]), dim=-1)
-            qk = qk * cos + turned * sin
+            qk = rotate(qk, cos, sin)
             q, k = qk.split((s.num_heads, s.num_kv_heads), dim=2)
             keys = cache.keys[i]
             values = cache.values[i]

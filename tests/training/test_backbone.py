@@ -17,7 +17,8 @@ from paceline.models import model_fingerprint, tokenizer_fingerprint
 from paceline.models.fetch import PROVENANCE_FILE
 from paceline.target import SequenceRows, TapSpec, TargetEngine
 from paceline.training.backbone import Backbone
-from paceline.training.teacher import Teacher, read_weights
+from paceline.training.target_weights import read_weights
+from paceline.training.teacher import Teacher
 
 
 def _tokens(rows: int, length: int, seed: int) -> torch.Tensor:

@@ -15,8 +15,7 @@ from paceline.methods.loading import drafter_tap, load_drafter
 from paceline.target import SequenceRows, TargetEngine
 from paceline.training import shards
 from paceline.training.features import FeatureOptions, run
-from paceline.training.sizes import ModelSizes
-from paceline.training.teacher import default_tap_layers
+from paceline.training.sizes import ModelSizes, default_tap_layers
 from tests.training.conftest import continued
 from tests.training.training_run import TrainingRun
 

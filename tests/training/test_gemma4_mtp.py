@@ -24,7 +24,7 @@ from paceline.target import SequenceRows, TapSpec, TargetEngine
 from paceline.training.data import Batch
 from paceline.training.objective import TargetReference
 from paceline.training.target_rows import TargetRows
-from paceline.training.teacher import read_weights
+from paceline.training.target_weights import read_weights
 from tests.methods.conftest import text
 from tests.methods.gemma4_checkpoint import save_gemma3
 from tests.training.test_trainer import _acceptance, _newest, _options

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from paceline.training import losses
+from paceline.training import head, losses
 
 ROWS, WIDTH, VOCAB = 11, 6, 17
 
@@ -17,7 +17,8 @@ def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four rows at once, so that the last part is smaller."""
     monkeypatch.setattr(losses, "_CHUNK_LOGITS", 4 * VOCAB)
     monkeypatch.setattr(losses, "_MIN_CHUNK_ROWS", 1)
-    monkeypatch.setattr(losses, "_CHUNK_ROWS", 4)
+    monkeypatch.setattr(losses, "CHUNK_ROWS", 4)
+    monkeypatch.setattr(head, "CHUNK_ROWS", 4)
 
 
 @pytest.fixture
@@ -40,7 +41,7 @@ def test_cross_entropy(operands: tuple[Tensor, Tensor]) -> None:
     labels = torch.arange(ROWS) % VOCAB
     expected = F.cross_entropy(x @ weight.T, labels)
     _assert_same(losses.linear_cross_entropy(x, weight, labels), expected, operands)
-    each = losses.label_losses(x.detach(), weight.detach(), labels)
+    each = head.label_losses(x.detach(), weight.detach(), labels)
     assert float(each.mean()) == pytest.approx(float(expected.detach()), abs=1e-5)
     assert each.shape == (ROWS,)
 

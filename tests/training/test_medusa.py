@@ -21,7 +21,7 @@ from paceline.models import model_fingerprint
 from paceline.target import SequenceRows, TargetEngine
 from paceline.training.acceptance import chain_starts
 from paceline.training.data import Batch, Corpus, DataPosition
-from paceline.training.losses import label_losses
+from paceline.training.head import label_losses
 from paceline.training.token_rows import drawn
 from tests.training.training_run import TrainingRun
 

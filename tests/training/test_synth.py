@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from paceline.contract.errors import TrainingDataError
 from paceline.training import shards
-from paceline.training.asks import draw_ask
+from paceline.training.prompts import draw_ask
 from paceline.training.synth import run
 from paceline.training.teacher import Teacher
 from paceline.training.template import TurnTemplate

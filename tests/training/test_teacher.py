@@ -9,7 +9,8 @@ import torch
 from transformers import LlamaForCausalLM
 
 from paceline.contract.errors import TrainingDataError
-from paceline.training.teacher import Teacher, default_tap_layers, llama_sizes
+from paceline.training.sizes import default_tap_layers
+from paceline.training.teacher import Teacher, llama_sizes
 
 
 def test_forward_equals_transformers(target_dir: Path) -> None:
@@ -52,9 +53,11 @@ def test_cache_refuses_what_does_not_fit(target_dir: Path) -> None:
         teacher.forward(torch.ones(1, 9, dtype=torch.int64), teacher.new_cache(1, 8))
 
 
-def test_other_families_are_refused() -> None:
+def test_other_families_are_refused(gemma3_dir: Path) -> None:
     with pytest.raises(TrainingDataError, match="model_type 'gpt2'"):
         llama_sizes({"model_type": "gpt2"})
+    with pytest.raises(TrainingDataError, match=r"'gemma3_text'.*`paceline data continue`"):
+        Teacher.load(gemma3_dir, torch.float32)
 
 
 @pytest.mark.parametrize(("num_layers", "layers"), [(32, (2, 16, 29)), (36, (2, 18, 33)), (30, (2, 15, 27))])

@@ -18,7 +18,7 @@ from paceline.methods.drafter import DraftRequest
 from paceline.methods.loading import load_drafter
 from paceline.training.acceptance import AcceptanceCounts
 from paceline.training.data import Corpus, DataPosition
-from paceline.training.schedule import learning_rate_factor
+from paceline.training.loop import learning_rate_factor
 from paceline.training.shards import shard_indices
 from tests.training.training_run import TrainingRun
 

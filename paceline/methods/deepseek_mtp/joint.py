@@ -17,7 +17,8 @@ from paceline.methods.deepseek_mtp.layer import module_prefix
 from paceline.methods.deepseek_mtp.objective import run_depths
 from paceline.methods.deepseek_mtp.start import default_shape
 from paceline.training.backbone import Backbone
-from paceline.training.losses import head_best, linear_cross_entropy
+from paceline.training.head import head_best
+from paceline.training.losses import linear_cross_entropy
 from paceline.training.sizes import ModelSizes
 from paceline.training.start import random_parameters
 

@@ -29,7 +29,8 @@ from paceline.model.rope import rotation_at
 from paceline.training.acceptance import EVAL_CHAIN, AcceptanceCounts
 from paceline.training.block import DifferentiableBlock, rms_norm
 from paceline.training.data import Batch
-from paceline.training.losses import head_argmax, linear_cross_entropy
+from paceline.training.head import head_argmax
+from paceline.training.losses import linear_cross_entropy
 from paceline.training.objective import TargetReference
 
 _EVAL_ANCHORS = 64  # of a text at once

@@ -19,9 +19,8 @@ from paceline.training.inputs import TrainingInputs
 from paceline.training.objective import TargetReference
 from paceline.training.options import option
 from paceline.training.recipe import Recipe
-from paceline.training.sizes import ModelSizes
+from paceline.training.sizes import ModelSizes, default_tap_layers
 from paceline.training.target_weights import read_embedding_and_head
-from paceline.training.teacher import default_tap_layers
 
 log = structlog.get_logger()
 

@@ -26,7 +26,7 @@ from paceline.methods.layouts.llama_config import block_shape, llama_config, pos
 from paceline.methods.layouts.target_facts import TargetFacts
 from paceline.methods.layouts.tensor_files import check_names, read_public_config, read_tensors, write_tensors
 from paceline.methods.target_vocabulary import TOKEN_MAP
-from paceline.training.teacher import default_tap_layers
+from paceline.training.sizes import default_tap_layers
 
 EMBEDDING = "embed_tokens.weight"
 AUXILIARY_LAYERS = "eagle_aux_hidden_state_layer_ids"

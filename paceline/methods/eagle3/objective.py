@@ -24,7 +24,8 @@ from paceline.methods.tap_objective import TapObjective
 from paceline.training.acceptance import EVAL_CHAIN, AcceptanceCounts, chain_hits
 from paceline.training.block import DifferentiableBlock, rms_norm
 from paceline.training.data import Batch
-from paceline.training.losses import head_best, linear_soft_cross_entropy, softmax_head
+from paceline.training.head import head_best, softmax_head
+from paceline.training.losses import linear_soft_cross_entropy
 from paceline.training.objective import TargetReference
 from paceline.training.sizes import DrafterSizes
 from paceline.training.unroll import UnrolledBlock, unroll

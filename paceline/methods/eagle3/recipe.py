@@ -9,9 +9,8 @@ from paceline.methods.eagle3.start import default_shape, fit_linear, starting_pa
 from paceline.training.inputs import FIT_TOKENS, TrainingInputs
 from paceline.training.options import option
 from paceline.training.recipe import Recipe
-from paceline.training.sizes import ModelSizes
+from paceline.training.sizes import ModelSizes, default_tap_layers
 from paceline.training.target_weights import read_embedding_and_head
-from paceline.training.teacher import default_tap_layers
 
 
 @dataclass(frozen=True, slots=True)

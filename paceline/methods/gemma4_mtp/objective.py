@@ -30,7 +30,8 @@ from paceline.target import CachedLayer
 from paceline.training.acceptance import EVAL_CHAIN, AcceptanceCounts, chain_hits
 from paceline.training.block import DifferentiableBlock, Rotation, rms_norm
 from paceline.training.data import Batch
-from paceline.training.losses import head_best, linear_cross_entropy, linear_divergence
+from paceline.training.head import head_best
+from paceline.training.losses import linear_cross_entropy, linear_divergence
 from paceline.training.objective import DrafterObjective, TargetReference, checked_parameters
 from paceline.training.target_rows import TargetRows
 from paceline.training.token_rows import depth_loss, depth_weights

@@ -26,10 +26,10 @@ from paceline.training.backbone import Backbone
 from paceline.training.configuration import parse_configuration, read_config_json, text_part
 from paceline.training.data import Batch
 from paceline.training.draft_vocabulary import id_offsets
-from paceline.training.losses import head_argmax, linear_soft_cross_entropy, softmax_head
+from paceline.training.head import head_argmax, softmax_head
+from paceline.training.losses import linear_soft_cross_entropy
 from paceline.training.objective import DrafterObjective, TargetReference
-from paceline.training.target_weights import EMBEDDING, HEAD, check_target_tensors
-from paceline.training.teacher import read_weights
+from paceline.training.target_weights import EMBEDDING, HEAD, check_target_tensors, read_weights
 
 
 def cut_layers(num_layers: int, keep: int) -> list[int]:

@@ -24,7 +24,8 @@ from paceline.methods.medusa_heads.training import HeadStack, RankCounts, right_
 from paceline.models import model_fingerprint
 from paceline.training.acceptance import AcceptanceCounts, chain_starts
 from paceline.training.data import Batch
-from paceline.training.losses import head_argmax, label_losses, linear_cross_entropy, linear_divergence
+from paceline.training.head import head_argmax, label_losses
+from paceline.training.losses import linear_cross_entropy, linear_divergence
 from paceline.training.objective import DrafterObjective, TargetReference
 from paceline.training.token_rows import drawn
 

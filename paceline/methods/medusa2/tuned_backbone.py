@@ -19,8 +19,7 @@ from paceline.safetensors_io import write_weights
 from paceline.training.backbone import Backbone
 from paceline.training.block import LINEAR_NAMES
 from paceline.training.configuration import read_config_json
-from paceline.training.target_weights import EMBEDDING, HEAD, check_target_tensors
-from paceline.training.teacher import read_weights
+from paceline.training.target_weights import EMBEDDING, HEAD, check_target_tensors, read_weights
 
 PREFIX = "backbone."
 """Begins the names of all its parameters."""

@@ -24,13 +24,14 @@ from paceline.methods.checkpoint import DrafterConfig, save_drafter
 from paceline.methods.eagle3.objective import FUSED, Eagle3Shape, fused_input, trained_shapes
 from paceline.methods.one_pass.acceptance import one_pass_acceptance
 from paceline.methods.one_pass.rows import FlatRows, sample_rows, segments
+from paceline.methods.p_eagle.accumulation import accumulate
 from paceline.methods.tap_objective import TapObjective
 from paceline.model.rope import rotation_at
 from paceline.training.acceptance import AcceptanceCounts
-from paceline.training.accumulation import accumulate
 from paceline.training.block import DifferentiableBlock, rms_norm
 from paceline.training.data import Batch
-from paceline.training.losses import head_argmax, linear_soft_cross_entropy, softmax_head
+from paceline.training.head import head_argmax, softmax_head
+from paceline.training.losses import linear_soft_cross_entropy
 from paceline.training.objective import TargetReference
 
 

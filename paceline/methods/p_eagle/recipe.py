@@ -14,10 +14,9 @@ from paceline.training.draft_vocabulary import rarest_token
 from paceline.training.inputs import FIT_TOKENS, TrainingInputs
 from paceline.training.options import option
 from paceline.training.recipe import Recipe
-from paceline.training.sizes import ModelSizes
+from paceline.training.sizes import ModelSizes, default_tap_layers
 from paceline.training.start import answer_mean
 from paceline.training.target_weights import read_embedding_and_head
-from paceline.training.teacher import default_tap_layers
 
 log = structlog.get_logger()
 

@@ -32,7 +32,8 @@ from paceline.training.acceptance import AcceptanceCounts
 from paceline.training.backbone import Backbone
 from paceline.training.data import Batch
 from paceline.training.draft_vocabulary import draft_ids_of, id_offsets
-from paceline.training.losses import head_argmax, linear_cross_entropy
+from paceline.training.head import head_argmax
+from paceline.training.losses import linear_cross_entropy
 from paceline.training.objective import DrafterObjective, TargetReference
 from paceline.training.target_weights import EMBEDDING, HEAD
 

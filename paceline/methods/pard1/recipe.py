@@ -21,9 +21,8 @@ from paceline.training.inputs import TrainingInputs
 from paceline.training.objective import TargetReference
 from paceline.training.options import option
 from paceline.training.recipe import Recipe
-from paceline.training.sizes import ModelSizes
-from paceline.training.target_weights import EMBEDDING, check_target_tensors
-from paceline.training.teacher import default_tap_layers, read_weights
+from paceline.training.sizes import ModelSizes, default_tap_layers
+from paceline.training.target_weights import EMBEDDING, check_target_tensors, read_weights
 
 log = structlog.get_logger()
 

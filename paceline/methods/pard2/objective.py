@@ -19,7 +19,8 @@ from paceline.methods.one_pass.rows import FlatRows
 from paceline.methods.pard1.checkpoint import PROJECTION
 from paceline.methods.pard1.objective import Pard1Objective
 from paceline.training.data import Batch, Corpus
-from paceline.training.losses import label_losses, linear_distillation
+from paceline.training.head import label_losses
+from paceline.training.losses import linear_distillation
 from paceline.training.objective import TargetReference
 from paceline.training.start import answer_mean
 
