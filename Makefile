@@ -10,7 +10,7 @@ TEST_WORKERS ?= 2
 export HF_HUB_OFFLINE ?= 1
 export RAY_USAGE_STATS_ENABLED ?= 0
 
-.PHONY: help venv models demo test test-quick lint fmt types imports protos protos-check chart bench wheel clean
+.PHONY: help venv models demo test test-quick lint fmt types sanitize imports protos protos-check chart bench wheel clean
 
 help: ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -57,6 +57,9 @@ fmt: venv ## Format the code
 
 types: venv ## Static types
 	$(BIN)/mypy
+
+sanitize: venv ## Tests of the C kernels on a build with address and undefined-behaviour sanitizers
+	$(BIN)/python .ci/sanitize
 
 protos: venv ## Regenerate the stubs in paceline/v1
 	$(BIN)/buf lint protos

@@ -21,6 +21,7 @@ def take_cores(worker: str, num_workers: int) -> None:
 
 take_cores(os.environ.get("PYTEST_XDIST_WORKER", ""), int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
 
+import ctypes
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,13 @@ import pynvml
 import pytest
 
 from paceline.embedded.redis_server import RedisServer
+from paceline.native_library import use_libraries_in
+
+if "PACELINE_TEST_KERNELS" in os.environ:  # set by .ci/sanitize
+    folder = Path(os.environ["PACELINE_TEST_KERNELS"])
+    use_libraries_in(folder)
+    for library in folder.iterdir():  # what cannot be loaded would be skipped
+        ctypes.CDLL(str(library))
 
 
 @pytest.hookimpl(optionalhook=True)
