@@ -9,7 +9,7 @@ from orchestrator.placement import DrafterRequirement, choose_drafter
 from paceline.v1 import peer_pb2, sampling_pb2
 from tests.orchestrator.conftest import Bench, run_request
 from tests.orchestrator.scripted_peers import ScriptedDrafter, ScriptedVerifier, continuation, peer_info
-from tests.orchestrator.test_parts import Drafter
+from tests.orchestrator.test_placement import Drafter
 
 PROMPT = [5, 6, 7]
 NEEDED = peer_pb2.FeatureTap(layers=[1, 2], width=8, projection_fingerprint="p")
