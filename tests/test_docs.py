@@ -112,7 +112,12 @@ def test_named_definitions_exist() -> None:
     pairs = [pair for page in PAGES for pair in re.findall(r"`([\w/]+\.py)` \(`([\w.]+)`\)", prose(page))]
     names = [name for _, name in pairs]
     assert len(names) > 30
-    assert [(path, name) for path, name in pairs if name not in definitions(ROOT / path)] == []
+    wrong = [
+        (path, name)
+        for path, name in pairs
+        if not (ROOT / path).is_file() or name not in definitions(ROOT / path)
+    ]
+    assert wrong == []
     text = "\n".join(path.read_text() for path in SOURCES)
     defined = set(re.findall(r"^\s*(?:async )?(?:def|class) (\w+)", text, re.MULTILINE))
     wire = {"GenerationService", "DirectorService", "ConductorService", "SchedulerService"}
