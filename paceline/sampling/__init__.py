@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from paceline.sampling.noise import NoiseRole, gumbel, gumbel_at, seed_tensor, uniform, uniform_scalar
     from paceline.sampling.params import Constraint, ConstraintKind, SamplingParams, VerifyMode
     from paceline.sampling.penalties import Penalties
-    from paceline.sampling.processors import RowParams, process_logits, target_probs
+    from paceline.sampling.probabilities import target_probs
+    from paceline.sampling.processors import process_logits
+    from paceline.sampling.row_params import RowParams
     from paceline.sampling.rows import maxima_of
     from paceline.sampling.rules import DraftFilter, LogitRule, RuleError
     from paceline.sampling.tree_rejection import decide_tree, verify_tree_rejection
@@ -42,7 +44,7 @@ _HOMES = {
     "MinTokens": "min_tokens",
     "NoiseRole": "noise",
     "Penalties": "penalties",
-    "RowParams": "processors",
+    "RowParams": "row_params",
     "RuleError": "rules",
     "SamplingParams": "params",
     "TokenLogProbs": "log_probs",
@@ -64,7 +66,7 @@ _HOMES = {
     "race_ranks": "choices",
     "seed_tensor": "noise",
     "target_choices": "choices",
-    "target_probs": "processors",
+    "target_probs": "probabilities",
     "token_log_probs": "log_probs",
     "uniform": "noise",
     "uniform_scalar": "noise",

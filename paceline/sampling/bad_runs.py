@@ -1,9 +1,9 @@
-"""Forbidden runs of tokens, from which bad words are made.
+"""Forbidden runs of tokens; bad words are made of them.
 
-Responsible for: masking the last token of a run wherever the completion ends with the rest of it, also where that began
-in the committed text and goes on in drafted nodes.
+Responsible for: masking the last token of a run wherever the completion ends with the rest of the run. The rest
+may begin in the committed text and continue in drafted nodes.
 
-Deliberately does not know: texts, tokenizers; the gateway makes runs of words.
+Deliberately does not know: texts, tokenizers; the gateway turns words into runs.
 
 Called by: the verifier, through `LogitRule`.
 """
@@ -18,11 +18,11 @@ from torch import Tensor
 from paceline.drafts import DraftTree
 from paceline.sampling.paths import last_tokens
 
-_ANY = -2  # in a run shorter than the longest one; compares equal to whatever stands there
+_ANY = -2  # padding of shorter runs; matches every token
 
 
 class BadRuns:
-    """Runs that never stand in one sequence's completion; the prompt may hold them, as in vLLM.
+    """Runs that never occur in one sequence's completion. The prompt may contain them, as in vLLM.
 
     Args:
         runs: each of at least one token id below the vocabulary size.
@@ -47,6 +47,6 @@ class BadRuns:
         logits[rows, self._last[runs]] = -torch.inf
 
     def commit(self, tokens: Sequence[int]) -> None:
-        """Take in what was committed."""
+        """Add committed tokens."""
         if self._num_before:
             self._tail = [*self._tail, *tokens][-self._num_before :]

@@ -1,8 +1,8 @@
-"""Verification of one step: all sequences, whatever mode each is in.
+"""Verification of one step: all sequences, each in its own mode.
 
 Responsible for: splitting a step's rows by mode, and computing no more choices than the walks need.
 
-Deliberately does not know: models, the trie, slots, reports.
+Deliberately does not know: models, the trie, KV slots, reports.
 
 Called by: the verifier's step loop.
 """
@@ -20,7 +20,8 @@ from paceline.sampling import rows as kernel_rows
 from paceline.sampling.block import verify_block
 from paceline.sampling.choices import coupled_choices, greedy_choices
 from paceline.sampling.params import SamplingParams, VerifyMode
-from paceline.sampling.processors import ProbRows, RowParams, measure_rows, target_probs
+from paceline.sampling.probabilities import ProbRows, measure_rows, target_probs
+from paceline.sampling.row_params import RowParams
 from paceline.sampling.tree_rejection import keyed_walk
 from paceline.sampling.typical import verify_typical
 from paceline.sampling.verify import TreeWalk, Verdict, walk
@@ -37,19 +38,19 @@ def verify_step(
     """Verify every sequence of a step.
 
     Args:
-        logits: [rows, vocab] float32; of each sequence its root row and then its tree's nodes.
+        logits: [rows, vocab] float32; for each sequence its root row, then its tree's nodes.
         trees: the draft nodes; empty trees mean plain decoding. In rejection mode they must come from
             `DraftTrie.select_drawn_tree`, in block mode from `DraftTrie.select_drawn_chain`.
         committed_lengths: committed length of each sequence before the step.
         params: sampling parameters of each sequence.
-        maxima: [rows, ceil(vocab / 32)] float32, the largest of every 32 logits; None where they are not known. They
-            save a reading of the logits and change nothing else.
-        firsts: the row of each sequence's root, in any order and with other rows in between; None where the sequences'
-            rows follow one another and nothing is between them.
+        maxima: [rows, ceil(vocab / 32)] float32, the largest of every 32 logits; None where unknown. They save
+            a pass over the logits and change nothing else.
+        firsts: the row of each sequence's root, in any order and with other rows in between; None where the
+            sequences' rows are adjacent and complete.
 
     Returns:
-        One verdict per sequence. In greedy and coupled mode the committed tokens do not depend on the trees, in
-        rejection and block mode their distribution does not.
+        One verdict per sequence. In greedy and coupled mode the committed tokens do not depend on the trees; in
+            rejection and block mode their distribution does not.
     """
     if not len(trees) == len(committed_lengths) == len(params):
         raise ValueError(
@@ -62,7 +63,7 @@ def verify_step(
     elif len(firsts) != len(trees) or any(
         not 0 <= first < logits.shape[0] - len(tree) for first, tree in zip(firsts, trees, strict=True)
     ):
-        raise ValueError(f"the rows of {len(trees)} trees do not lie within {logits.shape[0]} rows of logits")
+        raise ValueError(f"the rows of {len(trees)} trees do not fit into {logits.shape[0]} rows of logits")
     modes = [param.resolved_mode for param in params]
     verdicts: dict[int, Verdict] = {}
     if VerifyMode.GREEDY in modes:
@@ -83,7 +84,7 @@ def verify_step(
 
 
 def _decide(mode: VerifyMode, tree: DraftTree, logits: Tensor, start: int, params: SamplingParams) -> Verdict:
-    """One sequence in a mode that looks at the whole of its rows."""
+    """One sequence in a mode that reads all of its rows."""
     probs = target_probs(logits, RowParams.build([params], [len(tree) + 1], logits.device))
     if mode is VerifyMode.BLOCK:
         return verify_block(tree, probs, params.seed, start)
@@ -102,7 +103,9 @@ def _walk_rejection(
     members: Sequence[int],
     maxima: Tensor | None,
 ) -> dict[int, Verdict]:
-    """Walk all sequences in rejection mode down together, level by level, as :func:`_walk_coupled` does."""
+    """Walk down the trees of all sequences in rejection mode together, level by level, as :func:`_walk_coupled`
+    does.
+    """
     probs: dict[int, ProbRows] = {}
     for index in members:
         rows = slice(firsts[index], firsts[index] + len(trees[index]) + 1)
@@ -115,9 +118,9 @@ def _walk_rejection(
     num_threads = _num_threads(logits)
     verdicts: dict[int, Verdict] = {}
     while walks:
-        share = max(1, num_threads // len(walks))
+        num_ahead = max(1, num_threads // len(walks))
         measure_rows(
-            [(probs[index], row) for index, walk_ in walks.items() for row in walk_.rows_ahead(share)]
+            [(probs[index], row) for index, walk_ in walks.items() for row in walk_.rows_ahead(num_ahead)]
         )
         for index, walk_ in list(walks.items()):
             verdict = walk_.step()
@@ -136,28 +139,28 @@ def _walk_coupled(
     members: Sequence[int],
     maxima: Tensor | None,
 ) -> dict[int, Verdict]:
-    """Walk all coupled sequences down together, level by level.
+    """Walk down the trees of all coupled sequences together, level by level.
 
-    Choices are computed only for the rows the walks stand on: those off the chosen path never need theirs. Cores that
-    would have none of them to do look further down the first branches.
+    Choices are computed only for the rows that the walks have reached: rows off the chosen path are never
+    needed. Cores that would be idle compute rows further down the first branches.
     """
     walks = {index: TreeWalk(trees[index]) for index in members}
     num_threads = _num_threads(logits)
     verdicts: dict[int, Verdict] = {}
     while walks:
-        share = max(1, num_threads // len(walks))
-        asked = [
+        num_ahead = max(1, num_threads // len(walks))
+        wanted = [
             (index, row, walk_.depth + further)
             for index, walk_ in walks.items()
-            for further, row in enumerate(walk_.rows_ahead(share))
+            for further, row in enumerate(walk_.rows_ahead(num_ahead))
         ]
-        rows = [firsts[index] + row for index, row, _ in asked]
-        positions = [committed_lengths[index] + depth for index, _, depth in asked]
-        own = [params[index] for index, _, _ in asked]
+        rows = [firsts[index] + row for index, row, _ in wanted]
+        positions = [committed_lengths[index] + depth for index, _, depth in wanted]
+        own = [params[index] for index, _, _ in wanted]
         choices = coupled_choices(logits, rows, positions, own, maxima)
-        for (index, row, _), choice in zip(asked, choices, strict=True):
+        for (index, row, _), choice in zip(wanted, choices, strict=True):
             if index not in walks or walks[index].row != row:
-                continue  # the walk has ended or gone another way
+                continue  # the walk has ended or taken another branch
             verdict = walks[index].take(choice)
             if verdict is not None:
                 verdicts[index] = verdict
@@ -166,5 +169,5 @@ def _walk_coupled(
 
 
 def _num_threads(logits: Tensor) -> int:
-    """Rows that are chosen at the same time at no cost."""
+    """Rows that can be computed in parallel at no extra cost."""
     return torch.get_num_threads() if kernel_rows.can_run(logits) else 1

@@ -1,6 +1,7 @@
 """Logit bias: numbers added to the logits of some tokens.
 
-Responsible for: OpenAI's `logit_bias`. Deliberately does not know: requests, texts; it is the same at every row.
+Responsible for: OpenAI's `logit_bias`. Deliberately does not know: requests, texts; every row gets the same
+bias.
 
 Called by: the verifier, through `LogitRule`.
 """
@@ -33,4 +34,4 @@ class LogitBias:
         logits[:, self._tokens] = logits[:, self._tokens] + self._values
 
     def commit(self, tokens: Sequence[int]) -> None:
-        """Nothing to remember."""
+        """The bias has no state."""

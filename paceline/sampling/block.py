@@ -1,7 +1,7 @@
-"""Block verification: a drafted chain judged as a whole.
+"""Block verification: a drafted chain verified as a whole.
 
-Responsible for: accepting the longest beginning of a chain such that what is committed has exactly the target's
-distribution; on average at least as long as what token-by-token rejection accepts, and the longest possible.
+Responsible for: accepting the longest possible prefix of a chain such that the committed text has exactly the
+target's distribution. On average it is at least as long as with token-by-token rejection.
 
 Deliberately does not know: logits, processors, the trie, the wire.
 
@@ -26,21 +26,21 @@ def decide_block(
 ) -> Verdict:
     """Block verification as a function of its uniform numbers (Sun et al., arXiv 2403.10444, Algorithm 2).
 
-    1. s_0 = 1, s_i = min(1, s_{i-1} p_i(x_i) / q_i(x_i)): the probability with which the first i tokens are to be
+    1. s_0 = 1, s_i = min(1, s_{i-1} p_i(x_i) / q_i(x_i)): the probability with which the first i tokens must be
        kept.
-    2. Beginning i is long enough with probability h_i = S_i / (S_i + 1 - s_i), where S_i = sum over x of
-       max(s_i p_{i+1}(x) - q_{i+1}(x), 0); the whole chain with probability s_k. Given that no longer beginning is,
-       this keeps the first i tokens with probability s_i in all.
-    3. Keep the longest such beginning. After the whole chain draw the bonus token from the target; after fewer, i of
-       them, from max(s_i p_{i+1} - q_{i+1}, 0), normalised.
+    2. The prefix of length i qualifies with probability h_i = S_i / (S_i + 1 - s_i), where S_i = sum over x of
+       max(s_i p_{i+1}(x) - q_{i+1}(x), 0); the whole chain qualifies with probability s_k. If no longer prefix
+       qualifies, this keeps the first i tokens with total probability s_i.
+    3. Keep the longest prefix that qualifies. After the whole chain draw the bonus token from the target. After
+       a prefix of length i draw from max(s_i p_{i+1} - q_{i+1}, 0), normalised.
 
-    Later tokens are looked at even where an earlier beginning is not long enough: a token that the target likes better
-    than the drafter makes up for one that it likes less.
+    Later tokens are read even where a shorter prefix does not qualify: a token that is likelier under the
+    target than under the drafter compensates for one that is less likely.
 
     Args:
         tree: a chain of k tokens; one that was not drawn counts as drawn with certainty.
         target_probs: [k + 1, vocab] float64, after temperature and filters.
-        accept_noise: k numbers in (0, 1): number i - 1 is beginning i's.
+        accept_noise: k numbers in (0, 1); number i - 1 decides about the prefix of length i.
         final_noise: a number in (0, 1) for the last token.
 
     Raises:
@@ -70,9 +70,9 @@ def decide_block(
         else:
             residual = dists[length].subtracted_from(target_probs[length] * keep[length])
             mass = float(residual.sum())
-            # At s_i = 1 a longer beginning, or else this one, is kept for certain; S_i may then be empty.
+            # At s_i = 1 this prefix or a longer one is certainly kept; S_i may then be empty.
             long_enough = 1.0 if keep[length] == 1.0 else mass / (mass + 1.0 - keep[length])
-            if not mass > 0:  # p = q: only rounding leads here, and p itself is then as good
+            if not mass > 0:  # p = q: only rounding leads here, and p itself is the right distribution
                 residual = target_probs[length]
         if length == 0 or accept_noise[length - 1] < long_enough:
             break
@@ -82,10 +82,11 @@ def decide_block(
 
 
 def verify_block(tree: DraftTree, target_probs: Tensor, seed: int, start: int) -> Verdict:
-    """`decide_block` with noise keyed by seed and the block's beginning.
+    """`decide_block` with noise keyed by seed and the block's first position.
 
-    Not by position, as rejection's is: a block looks at tokens past the ones it keeps, so that the next block needs
-    numbers that none has seen. Two blocks never begin at one committed length.
+    Rejection keys its noise by the position of each token instead. A block reads tokens past those that it
+    keeps, so the next block needs numbers that have not been used. No two blocks begin at the same committed
+    length.
 
     Args:
         tree: a chain.

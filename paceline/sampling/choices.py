@@ -1,12 +1,12 @@
-"""The token the target chooses at a row, in the modes where drafts have no say in it.
+"""The token that the target chooses at a row, in the modes where the choice does not depend on drafts.
 
 Responsible for: greedy choice, and Gumbel-max choice with noise keyed by seed and position.
 
 Deliberately does not know: drafts, trees, sequences. That is why these modes give one text whatever was
 drafted.
 
-Called by: `batch` for the target's rows; drafters, on their own logits, to draft the token the target is
-likeliest to choose.
+Called by: `batch` for the target's rows; drafters, on their own logits, to draft the token that the target most
+likely chooses.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from torch import Tensor
 from paceline.sampling import rows as kernel_rows
 from paceline.sampling.noise import NoiseRole, gumbel, gumbel_at
 from paceline.sampling.params import SamplingParams, VerifyMode
-from paceline.sampling.processors import RowParams, process_logits
+from paceline.sampling.processors import process_logits
+from paceline.sampling.row_params import RowParams
 
 _MODES_WITH_CHOICES = frozenset({VerifyMode.GREEDY, VerifyMode.COUPLED})
-_SPARSE_FRACTION = 16  # below vocab / 16 tokens left, noise for those alone is cheaper than for all
+_SPARSE_FRACTION = 16  # with fewer than vocab / 16 tokens left, noise for those alone is cheaper than for all
 
 
 def target_choices(
@@ -36,15 +37,14 @@ def target_choices(
     """One token per row: the largest logit, or the winner of a Gumbel race.
 
     Coupled mode is Gumbel-max sampling with shared noise (Daliri, Musco and Suresh, arXiv 2408.07978, section
-    4): the choice has exactly the processed distribution, and depends on nothing but logits, parameters and
-    position.
+    4). The choice has exactly the processed distribution, and depends only on logits, parameters and position.
 
     Args:
         logits: [rows, vocab] float32
         positions: absolute position of the token that each row chooses: the row's own position plus one.
         rows: parameters per row; modes greedy and coupled only.
         at: which rows of the logits choose, in the order of positions and parameters; None means all.
-        maxima: of all rows of the logits, as `rows.maxima_of` gives them; None where they are not known.
+        maxima: of all rows of the logits, as `rows.maxima_of` gives them; None where unknown.
 
     Returns:
         [rows] int64, one for each row that chooses.
@@ -56,7 +56,7 @@ def target_choices(
         )
     for mode in rows.modes:
         if mode not in _MODES_WITH_CHOICES:
-            raise ValueError(f"a row in {mode} mode has no choice of its own; `verify_step` decides it")
+            raise ValueError(f"rows in {mode} mode have no choice of their own; pass them to `verify_step`")
     choices = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
     greedy = [index for index, param in enumerate(rows.params) if param.is_greedy]
     left = [index for index, param in enumerate(rows.params) if not param.is_greedy]
@@ -73,7 +73,7 @@ def target_choices(
         for index, winner in found:
             choices[index] = winner
         left = [index for index, winner in zip(left, winners, strict=True) if winner is None]
-    # Two groups by each row's own parameters, so that a row never takes another path because of its neighbours.
+    # Each row's own parameters choose its group, so that its computation does not depend on its neighbours.
     for name, race in (("filtered", _race_filtered), ("whole", _race_whole)):
         members = [index for index in left if _is_filtered(rows.params[index]) == (name == "filtered")]
         if members:
@@ -91,7 +91,7 @@ def coupled_choices(
     params: Sequence[SamplingParams],
     maxima: Tensor | None = None,
 ) -> list[int]:
-    """`target_choices` of rows in coupled mode alone, on the shortest way: a walk asks for few rows, many times a step.
+    """`target_choices` for rows in coupled mode alone, without tensors: a walk needs few rows, many times a step.
 
     Args:
         logits: [rows, vocab] float32
@@ -116,22 +116,22 @@ def coupled_choices(
 def race_listed(
     processed: Tensor, positions: Sequence[int], rows: RowParams, token_ids: Tensor | None
 ) -> Tensor:
-    """The places that win the target's race in rows over some token ids only.
+    """The columns that win the target's race in rows over some token ids only.
 
     Args:
         processed: [rows, n] float32 as `process_logits` gives them: filters applied, the largest 0.
         positions: absolute position of the token that each row chooses.
         rows: parameters per row, for their seeds.
-        token_ids: [n] int64 target id of each place; None where they are the places.
+        token_ids: [n] int64 target id of each column; None where columns are target ids.
 
     Returns:
-        [rows] int64 places.
+        [rows] int64 columns.
     """
     if kernel_rows.can_run(processed):
         seeds = [param.seed for param in rows.params]
-        places = kernel_rows.race(processed, positions, seeds, token_ids)
-        found = [place for place in places if place is not None]
-        if len(found) == len(places):
+        columns = kernel_rows.race(processed, positions, seeds, token_ids)
+        found = [column for column in columns if column is not None]
+        if len(found) == len(columns):
             return torch.tensor(found)
     ids = torch.arange(processed.shape[1], device=processed.device) if token_ids is None else token_ids
     where = torch.tensor(positions, device=processed.device)
@@ -146,18 +146,18 @@ def race_ranks(
     token_ids: Tensor | None,
     count: int,
 ) -> tuple[Tensor, Tensor]:
-    """The first places of the target's race in rows over some token ids only, filters applied.
+    """The best columns of the target's race in rows over some token ids only, filters applied.
 
     Args:
         logits: [rows, n] float32
         positions: absolute position of the token that each row chooses.
         params: sampling parameters of each, temperature above 0.
-        token_ids: [n] int64 target id of each place; None where they are the places.
-        count: places wanted, at least 1.
+        token_ids: [n] int64 target id of each column; None where columns are target ids.
+        count: columns wanted, at least 1.
 
     Returns:
-        Places [rows, m] int64, best first, and what they ran with, scaled logits plus noise, [rows, m] float32; m is
-        `count`, or less where filters leave some row less.
+        Columns [rows, m] int64, best first, and their sums of scaled logit and noise, [rows, m] float32; m is
+            `count`, or less where filters leave fewer in some row.
     """
     if kernel_rows.can_run(logits):
         ranked = kernel_rows.rank(logits, positions, params, token_ids, count)
@@ -167,13 +167,14 @@ def race_ranks(
     ids = torch.arange(logits.shape[1], device=logits.device) if token_ids is None else token_ids
     where = torch.tensor(positions, device=logits.device)
     sums = gumbel_at(rows.seeds, where, NoiseRole.TARGET, ids.expand(logits.shape[0], -1))
-    best, places = sums.add_(process_logits(logits, rows)).topk(min(count, logits.shape[1]), dim=-1)
+    best, columns = sums.add_(process_logits(logits, rows)).topk(min(count, logits.shape[1]), dim=-1)
     left = int((~best.isneginf()).sum(dim=-1).min())
-    return places[:, :left], best[:, :left]
+    return columns[:, :left], best[:, :left]
 
 
 def greedy_choices(logits: Tensor, maxima: Tensor | None = None) -> list[int]:
-    """`largest` as a list, on the shortest way: after a pass nothing is in a processor's caches, and each call costs.
+    """`largest` as a list, in as few calls as possible: after a pass the processor's caches are cold, and each
+    call costs.
 
     Args:
         logits: [rows, vocab] float32
@@ -188,8 +189,8 @@ def greedy_choices(logits: Tensor, maxima: Tensor | None = None) -> list[int]:
 def largest(rows: Tensor, maxima: Tensor | None = None) -> Tensor:
     """Index of each row's largest entry, the first of equals: `[rows, n] -> [rows]` int64.
 
-    Where the maxima of a CPU's rows are known (see `rows.maxima_of`), only they are read, and one set of each row.
-    On a CPU through numpy, which looks at sixteen entries at a time: 6 rows of 49,152 take 22 us, in torch 244 us.
+    If the maxima of a CPU's rows are known (see `rows.maxima_of`), only they and one set of each row are read.
+    On a CPU numpy does it, sixteen entries at a time: 6 rows of 49,152 take 22 us, in torch 244 us.
     """
     if rows.device.type != "cpu" or rows.dtype != torch.float32:
         return rows.argmax(dim=-1)
@@ -211,7 +212,7 @@ def _race_whole(processed: Tensor, positions: Tensor, seeds: Tensor) -> Tensor:
 
 
 def _race_filtered(processed: Tensor, positions: Tensor, seeds: Tensor) -> Tensor:
-    """The same race where few tokens are left; ids in rising order, so that ties end as in `_race_whole`."""
+    """The same race where few tokens are left. Ids are in rising order, so that ties end as in `_race_whole`."""
     largest_count = max(1, int(processed.isfinite().sum(dim=-1).max()))
     if largest_count > processed.shape[1] // _SPARSE_FRACTION:
         return _race_whole(processed, positions, seeds)

@@ -2,7 +2,7 @@
 
 Responsible for: its form, checks of one that a peer sent, and drawing by a uniform number.
 
-Deliberately does not know: logits, which mode needs it, the wire's form.
+Deliberately does not know: logits, which mode needs it, its form on the wire.
 
 Called by: the verification modes, `draws`, the wire codec.
 """
@@ -25,12 +25,12 @@ _SUM_TOLERANCE = 1e-2  # bfloat16 probabilities; renormalised after the check
 
 @dataclass(frozen=True, eq=False)
 class DraftDistribution:
-    """The distribution a drafted token was drawn from, on its support.
+    """The distribution that a drafted token was drawn from, on its support.
 
     Attributes:
         token_ids: [m] int64, distinct.
         probs: [m] float64, not negative, sum 1.
-        weights: the whole numbers that the probabilities are the shares of; None for one that never travels.
+        weights: whole numbers proportional to the probabilities; None for a distribution that is never sent.
     """
 
     token_ids: Tensor
@@ -44,15 +44,15 @@ class DraftDistribution:
 
     @classmethod
     def point_mass(cls, token: int) -> DraftDistribution:
-        """For a drafter that did not draw at all: its most likely token, with certainty."""
+        """For a drafter that did not draw: its most likely token, with certainty."""
         return cls(torch.tensor([token]), torch.ones(1, dtype=torch.float64))
 
     @classmethod
     def of_weights(cls, token_ids: Tensor, weights: Tensor) -> DraftDistribution:
-        """From whole numbers, so that both ends of a wire hold the same probabilities to the last bit.
+        """From whole numbers, so that both peers compute the same probabilities to the last bit.
 
         Args:
-            token_ids: [m] int64, distinct; checked by whoever took them from a peer.
+            token_ids: [m] int64, distinct; the caller has checked them.
             weights: [m] int64, each from 1 to `MAX_WEIGHT`.
         """
         exact = weights.to(torch.float64)
@@ -60,14 +60,16 @@ class DraftDistribution:
 
     @classmethod
     def truncated(cls, token_ids: Tensor, probs: Tensor, vocab_size: int) -> DraftDistribution:
-        """From a support and its probabilities. Nothing is believed before it is checked.
+        """From a support and its probabilities, with every check.
 
         Raises:
             DraftError: shapes disagree, an id is out of range or repeated, a probability is negative or not
-                finite, or they are far from summing to 1.
+                finite, or their sum is far from 1.
         """
         if token_ids.dim() != 1 or token_ids.shape != probs.shape or not token_ids.numel():
-            raise DraftError(f"{list(token_ids.shape)} ids and {list(probs.shape)} probabilities")
+            raise DraftError(
+                f"{list(token_ids.shape)} ids and {list(probs.shape)} probabilities: need one of each, at least one"
+            )
         if token_ids.dtype != torch.int64:
             raise DraftError(f"token ids must be int64, got {token_ids.dtype}")
         if int(token_ids.min()) < 0 or int(token_ids.max()) >= vocab_size:

@@ -1,9 +1,10 @@
-"""A drafter's own draws: what it draws from, and the draws.
+"""A drafter's own draws, and the distribution that it draws from.
 
-Responsible for: a drafter's distribution cut to its likeliest tokens and rounded to whole numbers, and draws from
-exactly that. What is sent is what was drawn from; so cutting and rounding cost some acceptance and no exactness.
+Responsible for: cutting a drafter's distribution to its likeliest tokens, rounding it to whole numbers, and
+drawing from exactly that. The drafter sends what it drew from, so cutting and rounding cost some acceptance and
+no exactness.
 
-Deliberately does not know: drafters, verification, the wire's form.
+Deliberately does not know: drafters, verification, the form on the wire.
 
 Called by: drafters, for requests in modes that verify draws.
 """
@@ -19,19 +20,20 @@ from paceline.drafts import DrawRule, SiblingDraws
 from paceline.sampling.distribution import MAX_WEIGHT, DraftDistribution, inverse_cdf
 from paceline.sampling.noise import NoiseRole, uniform_scalar
 from paceline.sampling.params import SamplingParams, VerifyMode
-from paceline.sampling.processors import RowParams, process_logits
+from paceline.sampling.processors import process_logits
+from paceline.sampling.row_params import RowParams
 
 SUPPORT_SIZE = 32
-"""Tokens that a drafter draws from; `docs/modes.md` has what other sizes come to."""
+"""Tokens that a drafter draws from; `docs/modes.md` has measurements of other sizes."""
 
 
 def draft_distributions(
     logits: Tensor, draft_ids: Tensor | None, rows: RowParams, support_sizes: Sequence[int]
 ) -> list[DraftDistribution]:
-    """What a drafter draws from, for each row: its own distribution under the request's parameters, cut and rounded.
+    """What a drafter draws from, for each row: its distribution under the request's parameters, cut and rounded.
 
-    Weight i is p_i / max p in units of 1 / 65535, so that the likeliest token's is 65535; tokens that round to zero
-    leave the support.
+    Weight i is p_i / max p in units of 1 / 65535, so that the likeliest token has 65535. Tokens that round to
+    zero leave the support.
 
     Args:
         logits: [rows, draft_vocab] float32
@@ -41,8 +43,8 @@ def draft_distributions(
     """
     processed = process_logits(logits, rows)
     top = processed.topk(min(max(support_sizes), processed.shape[-1]), dim=-1)
-    shares = (top.values - top.values[:, :1]).to(torch.float64).exp()  # [rows, support], the largest 1
-    weights = (shares * MAX_WEIGHT).round().to(torch.int64).cpu()
+    ratios = (top.values - top.values[:, :1]).to(torch.float64).exp()  # [rows, support], the largest 1
+    weights = (ratios * MAX_WEIGHT).round().to(torch.int64).cpu()
     ids = (top.indices if draft_ids is None else draft_ids[top.indices]).cpu()
     num_positive = (weights > 0).sum(dim=-1).tolist()  # weights fall along a row
     return [
@@ -52,12 +54,10 @@ def draft_distributions(
 
 
 def draw_siblings(dist: DraftDistribution, rule: DrawRule, noise: Sequence[float]) -> SiblingDraws:
-    """Draw one child for each uniform number.
-
-    Without replacement the draws end with the support.
+    """Draw one child for each uniform number. Without replacement the draws end when the support is exhausted.
 
     Args:
-        dist: what to draw from.
+        dist: the distribution to draw from.
         rule: with or without replacement.
         noise: numbers in (0, 1).
     """
@@ -66,27 +66,28 @@ def draw_siblings(dist: DraftDistribution, rule: DrawRule, noise: Sequence[float
     for number in noise:
         if not float(left.sum()) > 0:
             break
-        place = inverse_cdf(left, number)
-        tokens.append(int(dist.token_ids[place]))
+        index = inverse_cdf(left, number)
+        tokens.append(int(dist.token_ids[index]))
         if rule is DrawRule.WITHOUT_REPLACEMENT:
-            left[place] = 0
+            left[index] = 0
     return SiblingDraws(tuple(tokens), rule, dist)
 
 
 def draw_children(
     dist: DraftDistribution, rule: DrawRule, count: int, params: SamplingParams, start: int, position: int
 ) -> SiblingDraws:
-    """`draw_siblings` with noise keyed by the request's seed, independent of all the target's draws.
+    """`draw_siblings` with noise keyed by the request's seed, independent of all of the target's draws.
 
-    Keyed by position for rejection, which decides each position once. Keyed by the draft's beginning and the place in
-    it for block verification, which looks at positions that it does not decide: those are drawn anew.
+    For rejection the key is the position: each position is decided once. For block verification the key is the
+    draft's first position and the offset in the draft: positions that a block reads without deciding them are
+    drawn again.
 
     Args:
-        dist: what to draw from.
+        dist: the distribution to draw from.
         rule: with or without replacement.
         count: draws, at least 1.
-        params: the request's.
-        start: committed length that the draft goes on from.
+        params: of the request.
+        start: committed length that the draft continues.
         position: absolute position of the tokens that are drawn.
     """
     if params.resolved_mode is VerifyMode.BLOCK:

@@ -1,11 +1,11 @@
 """Log-probabilities of tokens under the target's own distribution.
 
-Responsible for: float32 log-softmax, ranks and the likeliest alternatives, vectorised over rows. What comes in are
-logits as the model gave them, before any rule, temperature or filter.
+Responsible for: float32 log-softmax, ranks and the likeliest alternatives, vectorised over rows. The input is
+the model's logits, before any rule, temperature or filter.
 
 Deliberately does not know: sequences, which rows were committed, the wire.
 
-Called by: the verifier, for sequences that ask for them.
+Called by: the verifier, for sequences that request log-probs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class TokenLogProbs:
 
     Attributes:
         log_probs: `[n]` float32, natural logarithms.
-        ranks: `[n]` int64: one more than the tokens that are likelier.
+        ranks: `[n]` int64: 1 plus the number of likelier tokens.
         top_token_ids: `[n, num_top]` int64, likeliest first.
         top_log_probs: `[n, num_top]` float32.
     """
@@ -36,7 +36,7 @@ class TokenLogProbs:
     top_log_probs: Tensor
 
     def part(self, start: int, stop: int, num_top: int) -> TokenLogProbs:
-        """Those of tokens `start` to `stop`, with fewer alternatives."""
+        """Those of tokens `start` to `stop`, with `num_top` alternatives."""
         return TokenLogProbs(
             self.log_probs[start:stop],
             self.ranks[start:stop],

@@ -1,7 +1,7 @@
-"""A smallest length: no stop token before the completion has so many tokens.
+"""A smallest length: no stop token before the completion has a number of tokens.
 
-Responsible for: masking stop tokens while the text is too short. Deliberately does not know: stop texts, which the
-gateway compares, and limits on length.
+Responsible for: masking stop tokens while the completion is too short. Deliberately does not know: stop texts
+(the gateway compares them), and limits on length.
 
 Called by: the verifier, through `LogitRule`.
 """
@@ -20,9 +20,9 @@ class MinTokens:
     """The smallest length of one sequence.
 
     Args:
-        min_tokens: tokens that the completion has at least before it may stop.
+        min_tokens: least tokens of the completion before it may stop.
         stop_token_ids: ids below the vocabulary size.
-        num_tokens: tokens that it has already.
+        num_tokens: tokens of the completion so far.
     """
 
     def __init__(self, min_tokens: int, stop_token_ids: Iterable[int], num_tokens: int = 0) -> None:
@@ -38,5 +38,5 @@ class MinTokens:
         logits[rows, self._stop_tokens.to(logits.device)] = -torch.inf
 
     def commit(self, tokens: Sequence[int]) -> None:
-        """Take in what was committed."""
+        """Count committed tokens."""
         self._num_missing -= len(tokens)

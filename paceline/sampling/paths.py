@@ -1,11 +1,11 @@
 """The text that leads to each row of a drafted tree, as tensors.
 
-Responsible for: which nodes lie on the path to a node, and the last tokens before each row. Work grows with nodes and
-depth, never with the committed text.
+Responsible for: which nodes are on the path to a node, and the last tokens before each row. Work grows with
+nodes and depth, never with the committed text.
 
 Deliberately does not know: logits, what a rule does with a path.
 
-Called by: the rules of this package that look back.
+Called by: the rules of this package that read earlier tokens.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 from paceline.drafts import DraftTree
 
 NO_TOKEN = -1
-"""Stands before the beginning of a text; equal to no token id."""
+"""Padding before the beginning of a text; no token id equals it."""
 
 
 def on_path(tree: DraftTree, device: torch.device) -> Tensor:
@@ -38,16 +38,17 @@ def last_tokens(tail: Sequence[int], tree: DraftTree, num_tokens: int, device: t
     """The last tokens before each row's choice.
 
     Args:
-        tail: end of the committed text; what stands before it is taken as absent.
+        tail: end of the committed text; tokens before it count as absent.
         tree: the drafted nodes.
-        num_tokens: how many tokens to look back.
-        device: where the result lies.
+        num_tokens: how many tokens of the text are wanted.
+        device: of the result.
 
     Returns:
         `[1 + nodes, num_tokens]` int64, oldest first; `NO_TOKEN` where a text is shorter.
     """
     known = list(tail[-num_tokens:]) if num_tokens else []
-    # One chain of places: absence, the tail, the nodes; each place points to the one before it.
+    # One list: a placeholder for absence, the tail, the nodes. Each entry points to the one before it in its
+    # text.
     tokens = torch.tensor([NO_TOKEN, *known, *tree.tokens], dtype=torch.int64, device=device)
     root, first_node = len(known), len(known) + 1
     parents = [root if parent < 0 else first_node + parent for parent in tree.parents]

@@ -1,6 +1,7 @@
-"""The children of every row of a drafted tree, as the modes that verify draws walk them.
+"""The children of every row of a drafted tree, for the modes that verify draws.
 
-Responsible for: which nodes hang below a row, in the order of their draws, and what they were drawn from.
+Responsible for: which nodes are below a row, in the order of their draws, and the distribution they were drawn
+from.
 
 Deliberately does not know: noise, the target's probabilities, the trie.
 
@@ -14,7 +15,9 @@ from paceline.sampling.distribution import DraftDistribution
 
 
 def children_of(tree: DraftTree) -> dict[int, list[int]]:
-    """For each row that has children their node indices, in order; row 0 is the root, row i + 1 node i."""
+    """The node indices of each row's children, in order, for rows with children; row 0 is the root, row i + 1 node
+    i.
+    """
     children: dict[int, list[int]] = {}
     for node, parent in enumerate(tree.parents):
         children.setdefault(parent + 1, []).append(node)
@@ -22,15 +25,16 @@ def children_of(tree: DraftTree) -> dict[int, list[int]]:
 
 
 def draws_of(tree: DraftTree, node: int) -> SiblingDraws | None:
-    """How a node's token was drawn; None where it was not."""
+    """How a node's token was drawn; None where it was not drawn."""
     return tree.draft_dists[node] if tree.draft_dists else None
 
 
 def distribution_of(draws: SiblingDraws) -> DraftDistribution:
-    """What siblings were drawn from.
+    """The distribution that siblings were drawn from.
 
     Raises:
-        TypeError: it is not a distribution: a bug of ours, the wire makes nothing else.
+        TypeError: it is not a `DraftDistribution`. That is a bug in this process: the wire codec makes nothing
+            else.
     """
     if not isinstance(draws.distribution, DraftDistribution):
         raise TypeError(f"siblings were drawn from a {type(draws.distribution).__name__}")

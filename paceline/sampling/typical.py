@@ -1,7 +1,8 @@
-"""Typical acceptance: not exact.
+"""Typical acceptance, which is not exact.
 
-Responsible for: keeping drafted tokens that the target finds likely enough for how sure it is. What comes out has not
-the target's distribution: a kept token was chosen by the drafter, whatever the odds. Only for requests that name it.
+Responsible for: keeping drafted tokens that are likely enough under the target, given the target's entropy. The
+text does not have the target's distribution: the drafter chose a kept token, whatever its odds. Only for
+requests that ask for it.
 
 Deliberately does not know: logits, processors, the trie, what each token was drawn from.
 
@@ -28,18 +29,18 @@ def decide_typical(
 ) -> Verdict:
     """Keep the longest path whose tokens are all typical (Medusa, arXiv 2401.10774, section 2.3.1).
 
-    1. A token is typical if p(x) > min(epsilon, delta * exp(-H(p))), p the target's distribution before it and H its
-       entropy in nats.
-    2. Of the paths of typical tokens keep the longest; of equally long ones the one with the largest sum of
-       log p; of equals the first.
-    3. The token after it is drawn from the target.
+    1. A token is typical if p(x) > min(epsilon, delta * exp(-H(p))), where p is the target's distribution
+       before it and H its entropy in nats.
+    2. Keep the longest path of typical tokens; of equally long ones the one with the largest sum of log p; of
+       equals the first.
+    3. Draw the token after it from the target.
 
     Args:
-        tree: what was drafted.
+        tree: the draft.
         target_probs: [nodes + 1, vocab] float64, after temperature and filters.
-        epsilon: bound in (0, 1] where the target is sure.
-        delta: factor in (0, 1] of the bound where it is not.
-        final_noise: a number in (0, 1) for each depth from 0 to the tree's, of which the one where the path ends is
+        epsilon: threshold in (0, 1] at low entropy.
+        delta: factor in (0, 1] of the threshold at high entropy.
+        final_noise: a number in (0, 1) for each depth from 0 to the tree's; the one at which the path ends is
             used.
 
     Raises:

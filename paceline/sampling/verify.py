@@ -1,6 +1,7 @@
 """How far a drafted tree agrees with the target's choices.
 
-Responsible for: the verdict, and the walk from the root down the branch the target chose.
+Responsible for: the verdict, and the walk from the root down the branch that the target chose. A drafted token
+is accepted in `TreeWalk.take`.
 
 Deliberately does not know: tensors, how a choice was made, what happens to the KV cache.
 
@@ -20,9 +21,9 @@ class FinalKind(StrEnum):
     """Where the last token of a step came from."""
 
     RECOVERED = "recovered"
-    """The target chose otherwise than every draft at that point."""
+    """The target chose a token that no draft had at that position."""
     BONUS = "bonus"
-    """A whole drafted path was accepted; the target adds one more."""
+    """A whole drafted path was accepted, and the target added one more token."""
     PLAIN = "plain"
     """Nothing was drafted: plain decoding."""
 
@@ -32,10 +33,10 @@ class Verdict:
     """What one sequence commits after a step.
 
     Attributes:
-        accepted_rows: row numbers within the sequence's step of the accepted draft tokens, top down. Row 0 is
-            the root, which is always kept and not listed; row i + 1 is node i of the tree.
+        accepted_rows: rows of the accepted draft tokens within the sequence's step, top down. Row 0 is the
+            root, which is always kept and not listed; row i + 1 is node i of the tree.
         accepted_tokens: the accepted draft tokens.
-        final_token: the token the target adds. It has not been run: it is the next root.
+        final_token: the token that the target adds. The model has not run on it yet: it is the next root.
         kind: where the final token came from.
     """
 
@@ -51,7 +52,7 @@ class Verdict:
 
     @property
     def committed_tokens(self) -> tuple[int, ...]:
-        """What the text grows by."""
+        """The tokens added to the text."""
         return (*self.accepted_tokens, self.final_token)
 
 
@@ -80,7 +81,9 @@ class TreeWalk:
         return len(self._rows)
 
     def rows_ahead(self, count: int) -> list[int]:
-        """The row whose choice is needed next, and up to so many in all that are if first children are chosen."""
+        """The row whose choice is needed next, and the rows needed after it if first children are chosen; at most
+        `count` in all.
+        """
         rows = [self.row]
         while len(rows) < count and rows[-1] in self._first_child:
             rows.append(self._first_child[rows[-1]])
@@ -103,11 +106,11 @@ class TreeWalk:
 def walk(tree: DraftTree, choices: Sequence[int]) -> Verdict:
     """Accept the branch that the target's choices follow.
 
-    Lossless by construction: every committed token is the target's own choice given the committed tokens
-    before it.
+    Lossless by construction: every committed token is the target's own choice given the committed tokens before
+    it.
 
     Args:
-        tree: what was drafted.
+        tree: the draft.
         choices: the target's choice at the root (index 0) and at node i (index i + 1).
     """
     if len(choices) != len(tree) + 1:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from paceline.drafts import DraftTree, DrawRule, SiblingDraws
 from paceline.sampling.distribution import DraftDistribution
-from paceline.sampling.processors import ProbRows
+from paceline.sampling.probabilities import ProbRows
 from paceline.sampling.tree_rejection import decide_tree, verify_tree_rejection
 from paceline.sampling.verify import Verdict
 

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.sampling import NoiseRole, gumbel, gumbel_at, kernels, seed_tensor, uniform
-from paceline.sampling.noise import _gumbel_of, philox4x32, uniform_scalar
-from paceline.sampling.processors import _masses
+from paceline.sampling.noise import _gumbel_of, uniform_scalar
+from paceline.sampling.philox import philox4x32
+from paceline.sampling.processors import masses_of
 from tests.sampling.noise_reference import gumbel32_of, gumbel_of, mass_of, vectors
 
 # The three philox4x32-10 lines of Random123's known-answer file: counter, key, result.
@@ -160,7 +161,7 @@ def test_a_million_numbers_are_gumbel_distributed() -> None:
 
 def test_masses_are_exponentials() -> None:
     scaled = torch.cat([torch.tensor([0.0, -torch.inf, -1e30, -27.7, -27.8]), -torch.rand(5000) * 40]).float()
-    masses = _masses(scaled)
+    masses = masses_of(scaled)
     assert masses.tolist() == [mass_of(value) for value in scaled.tolist()]
     assert masses[:3].tolist() == [2**40, 0, 0]
     exact = scaled.double().exp() * 2.0**40
@@ -181,7 +182,7 @@ def test_cuda_computes_the_same_bits() -> None:
     for dtype in (torch.float32, torch.float64):
         assert torch.equal(_gumbel_of(words.cuda(), dtype).cpu(), _gumbel_of(words, dtype))
     scaled = -torch.rand(10**6, generator=torch.Generator().manual_seed(10)) * 40
-    assert torch.equal(_masses(scaled.cuda()).cpu(), _masses(scaled))
+    assert torch.equal(masses_of(scaled.cuda()).cpu(), masses_of(scaled))
 
 
 def test_moments_are_those_of_the_distributions() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.sampling import RowParams, SamplingParams, VerifyMode, process_logits, target_probs
-from paceline.sampling.processors import ProbRows
+from paceline.sampling.probabilities import ProbRows
 
 
 def reference(logits: list[float], params: SamplingParams) -> list[float]:

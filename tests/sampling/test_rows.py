@@ -24,11 +24,13 @@ from paceline.sampling import (
     processors,
     race_listed,
     race_ranks,
+    row_probs,
     rows,
     target_choices,
 )
 from paceline.sampling.choices import _race_filtered, _race_whole, largest
-from paceline.sampling.processors import _masses, _probs_with_torch, _process_with_torch
+from paceline.sampling.probabilities import ProbRows, probs_with_torch
+from paceline.sampling.processors import masses_of, process_with_torch
 
 pytestmark = pytest.mark.skipif(kernels.load() is None, reason="the sampling kernels are not built")
 VECTORS = json.loads((Path(__file__).parent / "noise_vectors.json").read_text())
@@ -58,7 +60,7 @@ def some_logits(kind: str, width: int, seed: int) -> Tensor:
 
 
 def by_torch(logits: Tensor, param: SamplingParams, position: int) -> tuple[Tensor, int]:
-    processed = _process_with_torch(logits, [param])
+    processed = process_with_torch(logits, [param])
     seeds = RowParams.build([param], [1]).seeds
     winner = int(_race_whole(processed, torch.tensor([position]), seeds))
     assert winner == int(_race_filtered(processed, torch.tensor([position]), seeds))
@@ -83,14 +85,14 @@ def test_kernels_and_torch_agree(
     assert chosen == [winner for _, winner in wanted]
     maxima = maxima_of(logits)
     assert rows.choose(logits, range(len(params)), positions, params, only_scalar, maxima) == chosen
-    processed = rows.process(logits, params, only_scalar)
+    processed = row_probs.process(logits, params, only_scalar)
     assert processed is not None
     assert torch.equal(processed, torch.cat([row for row, _ in wanted]))
-    probs = rows.probs(logits, params, only_scalar)
+    probs = row_probs.probs(logits, params, only_scalar)
     assert probs is not None
-    expected = [_probs_with_torch(logits[i : i + 1], [param]) for i, param in enumerate(params)]
+    expected = [probs_with_torch(logits[i : i + 1], [param]) for i, param in enumerate(params)]
     assert torch.equal(probs, torch.cat(expected))
-    with_maxima = rows.probs(logits, params, only_scalar, maxima)
+    with_maxima = row_probs.probs(logits, params, only_scalar, maxima)
     assert with_maxima is not None
     assert torch.equal(with_maxima, probs)
     seeds = [param.seed for param in params]
@@ -225,7 +227,7 @@ def test_broken_rows_are_left_to_torch(value: float, only_scalar: bool) -> None:
         assert [winner is None for winner in chosen] == [False, True, False]
         known = maxima_of(logits)
         assert rows.choose(logits, range(3), [1, 2, 3], [param] * 3, only_scalar, known) == chosen
-        assert rows.process(logits, [param] * 3, only_scalar) is None
+        assert row_probs.process(logits, [param] * 3, only_scalar) is None
     assert rows.choose(torch.full((1, 8), -math.inf), [0], [0], [SamplingParams()], only_scalar) == [None]
 
 
@@ -241,9 +243,9 @@ def test_single_shares_are_those_of_the_whole_row(
     param: SamplingParams, kind: str, width: int, seed: int, only_scalar: bool
 ) -> None:
     logits = some_logits(kind, width, seed).unsqueeze(0).repeat(2, 1)
-    whole = _probs_with_torch(logits[1:], [param])[0]
-    views = [rows.RowView(logits, 1, param, maxima) for maxima in (None, maxima_of(logits))]
-    shares, with_maxima = rows.measure(views, only_scalar)
+    whole = probs_with_torch(logits[1:], [param])[0]
+    views = [row_probs.RowView(logits, 1, param, maxima) for maxima in (None, maxima_of(logits))]
+    shares, with_maxima = row_probs.measure(views, only_scalar)
     assert shares is not None
     assert with_maxima is not None
     assert with_maxima[seed % width] == shares[seed % width]
@@ -259,10 +261,10 @@ def test_sums_of_many_small_masses_are_exact(rest: float) -> None:
     """A form may add small masses up in fewer bits: no row, however wide, may overflow them."""
     logits = torch.full((1, 2**19 + 5), rest)
     logits[0, 7] = 0.0
-    total = int(_masses(logits).sum())
-    [shares] = rows.measure([rows.RowView(logits, 0, SamplingParams())])
+    total = int(masses_of(logits).sum())
+    [shares] = row_probs.measure([row_probs.RowView(logits, 0, SamplingParams())])
     assert shares is not None
-    assert shares[7] == float(_masses(logits[:, 7])) * (1.0 / float(total))
+    assert shares[7] == float(masses_of(logits[:, 7])) * (1.0 / float(total))
 
 
 @given(
@@ -285,11 +287,11 @@ def test_draws_pass_the_running_sum_of_masses(
     only_scalar: bool,
 ) -> None:
     logits = some_logits(kind, width, seed).unsqueeze(0)
-    masses = _masses(_process_with_torch(logits, [param]))[0].clone()
+    masses = masses_of(process_with_torch(logits, [param]))[0].clone()
     without = sorted({token % width for token in left_out} | ({int(masses.argmax())} if seed % 2 else set()))
     masses[without] = 0
-    views = [rows.RowView(logits, 0, param, maxima) for maxima in (None, maxima_of(logits))]
-    shares, with_maxima = rows.measure(views, only_scalar)
+    views = [row_probs.RowView(logits, 0, param, maxima) for maxima in (None, maxima_of(logits))]
+    shares, with_maxima = row_probs.measure(views, only_scalar)
     assert shares is not None
     assert with_maxima is not None
     running, total = masses.cumsum(0), int(masses.sum())
@@ -313,7 +315,7 @@ def test_a_walk_draws_the_same_with_and_without_kernels(
     params = SamplingParams(temperature=0.7, seed=3)
     logits = some_logits("plain", 1000, 4).unsqueeze(0)
     noises = [place / 97 + 1e-3 for place in range(96)]
-    build = lambda: processors.ProbRows(logits, RowParams.build([params], [1]))  # noqa: E731
+    build = lambda: ProbRows(logits, RowParams.build([params], [1]))  # noqa: E731
     by_kernels = [build().draw(0, noise, without) for noise in noises]
     monkeypatch.setattr(rows, "can_run", lambda logits: False)
     assert [build().draw(0, noise, without) for noise in noises] == by_kernels
@@ -324,13 +326,13 @@ def test_a_walk_draws_the_same_with_and_without_kernels(
 def test_walks_that_look_at_single_probabilities_see_those_of_the_row() -> None:
     params = SamplingParams(temperature=0.7, top_p=0.9, seed=3)
     logits = torch.stack([some_logits("plain", 1000, seed) for seed in range(2)])
-    probs = processors.ProbRows(logits, RowParams.build([params], [2]))
+    probs = ProbRows(logits, RowParams.build([params], [2]))
     tokens = range(0, 1000, 37)
     single = [float(probs[1, token]) for token in tokens]
     assert single == [float(probs[1][token]) for token in tokens]
     assert single == [float(probs[1, token]) for token in tokens]  # now off the row itself
     logits[0, 5] = torch.nan
-    assert math.isnan(float(processors.ProbRows(logits, RowParams.build([params], [2]))[0, 7]))
+    assert math.isnan(float(ProbRows(logits, RowParams.build([params], [2]))[0, 7]))
 
 
 def test_rows_out_of_range_are_refused() -> None:

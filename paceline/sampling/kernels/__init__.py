@@ -1,10 +1,10 @@
 """The sampling kernels: C sources beside this file, compiled when the package is installed, loaded here.
 
-Responsible for finding the compiled library, checking that it fits these structures, and naming its functions. It knows
-no tensors. Called by `paceline.sampling.rows`.
+Responsible for: finding the compiled library, checking that it fits these structures, and naming its functions.
+Deliberately does not know: tensors. Called by `paceline.sampling.rows`.
 
-The library is optional: where it was not built `load` returns None and torch's operators give the same bits, slower. It
-holds a form in plain C and one for AVX-512, and chooses by the processor it runs on.
+The library is optional: if it was not built, `load` returns None and torch's operators give the same bits,
+slower. It has one form in plain C and one for AVX-512, and chooses by the processor.
 """
 
 from __future__ import annotations
