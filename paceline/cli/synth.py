@@ -10,7 +10,8 @@ from paceline.cli.counts import print_counts
 from paceline.cli.dataclass_options import command_for
 from paceline.cli.logs import configure_cli_logs
 from paceline.models import resolve
-from paceline.training.synth import SynthOptions, run
+from paceline.training.conversations import SynthOptions
+from paceline.training.synth import run
 
 
 def _run(options: SynthOptions) -> None:

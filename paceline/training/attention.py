@@ -24,7 +24,7 @@ class OwnKeys:
         first: the first row that has one.
         keys: ``[batch, rows - first, head_dim]``.
         values: as the keys.
-        bias: added to its score, ``[texts, rows - first]``: minus infinity where a row has none after all. None adds
+        bias: added to the scores, ``[texts, rows - first]``: minus infinity for rows without such a key. None adds
             nothing.
     """
 
@@ -35,15 +35,15 @@ class OwnKeys:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, own: Sequence[OwnKeys] = ()) -> Tensor:
-    """What rows read by one softmax over the keys they share and those of their own.
+    """Attention by one softmax over shared keys and each row's own keys.
 
     Args:
         q: ``[batch, groups, rows, head_dim]``, scaled; the groups of a batch's entry read the same keys.
         k: ``[batch, keys, head_dim]``.
         v: as ``k``.
-        bias: added to the scores, ``[texts, rows, keys]``, with ``batch`` a multiple of ``texts``: the heads of a text
-            lie side by side. Of each row something is above minus infinity. Gets no gradient.
-        own: keys that one row each sees.
+        bias: added to the scores, ``[texts, rows, keys]``. ``batch`` is a multiple of ``texts``: the heads of a text
+            are adjacent. Every row must see at least one key. Gets no gradient.
+        own: keys that a single row sees.
 
     Returns:
         ``[batch, groups, rows, head_dim]``.
@@ -62,7 +62,7 @@ def attend_by_key_head(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, own: Seque
     """As :func:`attend`, for queries as a decoder block has them.
 
     Args:
-        q: ``[texts, rows, heads, head_dim]``, scaled; heads that share a key head stand side by side.
+        q: ``[texts, rows, heads, head_dim]``, scaled; heads that share a key head are adjacent.
         k: ``[texts * kv_heads, keys, head_dim]``.
         v: as ``k``.
         bias: as in :func:`attend`.
@@ -80,7 +80,7 @@ def attend_by_key_head(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, own: Seque
 
 
 class _Attention(torch.autograd.Function):
-    """Keeps the exponentials of the shared scores, in the compute type, and nothing else of that size."""
+    """The softmax with gradients by hand. Of the size of all scores it keeps their exponentials alone."""
 
     @staticmethod
     def forward(
@@ -144,7 +144,7 @@ class _Attention(torch.autograd.Function):
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """A place in rows' own chains: another row that each row from ``first`` on sees.
+    """One link of rows' own chains: another row that each row from ``first`` on sees.
 
     Attributes:
         first: the first row that may have one.
@@ -162,7 +162,8 @@ class Pattern:
     """Who sees whom among the rows of some texts.
 
     Attributes:
-        bias: added to scores, ``[texts or 1, rows, shared]``: the first rows of each text are keys that rows share.
+        bias: added to scores, ``[texts or 1, rows, shared]``. The first ``shared`` rows of a text are keys for all of
+            its rows.
         chains: other rows that single rows see, themselves included.
     """
 

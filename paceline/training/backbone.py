@@ -155,7 +155,7 @@ class Backbone:
             weights: by transformers name, as :meth:`compute_weights` gives them. Linear maps may be missing where
                 ``linear`` applies them.
             embedding: ``[vocab, hidden]`` in the compute type.
-            tokens: int64 ``[rows, length]``. Padding stands behind a row's tokens, so that no token sees it.
+            tokens: int64 ``[rows, length]``. Padding follows a row's tokens, so that no token sees it.
             linear: applies linear maps; None multiplies with the weights.
 
         Returns:

@@ -1,7 +1,7 @@
-"""A model's configuration as transformers reads it: defaults filled in, older spellings and kinds of layers worked out.
+"""A model's configuration as transformers reads it: with defaults, older spellings and kinds of layers resolved.
 
-Responsible for reading ``config.json``, and for saying what is wrong with one in our own words. Knows no sizes and no
-forward pass. Called by whatever in training is shaped after a target.
+Responsible for reading ``config.json`` and for errors that say what is wrong with it. Knows no sizes and no forward
+pass. Called by all of training that takes its sizes from a target.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _MALFORMED = (
     *(ArithmeticError, AttributeError, ImportError, LookupError, TypeError, ValueError),
     StrictDataclassError,
 )
-"""What transformers' classes raise over a configuration that they cannot use."""
+"""What transformers' classes raise for a configuration that they cannot use."""
 
 
 def read_config_json(model_dir: Path) -> dict[str, Any]:
-    """The configuration as it is written.
+    """The content of ``config.json``.
 
     Raises:
-        TrainingDataError: absent, or no JSON object.
+        TrainingDataError: the file is absent, or holds no JSON object.
     """
     path = model_dir / "config.json"
     try:
@@ -41,10 +41,10 @@ def read_config_json(model_dir: Path) -> dict[str, Any]:
 
 
 def parse_configuration(content: Mapping[str, Any]) -> Any:
-    """The transformers configuration of a ``config.json``, which stays as it is.
+    """The transformers configuration of a ``config.json``; does not change ``content``.
 
     Raises:
-        TrainingDataError: no model type, one that transformers does not know, or values that it cannot use.
+        TrainingDataError: the model type is absent or unknown to transformers, or a value cannot be used.
     """
     model_type = content.get("model_type")
     if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
@@ -57,10 +57,10 @@ def parse_configuration(content: Mapping[str, Any]) -> Any:
 
 
 def text_part(config: Any) -> Any:
-    """Of a transformers configuration with several parts that of its text decoder, else the configuration itself.
+    """The text decoder's part of a transformers configuration; the configuration itself where it has one part.
 
     Raises:
-        TrainingDataError: several parts might be meant.
+        TrainingDataError: the text decoder cannot be determined.
     """
     try:
         text = config.get_text_config(decoder=True)
@@ -69,7 +69,7 @@ def text_part(config: Any) -> Any:
             f"the configuration of a {config.model_type!r}: {_on_one_line(error)}"
         ) from error
     if not isinstance(text, PreTrainedConfig):
-        raise TrainingDataError(f"the configuration of a {config.model_type!r} has a text part that is none")
+        raise TrainingDataError(f"the text part of a {config.model_type!r} is no configuration")
     return text
 
 

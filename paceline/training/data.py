@@ -1,7 +1,7 @@
-"""Batches of target-written conversations, in an order that a checkpoint can name.
+"""Batches of target-written text, in an order that a checkpoint can store.
 
-Reads shards a few at a time, cuts conversations into batches of similar length, and visits them in an order that
-depends on (seed, epoch) and the epoch's list of shards alone. Knows no drafter. Called by the trainer.
+Reads shards a few at a time and groups texts of similar length into batches. The order of batches depends on the seed,
+the epoch and the epoch's list of shards alone. Knows no drafter. Called by the trainer.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class Batch:
         is_answer: ``[rows, length]`` bool, the token itself was chosen by the target as part of an answer.
         is_greedy: ``[rows]`` bool, the answer is the target's greedy one.
         lengths: ``[rows]`` int64.
-        taps: ``[rows, length, n_taps * hidden]`` bfloat16, or None where not all of the texts have features.
+        taps: ``[rows, length, n_taps * hidden]`` bfloat16, or None where a text has no features.
         hidden: ``[rows, length, hidden]`` bfloat16, after the target's final norm, or None.
-        bare_shard: the file of a text that has none.
+        bare_shard: the file of a text without features, or None.
     """
 
     tokens: Tensor
@@ -56,11 +56,11 @@ class Batch:
         return self.is_answer & self.is_greedy[:, None]
 
     def need_taps(self) -> Tensor:
-        """Taps, for what cannot do without; raises :class:`TrainingDataError` where they are not there."""
+        """The taps; raises :class:`TrainingDataError` where a text has no features."""
         return self._needed(self.taps)
 
     def need_hidden(self) -> Tensor:
-        """Hidden states, for what cannot do without; raises :class:`TrainingDataError` where they are not there."""
+        """The hidden states; raises :class:`TrainingDataError` where a text has no features."""
         return self._needed(self.hidden)
 
     def _needed(self, features: Tensor | None) -> Tensor:
@@ -70,7 +70,7 @@ class Batch:
         return features
 
     def part(self, rows: slice, length: int | None = None) -> Batch:
-        """Some of the conversations, as views; their padding cut to ``length``, which none of them exceeds."""
+        """Some of the texts, as views, cut to ``length``, which none of them exceeds."""
         return Batch(
             tokens=self.tokens[rows, :length],
             top_tokens=self.top_tokens[rows, :length],
@@ -85,7 +85,7 @@ class Batch:
 
 @dataclass(slots=True)
 class DataPosition:
-    """Where a run stands in its data: all that a resumed run needs to go on with the very next batch."""
+    """A run's position in its data: all that a resumed run needs to continue with the next batch."""
 
     epoch: int = 0
     batch: int = 0
@@ -104,13 +104,13 @@ class DataPosition:
 class Corpus:
     """A folder of shards as an endless sequence of batches.
 
-    Shards that appear while a run is under way are taken up when the next epoch begins.
+    Shards that appear during a run are read from the next epoch on.
 
     Args:
-        folder: what :mod:`paceline.training.synth` wrote.
-        batch_tokens: padded tokens per batch, at most (one conversation always fits).
+        folder: of shards.
+        batch_tokens: most padded tokens of a batch; one text always fits.
         seed: order of shards, conversations and batches.
-        greedy_only: leave out conversations that were answered with a temperature.
+        greedy_only: leave out texts whose answers were sampled.
         with_features: read taps and hidden states too.
     """
 
@@ -134,7 +134,7 @@ class Corpus:
         self._with_features = with_features
 
     def batches(self, position: DataPosition) -> Iterator[Batch]:
-        """Yields batches from ``position`` on, for ever, and keeps ``position`` at the batch that comes next."""
+        """Yields batches from ``position`` on without end, and keeps ``position`` at the next batch."""
         while True:
             if not position.shard_ids:
                 position.shard_ids = shards.shard_indices(self.folder)
@@ -153,7 +153,7 @@ class Corpus:
         order.shuffle(ids)
         for start in range(0, len(ids), _SHARDS_AT_ONCE):
             paths = [shards.shard_path(self.folder, i) for i in ids[start : start + _SHARDS_AT_ONCE]]
-            # Lengths come from small arrays; features are read only when a batch of this group is really wanted.
+            # Lengths come from small arrays; features are read only for a group that has a batch to yield.
             heads = [shards.read_shard(path, with_features=False) for path in paths]
             plan = self._plan(heads, order)
             if skip >= len(plan):
@@ -185,7 +185,7 @@ class Corpus:
         return plan
 
     def count_answer_tokens(self, vocab: int, limit_shards: int = 64) -> Tensor:
-        """How often each token occurs in answers, int64 ``[vocab]``: what a reduced draft vocabulary is chosen by."""
+        """How often each token occurs in answers, int64 ``[vocab]``."""
         counts = torch.zeros(vocab, dtype=torch.int64)
         for index in shards.shard_indices(self.folder)[:limit_shards]:
             shard = shards.read_shard(shards.shard_path(self.folder, index), with_features=False)
@@ -206,7 +206,7 @@ def _collate(group: list[shards.Shard], paths: list[Path], members: list[tuple[i
             out[row, : end - start] = getattr(group[i], name)[start:end]
         return out
 
-    # Some shards of a folder may have features before others do: `paceline data features` was stopped, or text added.
+    # Some shards may have features and others not: `paceline data features` was stopped, or text was added since.
     bare = next((paths[i] for i, _ in members if group[i].taps is None or group[i].hidden is None), None)
     segments = gather("segments", shards.SEGMENT_TEMPLATE, torch.uint8)
     return Batch(
@@ -224,12 +224,12 @@ def _collate(group: list[shards.Shard], paths: list[Path], members: list[tuple[i
 def take_rows(
     corpus: Corpus, pick: Callable[[Batch], tuple[Tensor, ...]], max_rows: int
 ) -> tuple[Tensor, ...]:
-    """What a fit looks at: rows that ``pick`` takes of batch after batch, until there are enough.
+    """Rows to fit a start on: ``pick`` takes them from one batch after another, until there are enough.
 
     Args:
         corpus: text.
-        pick: tensors with as many rows each.
-        max_rows: no further batch is read once there are so many.
+        pick: from a batch to tensors with equally many rows.
+        max_rows: stop reading batches at this many rows.
 
     Raises:
         TrainingDataError: there are none.

@@ -1,8 +1,8 @@
-"""The target's features beside text that was written without them.
+"""``paceline data features``: the target's features for text that was written without them.
 
-Responsible for running the serving engine over the texts of a folder's shards, and for writing the shards anew with
-what drafters learn from. Whole texts are a step, which takes a fraction of the time that writing them took.
-Deliberately knows no drafter. Called by ``paceline data features``.
+Responsible for running the serving engine over the texts of a folder's shards, and for writing the shards again with
+what drafters learn from. A step runs whole texts, which takes a fraction of the time that writing the texts took. Knows
+no drafter.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from paceline.contract.errors import TrainingDataError
 from paceline.models import model_fingerprint
 from paceline.target import TapSpec, TargetEngine
 from paceline.training import shards
+from paceline.training.options import check_options, option
 from paceline.training.sizes import ModelSizes, default_tap_layers
-from paceline.training.synth import folder_counts
 from paceline.training.target_rows import run_texts
 from paceline.training.target_weights import check_target_tensors
 
@@ -35,24 +35,17 @@ class FeatureOptions:
 
     Attributes:
         model_dir: the target that wrote the text.
-        data_dir: folder of the shards; those that have features are kept as they are.
-        batch_tokens: tokens of a step; a longer text is a step of its own.
+        data_dir: folder of the shards; shards that have features stay as they are.
+        batch_tokens: most tokens of a step; a longer text is a step of its own.
         dtype: compute type, ``bfloat16`` or ``float32``.
         num_threads: torch threads, 0 = leave as they are.
     """
 
     model_dir: Path
     data_dir: Path
-    batch_tokens: int = 2048
-    dtype: str = "bfloat16"
+    batch_tokens: int = option(2048, minimum=1)
+    dtype: str = option("bfloat16", choices=("bfloat16", "float32"))
     num_threads: int = 0
-
-    def validate(self) -> None:
-        """Raises :class:`TrainingDataError` naming the first field out of range."""
-        if self.batch_tokens < 1:
-            raise TrainingDataError("batch_tokens must be at least 1")
-        if self.dtype not in ("bfloat16", "float32"):
-            raise TrainingDataError("dtype must be bfloat16 or float32")
 
 
 def run(options: FeatureOptions) -> dict[str, int]:
@@ -62,9 +55,9 @@ def run(options: FeatureOptions) -> dict[str, int]:
         Counts over the whole folder: ``shards``, ``conversations`` (texts), ``tokens``, ``answer_tokens``.
 
     Raises:
-        TrainingDataError: no shards, text that another target wrote, or a target that no drafter is trained for.
+        TrainingDataError: there are no shards, another target wrote the text, or no drafter can learn from the target.
     """
-    options.validate()
+    check_options(options)
     if options.num_threads:
         torch.set_num_threads(options.num_threads)
     indices = shards.shard_indices(options.data_dir)
@@ -88,29 +81,29 @@ def run(options: FeatureOptions) -> dict[str, int]:
         log.info(
             "features_added", shard=index, tokens=n, seconds=round(seconds, 1), rate=round(n / seconds, 1)
         )
-    return folder_counts(options.data_dir)
+    return shards.folder_counts(options.data_dir)
 
 
 def _load(options: FeatureOptions) -> TargetEngine:
-    # No objective could learn from what would be written for hours.
+    # Checked first: no objective could learn from features that take hours to write.
     check_target_tensors(options.model_dir)
     tap = TapSpec(layers=default_tap_layers(ModelSizes.read(options.model_dir).num_layers), norm_final=True)
     return TargetEngine.load(options.model_dir, dtype=getattr(torch, options.dtype), taps=[tap])
 
 
 def with_features(engine: TargetEngine, shard: shards.Shard, batch_tokens: int) -> shards.Shard:
-    """A shard with the engine's features of every position but each text's last, which has zeros.
+    """The shard with the engine's features of every position; the last position of each text has zeros.
 
     Args:
-        engine: with one tap, of some layers and the final norm behind them.
+        engine: with one tap, of some layers and then the final norm.
         shard: text.
-        batch_tokens: tokens of a step, at most; one text always fits.
+        batch_tokens: most tokens of a step; one text always fits.
     """
     hidden_size = engine.shape.hidden_size
     width = engine.taps[0].width(hidden_size)
     rows = torch.zeros(shard.tokens.numel(), width, dtype=torch.bfloat16)
     for spans in _batches(shard.offsets, batch_tokens):
-        # The last token of a text was never run when it was written.
+        # A writer never runs the last token of a text, so its features do not exist there either.
         texts = [shard.tokens[start : end - 1].tolist() for start, end in spans]
         for own, (start, end) in zip(run_texts(engine, texts), spans, strict=True):
             rows[start : end - 1] = own
@@ -119,7 +112,7 @@ def with_features(engine: TargetEngine, shard: shards.Shard, batch_tokens: int) 
 
 
 def _batches(offsets: Tensor, batch_tokens: int) -> Iterator[list[tuple[int, int]]]:
-    """Spans of texts that are run together, in order; one of a single token has nothing to run."""
+    """Spans of texts that are run together, in order; a text of one token has nothing to run."""
     batch: list[tuple[int, int]] = []
     size = 0
     bounds = offsets.tolist()

@@ -1,6 +1,6 @@
-"""The loop of a training run: steps, warm-up and cosine, exact resume, and what is due every so many steps.
+"""The loop of a training run: steps, warm-up and cosine, exact resume, evaluations and checkpoints.
 
-Responsible for all that does not depend on what is trained, which comes as a :class:`Trainee`. Called by
+Responsible for everything that does not depend on what is trained, which is a :class:`Trainee`. Called by
 :mod:`paceline.training.trainer` (drafters) and :mod:`paceline.methods.deepseek_mtp.pretrain` (a model from nothing).
 """
 
@@ -32,7 +32,7 @@ log = structlog.get_logger()
 
 
 def learning_rate_factor(step: int, num_steps: int, warmup_steps: int, floor: float) -> float:
-    """Factor on the peak rate for 0-based ``step``; ``floor`` at and after ``num_steps``."""
+    """Linear warm-up, then a cosine: factor on the peak rate for 0-based ``step``; ``floor`` from ``num_steps`` on."""
     if step < warmup_steps:
         return (step + 1) / warmup_steps
     progress = min(1.0, (step - warmup_steps) / max(1, num_steps - warmup_steps))
@@ -51,7 +51,7 @@ class Trainee(Protocol):
         """What was fixed when training began; kept in every checkpoint."""
 
     def set_constants(self, constants: dict[str, Tensor]) -> None:
-        """Puts back what :meth:`constants` gave."""
+        """Restores what :meth:`constants` gave."""
 
     def set_progress(self, fraction: float) -> None:
         """Called before each step with the run's progress in ``[0, 1]``: a curriculum may follow it."""
@@ -62,13 +62,13 @@ class Trainee(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LoopSettings:
-    """Of a run's options those that its loop follows.
+    """The options of a run that its loop needs.
 
     Attributes:
-        run_dir: checkpoints; an existing run goes on from its newest.
+        run_dir: checkpoints; an existing run continues from its newest.
         num_steps: optimiser steps of the whole run.
         warmup_steps: linear warm-up.
-        floor: last learning rate as a share of the peak.
+        floor: last learning rate as a fraction of the peak.
         clip_norm: global gradient norm.
         seed: of what is drawn while training.
         eval_every: steps between evaluations; there is one after the last step, too.
@@ -88,7 +88,7 @@ class LoopSettings:
 
 
 class Loop:
-    """A run that is under way; made anew, it goes on from its newest checkpoint.
+    """A run. A new object continues from the newest checkpoint in ``run_dir``.
 
     Args:
         settings: how it runs.
@@ -113,8 +113,8 @@ class Loop:
         self.tokens = 0
         self.position = DataPosition()
         self.notes: dict[str, Any] = {}
-        """JSON that the caller keeps in checkpoints."""
-        torch.manual_seed(settings.seed)  # of noise and dropout; a run that goes on has its own state back
+        """JSON that checkpoints keep for the caller."""
+        torch.manual_seed(settings.seed)  # for noise and dropout; a continued run restores its own state
         state = load_newest_run(settings.run_dir)
         if state is not None:
             self._restore(state)
@@ -167,7 +167,7 @@ class Loop:
         loss, shown = self._trainee.loss(batch)
         if not torch.isfinite(loss):
             raise TrainingError(
-                f"loss is {float(loss.detach())} at step {self.step}; the last checkpoint is intact"
+                f"the loss is {float(loss.detach())} at step {self.step}; the last checkpoint is intact"
             )
         loss.backward()
         parameters = list(self._parameters.values())
@@ -176,7 +176,7 @@ class Loop:
         norm = nn.utils.clip_grad_norm_(parameters, settings.clip_norm)
         for optimizer in self._optimizers:
             optimizer.step()
-        return {**shown, "grad_norm": float(norm), "lr_share": factor}
+        return {**shown, "grad_norm": float(norm), "lr_fraction": factor}
 
     def _save(self) -> None:
         meta = {

@@ -1,6 +1,7 @@
-"""Losses over a vocabulary that never keep a whole logit matrix.
+"""Losses over a vocabulary that never hold a whole logit matrix.
 
-Pure functions on tensors; called by the objectives.
+Each function computes logits a few rows at a time, and finds gradients in the forward pass. Pure functions on tensors;
+called by the objectives.
 """
 
 from __future__ import annotations
@@ -12,9 +13,8 @@ from torch import Tensor
 
 from paceline.training.head import CHUNK_ROWS, at_least_float32
 
-_CHUNK_LOGITS = (
-    1 << 22
-)  # 16 MiB of float32: a weight's gradient is added to once a chunk, so chunks are larger
+# 16 MiB of float32. A weight's gradient is added to once a chunk, so these chunks are larger.
+_CHUNK_LOGITS = 1 << 22
 _MIN_CHUNK_ROWS = 32
 
 
@@ -116,7 +116,7 @@ class _LinearHeadLoss(torch.autograd.Function):
         row_weights: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         rows = x.shape[0]
-        share = x.new_ones(rows, dtype=torch.float32) if row_weights is None else row_weights.float()
+        of_row = x.new_ones(rows, dtype=torch.float32) if row_weights is None else row_weights.float()
         step = max(_MIN_CHUNK_ROWS, _CHUNK_LOGITS // weight.shape[0])
         grad_x = torch.empty_like(x)
         # Summed in float32: of many parts in bfloat16 the small ones would be lost.
@@ -129,13 +129,13 @@ class _LinearHeadLoss(torch.autograd.Function):
             log_probs -= log_probs.logsumexp(dim=-1, keepdim=True)
             if labels is not None:
                 own = labels[part].unsqueeze(1)
-                of_labels -= (log_probs.gather(1, own) * share[part, None]).sum().double()
+                of_labels -= (log_probs.gather(1, own) * of_row[part, None]).sum().double()
             probs = None
             if teacher_x is not None:
                 assert teacher_weight is not None
                 wanted = (teacher_x[part] @ teacher_weight.T).float().log_softmax(-1)
                 probs = wanted.exp()
-                of_teacher += ((probs * wanted.sub_(log_probs)).sum(-1) * share[part]).sum().double()
+                of_teacher += ((probs * wanted.sub_(log_probs)).sum(-1) * of_row[part]).sum().double()
             grad = log_probs.exp_()
             if both != 1.0:
                 grad.mul_(both)
@@ -143,11 +143,11 @@ class _LinearHeadLoss(torch.autograd.Function):
                 grad.scatter_add_(1, own, grad.new_full(own.shape, -label_weight))
             if probs is not None:
                 grad.sub_(probs)
-            grad = (grad if row_weights is None else grad.mul_(share[part, None])).to(x.dtype)
+            grad = (grad if row_weights is None else grad.mul_(of_row[part, None])).to(x.dtype)
             grad_x[part] = grad @ weight
             if grad_weight is not None:
                 grad_weight += grad.T @ x[part]
-        scale = 1.0 / (max(rows, 1) if row_weights is None else max(float(share.sum()), 1e-30))
+        scale = 1.0 / (max(rows, 1) if row_weights is None else max(float(of_row.sum()), 1e-30))
         ctx.save_for_backward(
             grad_x.mul_(scale), None if grad_weight is None else grad_weight.mul_(scale).to(weight.dtype)
         )

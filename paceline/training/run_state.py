@@ -1,7 +1,7 @@
-"""A training run on disk, exact enough to go on as if it had never stopped.
+"""A training run on disk, complete enough to continue as if it had never stopped.
 
-One folder per step: weights and optimiser state as safetensors, counters, data position and random state as JSON.
-A folder appears whole or not at all. Called by the trainer; knows no method.
+One folder per step: weights and optimiser state as safetensors; counters, data position and random state as JSON. A
+folder appears whole or not at all. Called by the loop; knows no method.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _KEEP = 2
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """A run at one step: ``constants`` were fixed when it began, ``meta`` is the JSON part."""
+    """A run at one step: ``constants`` were fixed when the run began, ``meta`` is the JSON part."""
 
     weights: dict[str, Tensor]
     constants: dict[str, Tensor]
@@ -47,7 +47,7 @@ def flatten_optimizer(
 def restore_optimizer(
     optimizers: list[torch.optim.Optimizer], parameters: dict[str, nn.Parameter], flat: dict[str, Tensor]
 ) -> None:
-    """Puts back what :func:`flatten_optimizer` took."""
+    """Restores what :func:`flatten_optimizer` gave."""
     owner = {id(p): o for o in optimizers for group in o.param_groups for p in group["params"]}
     for key, value in flat.items():
         name, _, entry = key.rpartition("/")
@@ -79,7 +79,7 @@ def load_newest_run(folder: Path) -> RunState | None:
     """The newest complete checkpoint, or None; restores torch's random state.
 
     Raises:
-        TrainingDataError: a checkpoint is there and cannot be read.
+        TrainingDataError: a checkpoint exists and cannot be read.
     """
     found = sorted(folder.glob("step-*"))
     if not found:

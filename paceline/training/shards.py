@@ -1,8 +1,9 @@
-"""Shards of target-written conversations on disk: one safetensors file each, and a manifest beside them.
+"""Shards of target-written text on disk: one safetensors file each, with its counts, and a manifest of the folder.
 
-Knows the file format only; called by :mod:`paceline.training.synth` (writes) and :mod:`paceline.training.data` (reads).
+Knows the file format only. Called by the writers (:mod:`paceline.training.text_folder`) and by the reader
+(:mod:`paceline.training.data`).
 
-A shard holds flat arrays over all its tokens, and conversations as offsets into them:
+A shard holds flat arrays over all its tokens, and texts as offsets into them:
 
 ``tokens`` int32 ``[n]``; ``top_tokens`` int32 ``[n]`` the target's most likely next token after each position;
 ``segments`` uint8 ``[n]``; ``taps`` bfloat16 ``[n, n_taps * hidden]`` and ``hidden`` bfloat16 ``[n, hidden]`` (both
@@ -17,7 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -51,7 +51,7 @@ class Shard:
 
 
 def shard_path(folder: Path, index: int) -> Path:
-    """Where shard ``index`` of a folder lies."""
+    """The file of shard ``index``."""
     return folder / f"shard-{index:05d}.safetensors"
 
 
@@ -106,7 +106,7 @@ def read_shard(path: Path, with_features: bool = True) -> Shard:
 
 
 def has_features(path: Path) -> bool:
-    """Whether a shard holds taps and hidden states, which are not read.
+    """Whether a shard holds taps and hidden states; does not read them.
 
     Raises:
         TrainingDataError: the file is damaged.
@@ -139,6 +139,28 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return manifest
 
 
-def concatenate(parts: list[Tensor]) -> Tensor:
-    """``torch.cat`` that accepts an empty list."""
-    return torch.cat(parts) if parts else torch.empty(0)
+def write_counts(path: Path, shard: Shard) -> None:
+    """Writes a shard's counts beside it.
+
+    Args:
+        path: of the shard.
+        shard: what is in it.
+    """
+    counts = {
+        "conversations": shard.num_conversations,
+        "tokens": shard.tokens.numel(),
+        "answer_tokens": int((shard.segments == SEGMENT_ANSWER).sum()),
+        "greedy": int(shard.is_greedy.sum()),
+    }
+    write_json(path.with_suffix(".json"), counts, indent=None)
+
+
+def folder_counts(folder: Path) -> dict[str, int]:
+    """Sums of the counts beside a folder's shards: ``shards``, ``conversations``, ``tokens``, ``answer_tokens``."""
+    totals = {"shards": 0, "conversations": 0, "tokens": 0, "answer_tokens": 0}
+    for path in sorted(folder.glob("shard-*.json")):
+        counts = json.loads(path.read_text())
+        totals["shards"] += 1
+        for key in ("conversations", "tokens", "answer_tokens"):
+            totals[key] += int(counts[key])
+    return totals

@@ -1,8 +1,8 @@
-"""The numbers of a target that drafters are shaped after, read from its transformers configuration.
+"""Sizes of a target, read from its transformers configuration, and of drafters whose blocks are like the target's.
 
-For any decoder whose logits are its head's product alone: what a drafter learns from is the target's features, whatever
-computed them. Deliberately knows no forward pass; one that runs certain families only says so itself
-(`teacher.llama_sizes`, `backbone.Backbone`).
+For any decoder whose logits are the product of its head and its final state: a drafter learns from features, whatever
+computed them. Knows no forward pass; forwards that run certain families alone refuse the others
+themselves (`teacher.llama_sizes`, `backbone.Backbone`).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from paceline.training.configuration import parse_configuration, read_config_jso
 
 _FULL_ATTENTION = "full_attention"
 
-# What models of transformers do to logits, or to states before the head, by the name that their configurations have
-# for it: Gemma 2, RecurrentGemma, xLSTM; Granite and MiniCPM 3, Cohere and MPT, Falcon H1, Muse, Inkling.
+# What models of transformers do to logits, or to states before the head, by the name in their configurations: Gemma 2,
+# RecurrentGemma, xLSTM; Granite and MiniCPM 3, Cohere and MPT, Falcon H1, Muse, Inkling.
 _SOFT_CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
 _SCALES = (
     "logits_scaling",
@@ -42,8 +42,8 @@ class ModelSizes:
     """One decoder.
 
     Attributes:
-        rope_theta: where layers differ in it, that of full attention.
-        norm_offset: what is added to a stored norm weight; Gemma before version 4 stores ``weight - 1``.
+        rope_theta: base of the rotary frequencies; of full attention, where layers differ.
+        norm_offset: added to a stored norm weight; Gemma before version 4 stores ``weight - 1``.
     """
 
     hidden: int
@@ -65,17 +65,17 @@ class ModelSizes:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> ModelSizes:
-        """Reads a ``config.json``; of a model with several parts, its text part.
+        """Reads a ``config.json``; for a model with several parts, its text part.
 
         Raises:
-            TrainingDataError: transformers cannot read it, a size is missing or differs between layers, or logits are
-                bent or scaled behind the head, which no objective computes.
+            TrainingDataError: transformers cannot read it, a size is missing or differs between layers, or the model
+                caps or scales logits after the head, which no objective computes.
         """
         parsed = parse_configuration(config)
         text = text_part(parsed)
         for part in (text, parsed):
             _check_head(part)
-        # Gemma 4's layers differ in heads; a drafter's own are like those that the configuration itself names.
+        # Gemma 4's layers differ in heads; a drafter's layers have the heads that the configuration itself names.
         text.allow_global_per_layer_attribute_access = True
         hidden, heads = _size(text, "hidden_size"), _size(text, "num_attention_heads")
         return cls(
@@ -127,11 +127,11 @@ class DrafterSizes:
 
 def _check_head(config: Any) -> None:
     if any(getattr(config, name, None) for name in _SOFT_CAPS):
-        raise TrainingDataError("logits with a soft cap behind the head cannot be learned from")
+        raise TrainingDataError("drafters cannot learn from logits with a soft cap after the head")
     for name in _SCALES:
         scale = getattr(config, name, None)
         if scale not in (None, 1):
-            raise TrainingDataError(f"logits that are scaled ({name} {scale}) cannot be learned from")
+            raise TrainingDataError(f"drafters cannot learn from logits that are scaled ({name} {scale})")
 
 
 def _size(text: Any, name: str, default: int | None = None) -> int:

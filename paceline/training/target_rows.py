@@ -1,8 +1,7 @@
 """What a frozen target computes over whole texts, as a drafter's tap reads it.
 
-Responsible for: running the serving engine over texts, and anew over each right-padded batch of them for drafters whose
-features are too wide to keep on disk. Deliberately does not know: any drafter. Called by objectives, and by
-:mod:`paceline.training.features`, which keeps what it gets.
+Responsible for running the serving engine over texts. :class:`TargetRows` runs it over each batch again, for drafters
+whose features are too wide to keep on disk; :mod:`paceline.training.features` stores the result. Knows no drafter.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from paceline.training.data import Batch
 
 
 def run_texts(engine: TargetEngine, texts: Sequence[list[int]]) -> list[Tensor]:
-    """Features ``[length, width]`` of each text, all run in one step; nothing of them stays in the engine."""
+    """Features ``[length, width]`` of each text. All run in one step, and nothing stays in the engine."""
     slots = [engine.open(len(text)) for text in texts]
     steps = [SequenceRows(slot, text, num_logits="none") for slot, text in zip(slots, texts, strict=True)]
     features = engine.step(steps).features
@@ -32,19 +31,19 @@ class TargetRows:
 
     Args:
         model_dir: the target.
-        tap: what is read.
-        dtype: of its weights and of what it gives.
+        tap: what to read.
+        dtype: of the weights and of the features.
     """
 
     def __init__(self, model_dir: Path, tap: TapSpec, dtype: torch.dtype) -> None:
         self._engine = TargetEngine.load(model_dir, dtype=dtype, taps=[tap])
 
     def read(self, batch: Batch) -> Tensor:
-        """Features of every position, ``[rows, length, width]``; zeros where there is padding."""
+        """Features of every position, ``[rows, length, width]``; zeros at padding."""
         lengths = [int(length) for length in batch.lengths]
         texts = [batch.tokens[row, :length].tolist() for row, length in enumerate(lengths)]
         features = run_texts(self._engine, texts)
         padded = features[0].new_zeros(len(lengths), batch.tokens.shape[1], features[0].shape[1])
         for row, (own, length) in enumerate(zip(features, lengths, strict=True)):
             padded[row, :length] = own
-        return padded.clone()  # what inference mode made cannot be saved for a backward pass
+        return padded.clone()  # autograd cannot save a tensor of inference mode for the backward pass

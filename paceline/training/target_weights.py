@@ -1,8 +1,8 @@
 """The tensors that drafters share with their target: its embedding, its head and its final norm.
 
-Responsible for finding them under the names that transformers gives a plain decoder, and for refusing a target that has
-them elsewhere before anything long begins. Knows no layers. Called by the method's `recipe.py` and whatever
-prepares for it.
+Responsible for reading tensors of a model directory, for the names that transformers gives a plain decoder, and for
+refusing a target with other names before anything long begins. Knows no layers. Called by the methods' `recipe.py` and
+by the commands that make data.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _FINAL_NORM = "model.norm.weight"
 
 
 def check_target_tensors(model_dir: Path) -> None:
-    """Looks at names alone.
+    """Checks the names of embedding and head, without reading them.
 
     Raises:
-        TrainingDataError: embedding or head is missing or named otherwise, or there is more to the head than a product.
+        TrainingDataError: embedding or head is missing or has another name, or the head is more than a product.
     """
     names = tensor_names(model_dir)
     config = parse_configuration(read_config_json(model_dir))
@@ -34,18 +34,18 @@ def check_target_tensors(model_dir: Path) -> None:
     missing = [name for name in (EMBEDDING, *(() if is_tied else (HEAD,))) if name not in names]
     if missing:
         raise TrainingDataError(
-            f"{model_dir.name} has no tensor {' and no '.join(map(repr, missing))}: drafters are trained for targets "
-            "that have embedding and head under these names"
+            f"{model_dir.name} has no tensor {' and no '.join(map(repr, missing))}: drafters can be trained for "
+            "targets whose embedding and head have these names"
         )
     surplus = sorted(name for name in names if name.startswith("lm_head.") and name != HEAD)
     if surplus:
         raise TrainingDataError(
-            f"{model_dir.name} has {surplus[0]!r}: a head is learned from as a product alone"
+            f"{model_dir.name} has {surplus[0]!r}: drafters learn from a head that is a product and nothing else"
         )
 
 
 def read_embedding_and_head(model_dir: Path) -> tuple[Tensor, Tensor]:
-    """Both ``[vocab, hidden]``, as they are stored; one tensor where the target shares it.
+    """Both ``[vocab, hidden]``, in the stored type; one tensor where the target shares it.
 
     Raises:
         TrainingDataError: see :func:`check_target_tensors`.
@@ -56,11 +56,11 @@ def read_embedding_and_head(model_dir: Path) -> tuple[Tensor, Tensor]:
 
 
 def read_final_norm(model_dir: Path, norm_offset: float) -> Tensor:
-    """What the final norm multiplies by, float32 ``[hidden]``.
+    """Weights of the final norm, float32 ``[hidden]``.
 
     Args:
         model_dir: the target.
-        norm_offset: what its family adds to the stored weight.
+        norm_offset: added to the stored weight by its family.
 
     Raises:
         TrainingDataError: there is no such tensor.
@@ -76,7 +76,7 @@ def read_weights(model_dir: Path, names: Collection[str] | None = None) -> dict[
 
     Args:
         model_dir: of the checkpoint.
-        names: tensors that are read if they are there; None reads all.
+        names: tensors to read if they exist; None reads all.
 
     Raises:
         TrainingDataError: a file is missing.
@@ -91,7 +91,7 @@ def read_weights(model_dir: Path, names: Collection[str] | None = None) -> dict[
 
 
 def tensor_names(model_dir: Path) -> set[str]:
-    """Names of all tensors of a safetensors checkpoint, none of which is read.
+    """Names of all tensors of a safetensors checkpoint; reads no tensor.
 
     Raises:
         TrainingDataError: a file is missing.

@@ -1,6 +1,6 @@
-"""What a chat template puts around a user turn, found by rendering it once.
+"""The tokens that a chat template puts around a user turn, found by rendering the template once.
 
-Knows only the template text and the tokenizer; called by :mod:`paceline.training.synth`.
+Knows the template's text and the tokenizer; called by :mod:`paceline.training.synth`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class TurnTemplate:
         """Renders the model's chat template around a marker and cuts at the marker.
 
         Raises:
-            TrainingDataError: no template, or one that alters the user's text.
+            TrainingDataError: the model has no template, or one that alters the user's text.
         """
         path = model_dir / "chat_template.jinja"
         config_path = model_dir / "tokenizer_config.json"

@@ -1,7 +1,7 @@
-"""Rows of a batch whose loss over the vocabulary is computed: a few drawn ones stand for all where logits are dear.
+"""Which rows of a batch have a loss over the vocabulary, and the loss of a drafter that is run on its own outputs.
 
-And the loss of a drafter that goes on from its own output, which is a mean over such rows at each depth. Pure but for
-torch's random state, which a checkpoint of a run keeps. Called by the objectives.
+Logits are expensive, so a few rows drawn at random may replace all of them. Pure but for torch's random state, which a
+run's checkpoint keeps. Called by the objectives.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 from paceline.training.data import Batch
 
 RowLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""``(states [n, hidden], row [n], place [n])`` to a mean: what the head reads, and where the target chose the token."""
+"""``(states [n, hidden], row [n], position [n])`` to a mean loss: what the head reads, and where the target chose."""
 
 
 def drawn(where: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -27,7 +27,7 @@ def drawn(where: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def depth_weights(steps: int, decay: float) -> list[float]:
-    """Weights of depths that fall by ``decay`` and sum to one (2509.18362; a decay of 1 weighs them as 2412.19437)."""
+    """Weights of depths: each is ``decay`` times the one before, and they sum to one (2509.18362; 2412.19437 has 1)."""
     weights = [decay**j for j in range(steps)]
     return [weight / sum(weights) for weight in weights]
 
@@ -35,12 +35,12 @@ def depth_weights(steps: int, decay: float) -> list[float]:
 def depth_loss(
     batch: Batch, outputs: Iterable[Tensor], weights: Sequence[float], count: int, row_loss: RowLoss
 ) -> tuple[Tensor, dict[str, float]]:
-    """Weighted sum over depths of the mean over rows whose proposal is part of an answer, and each depth's mean.
+    """Weighted sum over depths of the mean loss of rows that propose an answer's token, and each depth's mean.
 
     Args:
         batch: texts.
         outputs: what the head reads at each depth, ``[rows, length, hidden]``. Row ``r`` at depth ``j`` proposes token
-            ``r + 2 + j``, which the target chose at place ``r + 1 + j``.
+            ``r + 2 + j``, which the target chose at position ``r + 1 + j``.
         weights: of the depths.
         count: rows of each depth, drawn at random; 0 takes all.
         row_loss: of some rows.

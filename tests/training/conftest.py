@@ -12,9 +12,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from paceline.training.continuations import ContinueOptions
 from paceline.training.continuations import run as write_continuations
+from paceline.training.conversations import SynthOptions
 from paceline.training.features import FeatureOptions
 from paceline.training.features import run as add_features
-from paceline.training.synth import SynthOptions
 from paceline.training.synth import run as synthesise
 from tests.methods.gemma4_checkpoint import save_gemma3
 
