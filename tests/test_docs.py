@@ -107,6 +107,22 @@ def test_every_package_is_on_the_map() -> None:
     assert sorted(names - set(named(*MAP))) == []
 
 
+def test_the_map_lists_the_layers_of_the_library_from_the_bottom_up() -> None:
+    """A folder imports only folders above it in the table, but for the two files that choose the CPU kernels."""
+    rows = re.findall(r"^\| `paceline/(\w+)/` \|", (DOCS / "structure.md").read_text(), re.MULTILINE)
+    level = {name: number for number, name in enumerate(rows)}
+    assert len(level) > 15
+    imported = re.compile(r"^\s*(?:from|import) paceline\.(\w+)", re.MULTILINE)
+    wrong = [
+        f"{path.relative_to(ROOT)}: {module}"
+        for path in SOURCES
+        if (own := path.relative_to(ROOT).parts[:2])[0] == "paceline" and own[1] in level
+        for module in imported.findall(path.read_text())
+        if level.get(module, 0) > level[own[1]] and path.name != "backend.py"
+    ]
+    assert wrong == []
+
+
 def test_named_definitions_exist() -> None:
     """Definitions beside a file are in that file; those by themselves are somewhere."""
     pairs = [pair for page in PAGES for pair in re.findall(r"`([\w/]+\.py)` \(`([\w.]+)`\)", prose(page))]
