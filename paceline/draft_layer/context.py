@@ -19,7 +19,7 @@ from paceline.model.block import BlockShape, Projection
 from paceline.model.device import Device, RmsNorm
 from paceline.model.rope import RopeTable
 from paceline.model.torch_block import rotate
-from paceline.target.kv_cache import Slot
+from paceline.target.kv_slot import Slot
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from paceline.sampling import SUPPORT_SIZE, SamplingParams, VerifyMode
 from paceline.target import TapSpec
-from paceline.target.kv_cache import Slot
+from paceline.target.kv_slot import Slot
 from paceline.trie import DraftEntry, DrawRule
 
 GREEDY = SamplingParams(temperature=0.0)

@@ -4,7 +4,8 @@ from paceline.model.device import Device, UnknownDeviceError, configure_threads
 from paceline.model.weights import UnsupportedModelError
 from paceline.target.engine import StepOutput, TargetEngine
 from paceline.target.executor import ModelShape
-from paceline.target.kv_cache import KVCacheFullError, SlotError
+from paceline.target.kv_cache import KVCacheFullError
+from paceline.target.kv_slot import SlotError
 from paceline.target.prefix_cache import KeptPrefix, PrefixCache, common_prefix
 from paceline.target.rows import SequenceRows, StepError
 from paceline.target.taps import CachedLayer, TapPart, TapSpec

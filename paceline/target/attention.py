@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.model.torch_block import Scoring
-from paceline.target.kv_cache import Slot
+from paceline.target.kv_slot import Slot
 
 # From this many query rows (after folding) on, groups are run one by one: their causal form needs no mask.
 MAX_FOLDED_ROWS = 256

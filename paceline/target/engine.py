@@ -22,7 +22,8 @@ from paceline.model.device import Device, configure_threads
 from paceline.model.weights import UnsupportedModelError
 from paceline.target.backend import ExecutorChoice, load_executor, pool_for
 from paceline.target.executor import FINAL_NORM, Executor, ExecutorOutput, ModelShape, nothing
-from paceline.target.kv_cache import MIN_CAPACITY_TOKENS, KVCache, KVLayout, SlotError
+from paceline.target.kv_cache import MIN_CAPACITY_TOKENS, KVCache
+from paceline.target.kv_slot import KVLayout, SlotError
 from paceline.target.planning import PlannedStep, plan_step
 from paceline.target.rows import SequenceRows, StepError
 from paceline.target.taps import Tap, TapSpec

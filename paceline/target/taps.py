@@ -16,7 +16,7 @@ from torch import Tensor
 
 from paceline.model.device import Device, Linear
 from paceline.target.executor import ModelShape
-from paceline.target.kv_cache import Slot
+from paceline.target.kv_slot import Slot
 from paceline.target.rows import StepError
 
 

@@ -23,7 +23,8 @@ from paceline.methods.loading import load_drafter
 from paceline.methods.one_pass.block_drafter import BlockDrafter
 from paceline.models import model_fingerprint
 from paceline.target import Device
-from paceline.target.kv_cache import KVCache, KVLayout
+from paceline.target.kv_cache import KVCache
+from paceline.target.kv_slot import KVLayout
 from tests.methods.dflash_checkpoint import MASK_TOKEN, random_tensors, save
 from tests.methods.native import VOCAB, WIDTH, draft_one, random_features, random_text, save_target
 

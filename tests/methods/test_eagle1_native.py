@@ -18,7 +18,8 @@ from paceline.methods.eagle1.layer import parameter_shapes, read_layer
 from paceline.methods.loading import load_drafter
 from paceline.methods.target_vocabulary import SharedVocabulary
 from paceline.target import Device
-from paceline.target.kv_cache import KVCache, KVLayout
+from paceline.target.kv_cache import KVCache
+from paceline.target.kv_slot import KVLayout
 from tests.methods.native import (
     VOCAB,
     WIDTH,

@@ -17,7 +17,8 @@ from paceline.methods.eagle3.drafter import Eagle3Drafter
 from paceline.methods.eagle3.layer import read_layer
 from paceline.methods.loading import load_drafter
 from paceline.target import Device
-from paceline.target.kv_cache import KVCache, KVLayout
+from paceline.target.kv_cache import KVCache
+from paceline.target.kv_slot import KVLayout
 from tests.methods.native import VOCAB, WIDTH, draft_one, random_features, random_text, save_eagle3
 
 pytestmark = pytest.mark.skipif(kernels.load() is None, reason="the CPU kernels do not run here")

@@ -24,7 +24,7 @@ from paceline.methods.gemma4_mtp.model import FULL, ORDER, SLIDING
 from paceline.methods.loading import load_drafter
 from paceline.sampling import SamplingParams
 from paceline.target import SequenceRows, StepError, TapSpec, TargetEngine
-from paceline.target.kv_cache import Slot
+from paceline.target.kv_slot import Slot
 from paceline.trie import DraftEntry
 from tests.methods.conftest import Target, text
 from tests.methods.gemma4_checkpoint import (

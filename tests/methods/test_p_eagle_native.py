@@ -19,7 +19,8 @@ from paceline.methods.p_eagle.drafter import PEagleDrafter
 from paceline.methods.p_eagle.objective import PEagleShape
 from paceline.models import model_fingerprint
 from paceline.target import Device
-from paceline.target.kv_cache import KVCache, KVLayout
+from paceline.target.kv_cache import KVCache
+from paceline.target.kv_slot import KVLayout
 from tests.methods.native import VOCAB, WIDTH, draft_one, random_text, save_target
 from tests.methods.p_eagle_checkpoint import MASK_TOKEN, random_tensors, save
 

@@ -8,7 +8,8 @@ import torch
 from paceline.target import SequenceRows, TapSpec, TargetEngine, cohort
 from paceline.target.attention import Segment
 from paceline.target.cohort import Cohort, form_units
-from paceline.target.kv_cache import KVCache, KVLayout
+from paceline.target.kv_cache import KVCache
+from paceline.target.kv_slot import KVLayout
 from tests.target.conftest import SHAPE, ModelFactory
 
 CHAIN = [3, 4, 5]

@@ -42,7 +42,7 @@ from paceline.methods.sibling_chain import num_draws
 from paceline.methods.tree import ROOT, GrowingTree
 from paceline.sampling import SamplingParams, VerifyMode
 from paceline.target import Device, TapSpec
-from paceline.target.kv_cache import Slot
+from paceline.target.kv_slot import Slot
 from paceline.trie import DraftEntry, DrawRule
 
 

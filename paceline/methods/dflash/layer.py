@@ -19,7 +19,7 @@ from paceline.methods.checkpoint import CheckpointError, DrafterConfig
 from paceline.methods.decoder_block import block_shapes, read_block, rope_table
 from paceline.methods.eagle3.layer import tap_layers
 from paceline.model.block import BlockWeights, Projection
-from paceline.target.kv_cache import Slot
+from paceline.target.kv_slot import Slot
 
 
 def dflash_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:

@@ -37,7 +37,7 @@ from paceline.methods.eagle3.layer import (
 from paceline.methods.feature_follower import FeatureFollower, FollowedSequence
 from paceline.methods.one_pass.round import OnePassRound, RoundRequest, round_entries
 from paceline.target import Device, TapSpec
-from paceline.target.kv_cache import Slot
+from paceline.target.kv_slot import Slot
 from paceline.trie import DraftEntry
 
 
