@@ -1,8 +1,8 @@
 """The target engine: one ragged forward step over many sequences.
 
-Responsible for checking a step's rows, making room for them, planning who sees whom, running the executor and
-handing back logits and features per sequence. It does not know requests, drafts, sampling or transports:
-which rows to keep is told to it. Called by the verifier, by co-located drafters and by training.
+A step checks its rows, grows their slots, plans who sees whom, runs the executor, and returns logits and features per
+sequence. The caller says which rows to keep. The engine does not know requests, drafts, sampling or transports. Called
+by the verifier, by co-located drafters and by training.
 
 A sequence of committed length n has y[0..n-2] in its slot; a decode step runs `[root, draft nodes...]` and
 `keep` settles the root and the accepted rows.
@@ -11,62 +11,20 @@ A sequence of committed length n has y[0..n-2] in its slot; a decode step runs `
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.model.device import Device, configure_threads
 from paceline.model.weights import UnsupportedModelError
 from paceline.target.backend import ExecutorChoice, load_executor, pool_for
-from paceline.target.executor import FINAL_NORM, Executor, ExecutorOutput, ModelShape, nothing
+from paceline.target.executor import Executor, ModelShape, nothing
 from paceline.target.kv_cache import MIN_CAPACITY_TOKENS, KVCache
 from paceline.target.kv_slot import KVLayout, SlotError
-from paceline.target.planning import PlannedStep, plan_step
-from paceline.target.rows import SequenceRows, StepError
-from paceline.target.taps import Tap, TapSpec
-
-
-@dataclass(slots=True)
-class StepOutput:
-    """What a step returns: the rows of all sequences, and where each one's are, in the order given.
-
-    Whoever looks at all of them takes `rows` and `firsts`: a view for each of many sequences takes longer than to look.
-
-    Attributes:
-        rows: `[k, vocab]` float32 logits.
-        firsts: where each sequence's logits begin in `rows`.
-        counts: how many it has there.
-        row_maxima: `[k, ceil(vocab / 32)]` float32, the largest of every 32 logits; None where not known.
-        tap_features: per tap, per sequence `[n_i, width]` in the compute dtype; `[0, width]` where not
-            wanted.
-    """
-
-    rows: Tensor
-    firsts: list[int]
-    counts: list[int]
-    row_maxima: Tensor | None = None
-    tap_features: list[list[Tensor]] = field(default_factory=list)
-
-    @property
-    def logits(self) -> list[Tensor]:
-        """Each sequence's logits, views `[k_i, vocab]` float32."""
-        return self._views(self.rows)
-
-    @property
-    def maxima(self) -> list[Tensor] | None:
-        """Each sequence's maxima, views `[k_i, ceil(vocab / 32)]` float32; None where not known."""
-        return None if self.row_maxima is None else self._views(self.row_maxima)
-
-    @property
-    def features(self) -> list[Tensor]:
-        """Features of the first tap."""
-        return self.tap_features[0] if self.tap_features else []
-
-    def _views(self, rows: Tensor) -> list[Tensor]:
-        return [rows[first : first + count] for first, count in zip(self.firsts, self.counts, strict=True)]
+from paceline.target.planning import plan_step
+from paceline.target.step import SequenceRows, StepError, StepOutput
+from paceline.target.taps import Taps, TapSpec
 
 
 class TargetEngine:
@@ -98,7 +56,7 @@ class TargetEngine:
         )
         self.cache = KVCache(layout, kv_limit_bytes, pool_for(device))
         self._row_buckets = tuple(sorted(row_buckets))
-        self._taps: list[Tap] = []
+        self._taps = Taps(shape, device, weight_dtype)
         # Rows of each slot's unsettled step: parents, or None for a chain.
         self._unsettled: dict[int, tuple[int, ...] | None] = {}
         for spec in taps:
@@ -130,7 +88,7 @@ class TargetEngine:
             taps: features to return from each step.
             num_threads: torch threads of this process; None leaves them alone.
             cores: core ids to pin this process to.
-            executor: `"native"`, `"lean"`, `"generic"`, or `"auto"`: the first of them that runs the model here.
+            executor: see :data:`paceline.target.backend.ExecutorChoice`.
             packed: False keeps plain weight layouts on CPU.
             kv_limit_bytes: bound on all slots together.
             row_buckets: pad a step's rows up to the next of these counts, so that steps of different draft
@@ -158,7 +116,7 @@ class TargetEngine:
     @property
     def taps(self) -> list[TapSpec]:
         """Taps in the order of `StepOutput.tap_features`."""
-        return [tap.spec for tap in self._taps]
+        return self._taps.specs
 
     def add_tap(self, spec: TapSpec) -> int:
         """Add a tap; returns its index in `StepOutput.tap_features`.
@@ -166,9 +124,7 @@ class TargetEngine:
         Raises:
             StepError: it does not fit the model.
         """
-        spec.check(self.shape)
-        self._taps.append(Tap(spec, self.device, self.weight_dtype))
-        return len(self._taps) - 1
+        return self._taps.add(spec)
 
     def embed(self, tokens: Sequence[int] | Tensor) -> Tensor:
         """The target's input embeddings `[n, hidden]`."""
@@ -274,7 +230,7 @@ class TargetEngine:
         """
         if not batch:
             no_rows = torch.empty((0, self.shape.vocab_size), device=self.device.torch_device)
-            return StepOutput(no_rows, [], [], tap_features=[[] for _ in self._taps])
+            return StepOutput(no_rows, [], [], tap_features=[[] for _ in self.taps])
         if len({rows.slot for rows in batch}) != len(batch):
             raise StepError("a slot may appear once in a step")
         for rows in batch:
@@ -282,11 +238,12 @@ class TargetEngine:
         for rows in batch:
             self._settle(rows.slot)
         self.cache.reserve([(rows.slot, len(rows.tokens)) for rows in batch])
+        wants_features = [rows.wants_features for rows in batch]
         with torch.inference_mode():
             step = plan_step(
                 batch,
                 [self.cache.get(rows.slot) for rows in batch],
-                self._capture(batch),
+                self._taps.capture() if any(wants_features) else frozenset(),
                 self._row_buckets,
                 self.device.torch_device,
                 joins_neighbours=self.executor.joins_neighbours,
@@ -295,8 +252,9 @@ class TargetEngine:
             output = StepOutput(
                 result.logits, step.logit_firsts(), step.in_batch_order(step.logit_counts), result.maxima
             )
-            for tap in self._taps:
-                output.tap_features.append(self._split_features(tap, batch, step, result, projects_features))
+            output.tap_features = self._taps.features(
+                step, wants_features, result, projected=projects_features
+            )
         for index, segment in step.segments:
             segment.slot.num_pending = segment.num_rows
             self._unsettled[batch[index].slot] = segment.parents
@@ -305,37 +263,4 @@ class TargetEngine:
     def project(self, captured: Tensor, tap: int = 0) -> Tensor:
         """Features `[n, width]` of rows that a step captured without projecting them."""
         with torch.inference_mode():
-            return self._taps[tap].project(captured)
-
-    def _capture(self, batch: Sequence[SequenceRows]) -> frozenset[int]:
-        """Residual streams that the taps want from this step."""
-        if not any(rows.wants_features for rows in batch):
-            return frozenset()
-        layers = {layer for tap in self._taps for layer in tap.spec.layers}
-        return frozenset(layers | {FINAL_NORM for tap in self._taps if tap.spec.norm_final})
-
-    def _split_features(
-        self,
-        tap: Tap,
-        batch: Sequence[SequenceRows],
-        step: PlannedStep,
-        result: ExecutorOutput,
-        is_projected: bool,
-    ) -> list[Tensor]:
-        if not any(rows.wants_features for rows in batch):
-            width = tap.spec.width(self.shape.hidden_size)
-            empty = torch.empty((0, width), dtype=self.dtype, device=self.device.torch_device)
-            return [empty for _ in batch]
-        features = tap.join(result.streams, result.final)
-        if is_projected:
-            features = tap.project(features)
-        empty = F.pad(features[:0], (0, sum(cached.width for cached in tap.spec.cached)))
-        parts = [
-            tap.beside_cached(
-                features[segment.first_row : segment.first_row + segment.num_rows], segment.slot, segment.past
-            )
-            if batch[index].wants_features
-            else empty
-            for index, segment in step.segments
-        ]
-        return step.in_batch_order(parts)
+            return self._taps.project(captured, tap)

@@ -17,7 +17,7 @@ from torch import Tensor
 from paceline.target.attention import Segment, StepPlan
 from paceline.target.cohort import form_units
 from paceline.target.kv_slot import Slot
-from paceline.target.rows import SequenceRows
+from paceline.target.step import SequenceRows
 
 PartT = TypeVar("PartT")
 

@@ -1,23 +1,23 @@
-"""What a drafter reads from the target: hidden states of chosen layers, perhaps fused by a projection, and keys and
-values of chosen layers as they lie in the cache.
+"""What a drafter reads from the target: hidden states of chosen layers, and cached keys and values of chosen layers.
 
-Responsible for naming a tap and turning the captured residual streams into features. It does not know
-drafters or transports. The drafter checkpoint defines a tap, the engine evaluates it, verifier and drafter
-size frames from it.
+A tap may fuse the hidden states by a projection. The drafter's checkpoint defines the tap, the engine evaluates it, and
+verifier and drafter size frames from it. This file does not know drafters or transports.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.model.device import Device, Linear
-from paceline.target.executor import ModelShape
+from paceline.target.executor import FINAL_NORM, ExecutorOutput, ModelShape
 from paceline.target.kv_slot import Slot
-from paceline.target.rows import StepError
+from paceline.target.planning import PlannedStep
+from paceline.target.step import StepError
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class CachedLayer:
 
 @dataclass(frozen=True, slots=True)
 class TapPart:
-    """Columns of a tap's features that are read equally far back.
+    """Columns of a tap's features that are read the same number of positions back.
 
     Attributes:
         width: how many.
@@ -65,11 +65,11 @@ class TapSpec:
         norm_final: append the output of the final norm (what the LM head reads).
         projection: `[width_out, num_sources * hidden]`, applied on the target's side; None sends the
             concatenation.
-        last_only: of what a step commits only the newest position is read, the one before the last committed token: one
-            row a round. The engine gives all rows as for other taps; who moves features on moves that one.
-        is_optional: whoever reads them can also do without, for a whole sequence.
-        cached: layers whose keys and values stand behind the hidden states, which are then read of the newest position
-            alone.
+        last_only: the drafter reads only the newest position that a step commits, the one before the last committed
+            token: one row a round. The engine still gives all rows, and whoever forwards features forwards that one.
+        is_optional: the drafter can draft a whole sequence without features.
+        cached: layers whose keys and values follow the hidden states. The hidden states are then read of the newest
+            position alone.
     """
 
     layers: tuple[int, ...] = ()
@@ -168,3 +168,73 @@ class Tap:
             both = torch.cat(slot.view(cached.layer, first, end), dim=1)[0]  # [2 * kv_heads, n, head_dim]
             parts.append(both.transpose(0, 1).flatten(1))
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+
+
+class Taps:
+    """All taps of one engine.
+
+    Args:
+        shape: of the model.
+        device: where it runs.
+        dtype: of the projections' weights.
+    """
+
+    def __init__(self, shape: ModelShape, device: Device, dtype: torch.dtype) -> None:
+        self._shape = shape
+        self._device = device
+        self._dtype = dtype
+        self._taps: list[Tap] = []
+
+    @property
+    def specs(self) -> list[TapSpec]:
+        """In the order of their features."""
+        return [tap.spec for tap in self._taps]
+
+    def add(self, spec: TapSpec) -> int:
+        """Add a tap; returns its index.
+
+        Raises:
+            StepError: it does not fit the model.
+        """
+        spec.check(self._shape)
+        self._taps.append(Tap(spec, self._device, self._dtype))
+        return len(self._taps) - 1
+
+    def project(self, captured: Tensor, tap: int) -> Tensor:
+        """Features `[n, width]` of rows that were captured and not projected."""
+        return self._taps[tap].project(captured)
+
+    def capture(self) -> frozenset[int]:
+        """Residual streams that all taps together read from a step."""
+        layers = {layer for tap in self._taps for layer in tap.spec.layers}
+        return frozenset(layers | {FINAL_NORM for tap in self._taps if tap.spec.norm_final})
+
+    def features(
+        self, step: PlannedStep, wanted: Sequence[bool], result: ExecutorOutput, *, projected: bool
+    ) -> list[list[Tensor]]:
+        """Per tap, features `[n_i, width]` of each sequence, in the caller's order; no rows where none are wanted.
+
+        Args:
+            step: that was run.
+            wanted: whether each sequence's features are wanted.
+            result: of the step.
+            projected: False leaves hidden states as they were captured.
+        """
+        return [self._split(tap, step, wanted, result, projected) for tap in self._taps]
+
+    def _split(
+        self, tap: Tap, step: PlannedStep, wanted: Sequence[bool], result: ExecutorOutput, projected: bool
+    ) -> list[Tensor]:
+        if not any(wanted):
+            width = tap.spec.width(self._shape.hidden_size)
+            dtype = self._device.compute_dtype(self._dtype)
+            return [torch.empty((0, width), dtype=dtype, device=self._device.torch_device) for _ in wanted]
+        features = tap.join(result.streams, result.final)
+        if projected:
+            features = tap.project(features)
+        empty = F.pad(features[:0], (0, sum(cached.width for cached in tap.spec.cached)))
+        parts = []
+        for index, segment in step.segments:
+            own = features[segment.first_row : segment.first_row + segment.num_rows]
+            parts.append(tap.beside_cached(own, segment.slot, segment.past) if wanted[index] else empty)
+        return step.in_batch_order(parts)

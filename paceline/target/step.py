@@ -1,13 +1,13 @@
-"""What a caller asks of a step for one sequence, and the checks that come before anything changes.
+"""What goes into a step for one sequence and what comes out, and the checks before anything changes.
 
-Responsible for the meaning of rows, parents and wanted logits. It does not know caches or models beyond their
-numbers. Built by the verifier, by drafters and by training; read by the engine and its planner.
+The verifier, drafters and training build the rows; the engine and its planner read them. This file does not know caches
+or executors.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from torch import Tensor
@@ -103,3 +103,43 @@ class SequenceRows:
             raise StepError(f"slot {self.slot} would pass the model's {shape.max_positions} positions")
         if any(not 0 <= row < count for row in self.logit_rows()):
             raise StepError(f"slot {self.slot}: logits asked for rows outside 0..{count - 1}")
+
+
+@dataclass(slots=True)
+class StepOutput:
+    """What a step returns: the logits of all sequences, and where each sequence's begin, in the order given.
+
+    Callers that read all logits use `rows` and `firsts`: making a view per sequence takes longer than reading.
+
+    Attributes:
+        rows: `[k, vocab]` float32 logits.
+        firsts: where each sequence's logits begin in `rows`.
+        counts: how many it has there.
+        row_maxima: `[k, ceil(vocab / 32)]` float32, the largest of every 32 logits; None where not known.
+        tap_features: per tap, per sequence `[n_i, width]` in the compute dtype; `[0, width]` where not
+            wanted.
+    """
+
+    rows: Tensor
+    firsts: list[int]
+    counts: list[int]
+    row_maxima: Tensor | None = None
+    tap_features: list[list[Tensor]] = field(default_factory=list)
+
+    @property
+    def logits(self) -> list[Tensor]:
+        """Each sequence's logits, views `[k_i, vocab]` float32."""
+        return self._views(self.rows)
+
+    @property
+    def maxima(self) -> list[Tensor] | None:
+        """Each sequence's maxima, views `[k_i, ceil(vocab / 32)]` float32; None where not known."""
+        return None if self.row_maxima is None else self._views(self.row_maxima)
+
+    @property
+    def features(self) -> list[Tensor]:
+        """Features of the first tap."""
+        return self.tap_features[0] if self.tap_features else []
+
+    def _views(self, rows: Tensor) -> list[Tensor]:
+        return [rows[first : first + count] for first, count in zip(self.firsts, self.counts, strict=True)]
