@@ -15,7 +15,8 @@ from torch import Tensor
 
 from paceline.draft_layer.protocol import LayerOutput, Rows, join_rows
 from paceline.draft_layer.weights import Entry, LayerWeights, Residual
-from paceline.model.device import Device, RmsNorm
+from paceline.model.device import Device
+from paceline.model.norm import RmsNorm
 from paceline.model.torch_block import Scoring, TorchBlock
 from paceline.target.attention import product
 

@@ -17,7 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.model.block import BlockWeights, Projection
-from paceline.model.device import Device, Linear, RmsNorm
+from paceline.model.device import Device
+from paceline.model.linear import Linear
+from paceline.model.norm import RmsNorm
 
 Rope = tuple[Tensor, Tensor]
 """Cosine and signed sine of each row's position, `[n, 1, head_dim]` each."""

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from paceline.model.architecture import Architecture
 from paceline.model.decoder_weights import DecoderWeights
-from paceline.model.device import Device, RmsNorm
+from paceline.model.device import Device
+from paceline.model.norm import RmsNorm
 from paceline.model.rope import RopeTable
 from paceline.model.torch_block import TorchBlock
 from paceline.model.weights import SafetensorsDir

@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from paceline.model.device import Device, Linear
+from paceline.model.device import Device
+from paceline.model.linear import Linear
 from paceline.target.executor import FINAL_NORM, ExecutorOutput, ModelShape
 from paceline.target.kv_slot import Slot
 from paceline.target.planning import PlannedStep

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.contract.errors import TrainingDataError
-from paceline.model.device import Linear
+from paceline.model.linear import Linear
 from paceline.model.rope import rotate, rotation_at
 from paceline.target import Device
 from paceline.training.configuration import parse_configuration, read_config_json

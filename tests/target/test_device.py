@@ -10,13 +10,8 @@ import pytest
 import torch
 
 from paceline.cpu.huge_pages import advise_huge_pages
-from paceline.model.device import (
-    HalfWeightLinear,
-    PlainLinear,
-    RmsNorm,
-    has_half_weight_linear,
-    has_onednn_linear,
-)
+from paceline.model.linear import HalfWeightLinear, PlainLinear, has_half_weight_linear, has_onednn_linear
+from paceline.model.norm import RmsNorm
 from paceline.target import Device, SequenceRows, TapSpec, TargetEngine, UnknownDeviceError, configure_threads
 from tests.target.conftest import ModelFactory
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from paceline.model.device import has_half_weight_linear
+from paceline.model.linear import has_half_weight_linear
 from paceline.target import SequenceRows, TargetEngine
 from paceline.target.backend import ExecutorChoice
 
