@@ -13,7 +13,8 @@ from torch import Tensor
 
 from paceline.cpu import kernels
 from paceline.cpu.packed_weight import PackedWeight
-from paceline.cpu.program import MAX_GROUP, Epilogue, Program
+from paceline.cpu.program import Epilogue, Program
+from paceline.cpu.workspace import MAX_GROUP
 from paceline.model.block import BlockShape, BlockWeights, Projection
 from paceline.model.device import Device
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paceline.cpu.block import pack
-from paceline.cpu.program import Program, RowSegment
+from paceline.cpu.program import Program
+from paceline.cpu.row_segment import RowSegment
 from paceline.draft_layer.context import ContextRows, ContextWeights
 from paceline.draft_layer.protocol import join_rows
 

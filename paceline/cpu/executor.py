@@ -17,7 +17,8 @@ from torch import Tensor
 
 from paceline.cpu.block import BlockBuilder, PackedBlock, takes_block
 from paceline.cpu.packed_weight import PackedWeight, num_panels
-from paceline.cpu.program import Epilogue, Program, RowSegment
+from paceline.cpu.program import Epilogue, Program
+from paceline.cpu.row_segment import RowSegment
 from paceline.model.architecture import Architecture
 from paceline.model.decoder_weights import DecoderWeights
 from paceline.model.device import Device

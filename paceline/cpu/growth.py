@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from paceline.cpu import kernels
-from paceline.cpu.program import Description, Program, RowSegment, describe_segment
+from paceline.cpu.program import Description, Program
+from paceline.cpu.row_segment import RowSegment, describe_segment
 from paceline.draft_layer.protocol import GrownTree
 
 

@@ -1,8 +1,8 @@
 """A model as a list of operations over buffers of rows, run by the CPU kernels in one call a step.
 
-Responsible for building such a list, for its buffers, and for describing a step's rows to the kernels. It does not
-know architectures: executors and drafters say what follows what. One call a step means one release of the
-interpreter lock and no operator dispatch: of a step's time nearly all is the reading of weights.
+A program builds the list and describes a step's rows to the kernels. It does not know architectures: executors and
+draft layers say which operation follows which. One call a step means one release of the interpreter lock and no
+operator dispatch, so that nearly all of a step's time is the reading of weights.
 
 Rows are bfloat16, sums float32. A row's result does not depend on the rows beside it (see `kernels/simd.h`).
 """
@@ -21,12 +21,12 @@ from torch import Tensor
 
 from paceline.cpu import kernels
 from paceline.cpu.packed_weight import PackedWeight, num_panels
+from paceline.cpu.row_segment import RowSegment, describe_segment, longest_of
+from paceline.cpu.workspace import Workspace
 
-SPARE_ROWS = 8  # a product may read so many rows behind the last
-MAX_GROUP = 16
 MAX_TOP = 16
 RESIDENT_BYTES = 24 << 20
-"""Weights up to this size are taken to stay in the last cache from one run to the next: a draft layer's."""
+"""Weights up to this size should stay in the last cache from one run to the next: a draft layer's."""
 
 _NO_LIMIT = 1 << 62
 
@@ -54,38 +54,6 @@ class Epilogue(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class RowSegment:
-    """The rows of one sequence in a run.
-
-    Attributes:
-        storage: its cache `[layers, 2 * kv_heads, capacity, head_dim]`, keys first, inner axes dense.
-        num_rows: rows.
-        write_at: cache row of the first.
-        past: cache rows that every row of a tree sees; unused for a chain.
-        paths: per row the cache rows it sees behind `past`, less `past`, itself last; None for a chain, whose rows see
-            everything up to themselves.
-    """
-
-    storage: Tensor
-    num_rows: int
-    write_at: int
-    past: int = 0
-    paths: Sequence[Sequence[int]] | None = None
-
-
-def longest_of(segments: Sequence[RowSegment]) -> int:
-    """Cache rows up to the last one that any segment writes."""
-    return max((segment.write_at + segment.num_rows for segment in segments), default=0)
-
-
-def describe_segment(segment: RowSegment, entry: kernels.Segment) -> None:
-    """All of it but its first row and its paths."""
-    entry.num_rows, entry.past, entry.write_at = segment.num_rows, segment.past, segment.write_at
-    entry.cache = segment.storage.data_ptr()
-    entry.layer_stride, entry.head_stride = segment.storage.stride(0), segment.storage.stride(1)
-
-
-@dataclass(frozen=True, slots=True)
 class Description:
     """A run as the kernels take it.
 
@@ -110,12 +78,10 @@ class Program:
         self._array: ctypes.Array[kernels.Op] | None = None
         self._widths: list[int] = []
         self._bound: set[int] = set()
+        self._own_widths: dict[int, int] = {}  # of buffers that are not bound
+        self._widest = 0  # of rows that products read
         self._kept: list[object] = []  # tensors that operations point into
-        self._room = 0
-        self._own: list[Tensor] = []  # what the program's own buffers are
-        self._pointers: ctypes.Array[ctypes.c_void_p] = (ctypes.c_void_p * 0)()  # to them, by buffer
-        self._scratch = torch.empty(0, dtype=torch.bfloat16)
-        self._scores = torch.empty(0)
+        self._workspace = Workspace()
         self._num_positions = _NO_LIMIT  # of the shortest rope table
         self._num_tokens = _NO_LIMIT  # of the embedding
         self._weight_bytes = 0
@@ -125,7 +91,9 @@ class Program:
         self._widths.append(width)
         if bound:
             self._bound.add(len(self._widths) - 1)
-        self._room = 0
+        else:
+            self._own_widths[len(self._widths) - 1] = width
+        self._workspace = Workspace()
         return len(self._widths) - 1
 
     def _add(self, kind: Kind, source: int, out: int, **fields: object) -> None:
@@ -169,6 +137,7 @@ class Program:
         assert self._widths[out] == weight.out_width
         assert weight.is_gated == (epilogue in (Epilogue.GATE_SILU, Epilogue.GATE_GELU))
         self._weight_bytes += weight.panels.nbytes
+        self._widest = max(self._widest, weight.in_width)
         extra = {"norm": norm, "bias": weight.bias}
         self._add(
             Kind.LINEAR, source, out, weight=weight.panels, epilogue=epilogue, eps=eps, residual=residual,
@@ -283,11 +252,8 @@ class Program:
         return self._array
 
     def reserve(self, num_rows: int, longest: int) -> None:
-        """Make room for runs of so many rows over so many cache rows; it moves what earlier descriptions point to."""
-        self._reserve_rows(num_rows)
-        stride = (max(longest, 1) + 32) * MAX_GROUP
-        if self._scores.numel() < stride * torch.get_num_threads():
-            self._scores = torch.empty(2 * stride * torch.get_num_threads())
+        """Get memory for runs of so many rows over so many cache rows; it moves what earlier descriptions point to."""
+        self._workspace.reserve(num_rows, longest, self._own_widths, len(self._widths), self._widest)
 
     def describe(
         self,
@@ -326,7 +292,8 @@ class Program:
                 kept.append((paths, starts))
             row_segment[first : first + segment.num_rows] = index
             first += segment.num_rows
-        pointers = type(self._pointers).from_buffer_copy(self._pointers)
+        space = self._workspace
+        pointers = type(space.pointers).from_buffer_copy(space.pointers)
         for index in self._bound:
             tensor, width = bound[index], self._widths[index]
             if not tensor.is_contiguous() or tensor.shape[1] != width:
@@ -343,26 +310,13 @@ class Program:
             row_segment=row_segment.ctypes.data,
             segments=described,
             buffers=ctypes.addressof(pointers),
-            scratch=self._scratch.data_ptr(),
-            scores=self._scores.data_ptr(),
-            scores_stride=self._scores.numel() // num_threads,
+            scratch=space.scratch.data_ptr(),
+            scores=space.scores.data_ptr(),
+            scores_stride=space.scores.numel() // num_threads,
             num_threads=num_threads,
             is_resident=self._weight_bytes <= RESIDENT_BYTES,
         )
         return Description(step, [*kept, described, pointers, indices])
-
-    def _reserve_rows(self, num_rows: int) -> None:
-        if num_rows <= self._room:
-            return
-        self._room = max(16, num_rows)
-        readable = self._room + SPARE_ROWS
-        self._own, self._pointers = [], (ctypes.c_void_p * len(self._widths))()
-        for index, width in enumerate(self._widths):
-            if index not in self._bound:
-                self._own.append(torch.zeros(readable, width, dtype=torch.bfloat16))
-                self._pointers[index] = self._own[-1].data_ptr()
-        widest = max((op.in_width for op in self._ops if op.kind == Kind.LINEAR), default=0)
-        self._scratch = torch.zeros(readable * widest, dtype=torch.bfloat16)
 
 
 def _check_range(what: str, indices: Sequence[int], size: int) -> None:

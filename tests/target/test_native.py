@@ -14,7 +14,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from paceline.cpu import kernels
 from paceline.cpu.packed_weight import PackedWeight
-from paceline.cpu.program import Epilogue, Program, RowSegment
+from paceline.cpu.program import Epilogue, Program
+from paceline.cpu.row_segment import RowSegment
 from paceline.sampling import maxima_of
 from paceline.target import SequenceRows, TapSpec, TargetEngine, UnsupportedModelError
 from tests.target.conftest import FAMILIES, SHAPE
@@ -240,7 +241,7 @@ def test_scratch_is_for_products_alone() -> None:
     program.top(logits, out, 1)
     ranked = torch.empty(1, 2, dtype=torch.int32)
     program.run([], [0], {logits: torch.randn(1, 5000), out: ranked}, selected=[0])
-    assert program._scratch.numel() == 0
+    assert program._workspace.scratch.numel() == 0
 
 
 @pytest.mark.parametrize("width", [16, 97, 7680])
