@@ -21,7 +21,8 @@ from orchestrator.sequence_state import ConductorSequenceState
 from orchestrator.sequences import ConductorSequences
 from orchestrator.step_handler import StepHandler
 from orchestrator.verifier_link import VerifierLink
-from paceline.v1 import peer_pb2, scheduler_pb2, target_pb2
+from paceline.contract.policy import SpeculationPolicy
+from paceline.v1 import peer_pb2, target_pb2
 
 
 class Cycles:
@@ -90,12 +91,12 @@ class Cycles:
 
     # Policy and time.
 
-    def accept_policy(self, policy: scheduler_pb2.SpeculationPolicy) -> None:
+    def accept_policy(self, policy: SpeculationPolicy) -> None:
         """Puts the scheduler's policy in force at the verifier and the drafters."""
         self._policy.accept(policy)
         self._was_drafter_due = None
         self._send_policy()
-        self._dispatcher.send_plan()
+        self._dispatcher.send_policy()
 
     def tick(self) -> None:
         """Runs a few times a second: second attempts, time-outs, and whether steps should wait for drafts."""
@@ -113,5 +114,5 @@ class Cycles:
         if is_due != self._was_drafter_due and self._verifier.is_up:
             self._was_drafter_due = is_due
             self._verifier.set_policy(
-                self._policy.verify_policy(is_colocated=is_colocated, is_drafter_due=is_due)
+                self._policy.step.for_verifier(is_colocated=is_colocated, is_drafter_due=is_due)
             )

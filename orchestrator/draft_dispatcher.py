@@ -97,7 +97,7 @@ class DraftDispatcher:
         drafting = sequence.drafting
         if drafting.is_off or self._verifier.info is None or not sequence.sequence_id:
             return
-        if not self._policy.draft_length:
+        if not self._policy.step.draft_length:
             return
         if not drafting.attachments:
             able = sum(drafting.requirement.is_met_by(link) for link in self.links)
@@ -154,14 +154,13 @@ class DraftDispatcher:
         Sends nothing while drafting is off. Once it is on, a sequence's next commit carries the tokens that were kept
         back.
         """
-        if self._policy.draft_length:
+        if self._policy.step.draft_length:
             self._exchange.send_commits(sequences)
 
-    def send_plan(self) -> None:
-        """Sends every drafter the plan in force, and opens the sequences that lack a drafter."""
-        plan = self._policy.draft_plan()
+    def send_policy(self) -> None:
+        """Sends every drafter the policy in force, and opens the sequences that lack a drafter."""
         for link in self.links:
-            link.set_plan(plan)
+            link.set_policy(self._policy.step)
         self._attach_all()
 
     def _attach_all(self) -> None:
@@ -193,7 +192,7 @@ class DraftDispatcher:
 
     def drafter_up(self, link: DrafterLink) -> None:
         """Opens running sequences that lack a drafter."""
-        link.set_plan(self._policy.draft_plan())
+        link.set_policy(self._policy.step)
         self._attach_all()
 
     def drafter_down(self, link: DrafterLink, reason: str) -> None:

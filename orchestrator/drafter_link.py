@@ -15,6 +15,7 @@ import grpc
 
 from orchestrator.peer_link import StreamTiming
 from orchestrator.peer_stream import PeerStream
+from paceline.contract.policy import StepPolicy
 from paceline.v1 import drafter_pb2, drafter_pb2_grpc, peer_pb2
 from services.runtime.tls import Tls
 
@@ -144,10 +145,10 @@ class DrafterLink:
             self._pending.commits.CopyFrom(commits)
         self._flush()
 
-    def set_plan(self, plan: drafter_pb2.DraftPlan) -> None:
-        """Replaces the plan."""
+    def set_policy(self, policy: StepPolicy) -> None:
+        """Replaces the policy."""
         if self.is_up:
-            self._pending.plan.CopyFrom(plan)
+            self._pending.policy.CopyFrom(policy.to_proto())
             self._flush()
 
     def _flush(self) -> None:

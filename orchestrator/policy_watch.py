@@ -13,6 +13,7 @@ import grpc
 import structlog
 
 from orchestrator.peer_stream import END
+from paceline.contract.policy import SpeculationPolicy
 from paceline.v1 import scheduler_pb2, scheduler_pb2_grpc
 from services.runtime.channel import open_channel
 from services.runtime.tls import Tls
@@ -31,7 +32,7 @@ class PolicyWatch:
         endpoint: str,
         tls: Tls | None,
         key: Callable[[], scheduler_pb2.MeasurementKey | None],
-        accept: Callable[[scheduler_pb2.SpeculationPolicy], None],
+        accept: Callable[[SpeculationPolicy], None],
     ) -> None:
         self._endpoint = endpoint
         self._tls = tls
@@ -75,7 +76,7 @@ class PolicyWatch:
                 if response is END:
                     await asyncio.sleep(BACKOFF_S[0])
                     return
-                policy = response.policy
+                policy = SpeculationPolicy.from_proto(response.policy)
                 log.info(
                     "policy", version=policy.version, draft_length=policy.draft_length, reason=policy.reason
                 )

@@ -12,9 +12,9 @@ from pydantic_settings import SettingsConfigDict
 
 from orchestrator.peer_link import StreamTiming
 from orchestrator.placement import PlacementSetting
-from orchestrator.policy import PolicyOverrides
 from orchestrator.sequence_lifecycle import Patience
 from paceline.contract import limits
+from paceline.contract.policy import PolicyOverrides
 from services.runtime.channel import split_endpoint
 from services.runtime.settings import CommaList, Port, ServerSettings
 
@@ -51,7 +51,7 @@ class OrchestratorSettings(ServerSettings):
     draft_ahead: DraftLength | None = Field(
         None, description="tokens drafted ahead, in place of the policy's"
     )
-    outcomes: DraftLength | None = Field(
+    num_outcomes: DraftLength | None = Field(
         None, description="outcomes of a step that drafters draft past, in place of the policy's"
     )
     wait_budget_us: int | None = Field(
@@ -135,12 +135,12 @@ class OrchestratorSettings(ServerSettings):
     def policy_overrides(self) -> PolicyOverrides:
         """What the operator fixed."""
         return PolicyOverrides(
-            self.draft_length,
-            self.draft_ahead,
-            self.wait_budget_us,
-            self.max_prefill_tokens_per_step,
-            self.max_nodes,
-            self.outcomes,
+            draft_length=self.draft_length,
+            draft_ahead=self.draft_ahead,
+            wait_budget_us=self.wait_budget_us,
+            max_prefill_tokens_per_step=self.max_prefill_tokens_per_step,
+            max_nodes_per_sequence=self.max_nodes,
+            num_outcomes=self.num_outcomes,
         )
 
     @property

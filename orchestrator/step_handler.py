@@ -142,7 +142,7 @@ class StepHandler:
             if row.drafter_depth and not drafting.has_featureless_hit:
                 shown.append((row.drafter_depth, row.num_accepted_of_drafter))
             drafting.has_featureless_hit = (
-                row.is_cache_hit and self._policy.outcomes > 0 and drafting.reads_features
+                row.is_cache_hit and self._policy.step.num_outcomes > 0 and drafting.reads_features
             )
             if row.acceptance_samples and (drafter := self._drafter_of(sequence)):
                 self._reports.acceptance.add(drafter, row.acceptance_samples)
@@ -186,7 +186,7 @@ class StepHandler:
             step,
             drafts,
             len(self._sequences),
-            self._policy.draft_length,
+            self._policy.step.draft_length,
             num_tokens=len(step.commits.tokens),
             may_draft=all(not commit.sequence.drafting.is_off for commit in commits),
         )

@@ -18,6 +18,7 @@ from orchestrator.peer_link import StreamTiming
 from orchestrator.peer_stream import PeerStream
 from orchestrator.placement import check_protocol
 from paceline.contract.errors import IncompatiblePeerError
+from paceline.contract.policy import StepPolicy
 from paceline.v1 import peer_pb2, target_pb2, target_pb2_grpc
 from services.runtime.tls import Tls
 
@@ -132,10 +133,10 @@ class VerifierLink:
             self._pending.drafts.CopyFrom(drafts)
         self._flush()
 
-    def set_policy(self, policy: target_pb2.VerifyPolicy) -> None:
+    def set_policy(self, policy: StepPolicy) -> None:
         """Replaces the policy."""
         if self.is_up:
-            self._pending.policy.CopyFrom(policy)
+            self._pending.policy.CopyFrom(policy.to_proto())
             self._flush()
 
     def _flush(self) -> None:

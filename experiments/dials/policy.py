@@ -34,7 +34,7 @@ class FixedPolicy:
     version: int = 1
     draft_length: int = 4
     draft_ahead: int = 0
-    outcomes: int = 0
+    num_outcomes: int = 0
     wait_budget_us: int = 0
     max_nodes_per_sequence: int = 64
     max_nodes_per_step: int = 1024

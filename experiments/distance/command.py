@@ -60,11 +60,11 @@ def bench_distance(
     except ValueError as error:
         raise typer.BadParameter(f"round trips are numbers separated by commas: {error}") from None
     fixed = {
-        "lookup": ngram_tokens,
+        "ngram_tokens": ngram_tokens,
         "draft_length": draft_length,
         "wait_budget_us": wait_budget_us,
         "draft_ahead": draft_ahead,
-        "outcomes": outcomes,
+        "num_outcomes": outcomes,
     }
     plan = Plan(
         model_dir=resolve(model),

@@ -153,8 +153,8 @@ async def directly(
             )
             for which in verifier.lengths
         ]
-        plan = drafter_pb2.DraftPlan(draft_length=4)
-        await call.write(drafter_pb2.DraftRequest(hello=hello, frame_id=1, opens=opens, plan=plan))
+        policy = peer_pb2.StepPolicy(draft_length=4)
+        await call.write(drafter_pb2.DraftRequest(hello=hello, frame_id=1, opens=opens, policy=policy))
         reading = asyncio.create_task(_take_all(verifier, call))
         try:
             await asyncio.sleep(0.2)

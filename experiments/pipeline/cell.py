@@ -57,7 +57,7 @@ class Shape:
             version=version,
             draft_length=self.draft_length,
             draft_ahead=self.draft_ahead,
-            outcomes=self.outcomes,
+            num_outcomes=self.outcomes,
             wait_budget_us=self.wait_budget_us,
             # A tree may hold more than one path; a chain past the draft is verified as far as it has come in.
             max_nodes_per_sequence=MAX_NODES if self.draft_ahead else self.draft_length,

@@ -15,7 +15,7 @@ from experiments.planner.generate import write_all
 from experiments.planner.record import Recorder, trace_of
 from experiments.planner.replay import best_fixed, fixed, fixed_policies, planned, replay
 from experiments.planner.trace import Trace
-from paceline.scheduling import Policy
+from paceline.contract.policy import SpeculationPolicy
 from paceline.v1 import scheduler_pb2, scheduler_pb2_grpc
 from services.scheduler.planning import PlanningLimits
 from services.scheduler.settings import SchedulerSettings
@@ -75,7 +75,7 @@ def replay_trace(
     """Compare plain decoding, the planner, and the best of many fixed settings in hindsight."""
     trace = Trace.read(path)
     limits = default_limits(max_outcomes, outcome_cost)
-    plain = replay(trace, fixed(Policy.off(1, "plain")))
+    plain = replay(trace, fixed(SpeculationPolicy.off(1, "plain")))
     setting, best = best_fixed(trace, fixed_policies(trace.info.placement))
     ours = replay(trace, planned(trace, limits))
     rows = Table(title=f"{trace.info.name}: {trace.info.origin}; {trace.seconds:.0f} s")

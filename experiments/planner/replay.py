@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from experiments.planner.trace import Round, Trace
-from paceline.scheduling import Policy
+from paceline.contract.policy import SpeculationPolicy
 from paceline.scheduling.outcomes import likeliest_outcomes
 from services.scheduler.measurements import (
     AcceptancePart,
@@ -94,7 +94,7 @@ class Score:
         return self.tokens / self.seconds
 
 
-Chooser = Callable[[float, int, Seen], Policy]
+Chooser = Callable[[float, int, Seen], SpeculationPolicy]
 """The policy at a time with that many sequences, given what was seen since it was last asked."""
 
 
@@ -145,7 +145,7 @@ def replay(trace: Trace, choose: Chooser, until_s: float | None = None) -> Score
 
 def _draft(
     trace: Trace,
-    policy: Policy,
+    policy: SpeculationPolicy,
     drafts: list[_Draft | None],
     owed: Sequence[int],
     verifying: Sequence[int],
@@ -159,15 +159,15 @@ def _draft(
     is_colocated = trace.info.placement == "colocated"
     rtt_s = 0.0 if is_colocated else round_.rtt_s
     hits: list[int] = []
-    if policy.outcomes and policy.draft_ahead and outcomes:
+    if policy.num_outcomes and policy.draft_ahead and outcomes:
         hits = [
             which
             for which, outcome in outcomes.items()
-            if outcome in _drafted_past(verifying[which], policy.outcomes)
+            if outcome in _drafted_past(verifying[which], policy.num_outcomes)
         ]
     missing = [which for which in owed if which not in hits and which < round_.num_sequences]
     draft_s = trace.draft_s(policy.draft_length, len(missing)) * round_.draft_scale
-    past_s = trace.draft_s(policy.draft_ahead, len(outcomes) * policy.outcomes) * round_.draft_scale
+    past_s = trace.draft_s(policy.draft_ahead, len(outcomes) * policy.num_outcomes) * round_.draft_scale
     if missing:
         seen.drafts.append((policy.draft_length, round(draft_s * 1e6)))
         if not is_colocated:
@@ -191,7 +191,7 @@ def _drafted_past(length: int, num_acceptance_samples: int) -> frozenset[tuple[i
     return frozenset((outcome.num_accepted, outcome.choice) for outcome in found)
 
 
-def fixed(policy: Policy) -> Chooser:
+def fixed(policy: SpeculationPolicy) -> Chooser:
     """Always the same policy."""
     return lambda now_s, num_sequences, seen: policy
 
@@ -202,15 +202,15 @@ def planned(trace: Trace, limits: PlanningLimits, interval_s: float = 0.5) -> Ch
     # A trace's drafts are accepted alike wherever they begin, as those of a drafter that reads tokens alone.
     subject = Subject("trace", "float32", "trace", "independent", trace.info.placement)
     planner = Planner(subject, limits, lambda: now[0])
-    measurements, policy, due_s = Measurements(), Policy.off(0, "not begun"), 0.0
+    measurements, policy, due_s = Measurements(), SpeculationPolicy.off(0, "not begun"), 0.0
 
-    def choose(now_s: float, num_sequences: int, seen: Seen) -> Policy:
+    def choose(now_s: float, num_sequences: int, seen: Seen) -> SpeculationPolicy:
         nonlocal measurements, policy, due_s
         if now_s >= due_s:
             due_s = now_s + interval_s
             now[0] = now_s
             measurements = measurements.merged(seen.take(now_s))
-            policy = planner.decide(measurements, num_sequences).policy
+            policy = planner.decide(measurements, num_sequences)
         return policy
 
     return choose
@@ -218,15 +218,17 @@ def planned(trace: Trace, limits: PlanningLimits, interval_s: float = 0.5) -> Ch
 
 def fixed_policies(
     placement: str, lengths: Iterable[int] = range(1, 9), outcomes: Iterable[int] = (2, 4, 8)
-) -> list[Policy]:
+) -> list[SpeculationPolicy]:
     """Settings that somebody might have chosen once and for all, plain decoding first."""
     lengths = list(lengths)
     holds = (0,) if placement == "colocated" else (0, 50_000)
-    found = [Policy.off(1, "plain")]
+    found = [SpeculationPolicy.off(1, "plain")]
     for length in lengths:
         for wait_budget_us in holds:
             found.append(
-                Policy(1, length, length, wait_budget_us, 0, f"length {length}, hold {wait_budget_us}")
+                SpeculationPolicy(
+                    1, length, length, wait_budget_us, 0, f"length {length}, hold {wait_budget_us}"
+                )
             )
     if placement == "colocated":
         return found
@@ -236,11 +238,11 @@ def fixed_policies(
             for count in outcomes:
                 for ahead in few:
                     reason = f"length {length}, hold {wait_budget_us}, {ahead} past {count} outcomes"
-                    found.append(Policy(1, length, length, wait_budget_us, ahead, reason, count))
+                    found.append(SpeculationPolicy(1, length, length, wait_budget_us, ahead, reason, count))
     return found
 
 
-def best_fixed(trace: Trace, policies: Iterable[Policy]) -> tuple[Policy, Score]:
+def best_fixed(trace: Trace, policies: Iterable[SpeculationPolicy]) -> tuple[SpeculationPolicy, Score]:
     """The policy that would have been best for the whole trace, known only afterwards."""
     scored = [(policy, replay(trace, fixed(policy))) for policy in policies]
     return max(scored, key=lambda pair: pair[1].tokens_per_s)

@@ -85,7 +85,7 @@ def _role_flags(
         flags += ["--drafters", address("drafter")]
     if "features" in options.endpoints:
         flags += ["--feature-endpoints", options.endpoints["features"]]
-    for name in ("draft_length", "draft_ahead", "outcomes", "wait_budget_us", "max_nodes"):
+    for name in ("draft_length", "draft_ahead", "num_outcomes", "wait_budget_us", "max_nodes"):
         if (value := getattr(options, name)) is not None:
             flags += [f"--{name.replace('_', '-')}", str(value)]
     return flags

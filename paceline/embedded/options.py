@@ -44,7 +44,7 @@ class DeploymentOptions:
         control_cores: cores of all processes that do not compute.
         draft_length: tokens per draft in place of the scheduler's choice.
         draft_ahead: tokens drafted ahead in place of the scheduler's choice.
-        outcomes: outcomes of a step that are drafted past in place of the scheduler's choice.
+        num_outcomes: outcomes of a step that are drafted past in place of the scheduler's choice.
         wait_budget_us: longest draft wait of a step in place of the scheduler's choice.
         max_nodes: draft nodes of one sequence in one step in place of the scheduler's choice.
         ngram_tokens: tokens that the verifier proposes from what a text repeats, in place of its default; plain: none.
@@ -73,7 +73,7 @@ class DeploymentOptions:
     control_cores: tuple[int, ...] | None = None
     draft_length: int | None = None
     draft_ahead: int | None = None
-    outcomes: int | None = None
+    num_outcomes: int | None = None
     wait_budget_us: int | None = None
     max_nodes: int | None = None
     ngram_tokens: int | None = None

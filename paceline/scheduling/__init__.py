@@ -8,7 +8,6 @@ from paceline.scheduling.draft_times import DraftTimeModel
 from paceline.scheduling.durations import DurationSketch
 from paceline.scheduling.inputs import MeasuredHits, Placement, PlanInputs
 from paceline.scheduling.planner import evaluate, evaluate_policy, plan
-from paceline.scheduling.policy import Policy
 from paceline.scheduling.state import PolicyMode, PolicyState
 
 __all__ = [
@@ -20,7 +19,6 @@ __all__ = [
     "MeasuredHits",
     "Placement",
     "PlanInputs",
-    "Policy",
     "PolicyMode",
     "PolicyState",
     "StepCurve",

@@ -13,9 +13,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from paceline.contract.policy import SpeculationPolicy
 from paceline.scheduling.cycles import CostModel, Evaluation
 from paceline.scheduling.inputs import Placement, PlanInputs
-from paceline.scheduling.policy import Policy
 
 # A tree may lengthen a step by this factor over a chain of the same depth, and may have this many nodes per
 # level. EAGLE-3 on SmolLM2, depth 5: 12 nodes in place of 5 gave a quarter more tokens per pass for a step a
@@ -77,17 +77,17 @@ def _best(model: CostModel, first: Evaluation, others: Iterable[Evaluation]) -> 
     return best
 
 
-def policy_of(inputs: PlanInputs, evaluation: Evaluation, version: int, reason: str) -> Policy:
+def policy_of(inputs: PlanInputs, evaluation: Evaluation, version: int, reason: str) -> SpeculationPolicy:
     """The policy that carries out an evaluation."""
     length = evaluation.draft_length
     if length == 0:
-        return Policy.off(version, reason)
+        return SpeculationPolicy.off(version, reason)
     load = inputs.num_sequences
     limit_s = inputs.step_time(load * (1 + length)) * _TREE_STEP
     budget, most = max(length, evaluation.draft_ahead), min(inputs.max_nodes, NODES_PER_LEVEL * length)
     while budget < most and inputs.step_time(load * (2 + budget)) <= limit_s:
         budget += 1
-    return Policy(
+    policy = SpeculationPolicy(
         version,
         length,
         budget,
@@ -96,6 +96,7 @@ def policy_of(inputs: PlanInputs, evaluation: Evaluation, version: int, reason: 
         reason,
         evaluation.num_outcomes,
     )
+    return policy.within_limits()
 
 
 def _ahead(inputs: PlanInputs, evaluation: Evaluation) -> int:
@@ -113,19 +114,21 @@ def _ahead(inputs: PlanInputs, evaluation: Evaluation) -> int:
     return length if per_token_s * length <= step_s else int(step_s / per_token_s)
 
 
-def evaluate_policy(inputs: PlanInputs, policy: Policy) -> Evaluation:
+def evaluate_policy(inputs: PlanInputs, policy: SpeculationPolicy) -> Evaluation:
     """What a policy brings under inputs that may differ from those it was made for."""
     model, waits_for_drafts = CostModel(inputs), policy.wait_budget_us > 0
-    if policy.draft_length and policy.outcomes and policy.draft_ahead:
-        return model.cached(policy.draft_length, waits_for_drafts, policy.outcomes, policy.draft_ahead)
+    if policy.draft_length and policy.num_outcomes and policy.draft_ahead:
+        return model.cached(policy.draft_length, waits_for_drafts, policy.num_outcomes, policy.draft_ahead)
     return model.chain(policy.draft_length, waits_for_drafts)
 
 
-def plan(inputs: PlanInputs, version: int = 1) -> Policy:
+def plan(inputs: PlanInputs, version: int = 1) -> SpeculationPolicy:
     """The best policy for these inputs alone; off when it would not be faster than plain decoding by the margin."""
     best = evaluate(inputs)
     if best.speedup < 1 + inputs.margin:
-        return Policy.off(version, f"off: best speedup {best.speedup:.3f} is below {1 + inputs.margin:.3f}")
+        return SpeculationPolicy.off(
+            version, f"off: best speedup {best.speedup:.3f} is below {1 + inputs.margin:.3f}"
+        )
     return policy_of(inputs, best, version, describe(best))
 
 

@@ -27,10 +27,10 @@ import math
 from collections.abc import Callable
 from enum import StrEnum
 
+from paceline.contract.policy import SpeculationPolicy
 from paceline.scheduling.cycles import CostModel, Evaluation
 from paceline.scheduling.inputs import Placement, PlanInputs
 from paceline.scheduling.planner import describe, evaluate, policy_of
-from paceline.scheduling.policy import Policy
 
 _MAX_DOUBLINGS = 4  # of the pause between two probes
 
@@ -93,10 +93,10 @@ class PolicyState:
         self._refuted = math.inf  # expected speed-up at the last of them
         self._evaluation: Evaluation | None = None
         self._probed: Evaluation | None = None
-        self._current = Policy.off(0, "nothing planned yet")
+        self._current = SpeculationPolicy.off(0, "nothing planned yet")
 
     @property
-    def current(self) -> Policy:
+    def current(self) -> SpeculationPolicy:
         """The policy in force."""
         return self._current
 
@@ -105,7 +105,7 @@ class PolicyState:
         """The present state."""
         return self._mode
 
-    def decide(self, inputs: PlanInputs, measured_speedup: float | None = None) -> Policy:
+    def decide(self, inputs: PlanInputs, measured_speedup: float | None = None) -> SpeculationPolicy:
         """The policy for now.
 
         Args:
@@ -179,7 +179,7 @@ class PolicyState:
             probes.append(best)
         return max(probes, key=lambda probe: probe.speedup)
 
-    def _speculate(self, inputs: PlanInputs, best: Evaluation) -> Policy:
+    def _speculate(self, inputs: PlanInputs, best: Evaluation) -> SpeculationPolicy:
         """Publish the best choice, or keep the present one if it is nearly as good."""
         previous = self._evaluation
         if previous is not None and previous.draft_length:
@@ -190,16 +190,16 @@ class PolicyState:
         self._evaluation = best
         return self._publish(policy_of(inputs, best, 0, describe(best)))
 
-    def _turn_off(self, reason: str) -> Policy:
+    def _turn_off(self, reason: str) -> SpeculationPolicy:
         self._switch(PolicyMode.OFF)
         self._evaluation = None
-        return self._publish(Policy.off(0, reason))
+        return self._publish(SpeculationPolicy.off(0, reason))
 
     def _switch(self, mode: PolicyMode) -> None:
         self._mode = mode
         self._since = self._clock()
 
-    def _publish(self, policy: Policy) -> Policy:
+    def _publish(self, policy: SpeculationPolicy) -> SpeculationPolicy:
         """Put a policy in force. The version rises only when applying it changes something."""
         if self._current.version == 0 or policy.differs_from(self._current):
             self._current = dataclasses.replace(policy, version=self._current.version + 1)

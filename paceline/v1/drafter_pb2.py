@@ -26,7 +26,7 @@ from paceline.v1 import peer_pb2 as paceline_dot_v1_dot_peer__pb2
 from paceline.v1 import sampling_pb2 as paceline_dot_v1_dot_sampling__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19paceline/v1/drafter.proto\x12\x0bpaceline.v1\x1a\x16paceline/v1/peer.proto\x1a\x1apaceline/v1/sampling.proto\"\x1f\n\x1d\x44rafterServiceDescribeRequest\"E\n\x1e\x44rafterServiceDescribeResponse\x12#\n\x04info\x18\x01 \x01(\x0b\x32\x15.paceline.v1.PeerInfo\"\xd9\x01\n\x0c\x44raftRequest\x12\'\n\x05hello\x18\x01 \x01(\x0b\x32\x18.paceline.v1.StreamHello\x12\x10\n\x08\x66rame_id\x18\x02 \x01(\x04\x12-\n\x05opens\x18\x03 \x03(\x0b\x32\x1e.paceline.v1.OpenDraftSequence\x12\x0e\n\x06\x63loses\x18\x04 \x03(\x04\x12)\n\x07\x63ommits\x18\x05 \x01(\x0b\x32\x18.paceline.v1.CommitBatch\x12$\n\x04plan\x18\x06 \x01(\x0b\x32\x16.paceline.v1.DraftPlan\"\xa7\x02\n\x11OpenDraftSequence\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12-\n\x08sampling\x18\x04 \x01(\x0b\x32\x1b.paceline.v1.SamplingParams\x12\x19\n\x11verifier_endpoint\x18\x05 \x01(\t\x12\x1c\n\x14verifier_instance_id\x18\x06 \x01(\t\x12\x18\n\x10max_draft_tokens\x18\x07 \x01(\r\x12\x11\n\tpartition\x18\x08 \x01(\r\x12\x16\n\x0enum_partitions\x18\t \x01(\r\x12\x1b\n\x0ereads_features\x18\n \x01(\x08H\x00\x88\x01\x01\x42\x11\n\x0f_reads_features\"l\n\tDraftPlan\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x14\n\x0c\x64raft_length\x18\x02 \x01(\r\x12\x13\n\x0b\x64raft_ahead\x18\x03 \x01(\r\x12\x11\n\tmax_nodes\x18\x04 \x01(\r\x12\x10\n\x08outcomes\x18\x05 \x01(\r\"\x85\x02\n\rDraftResponse\x12$\n\x05hello\x18\x01 \x01(\x0b\x32\x15.paceline.v1.PeerInfo\x12\x10\n\x08\x66rame_id\x18\x02 \x01(\x04\x12\'\n\x06\x64rafts\x18\x03 \x01(\x0b\x32\x17.paceline.v1.DraftBatch\x12\x10\n\x08queue_us\x18\x04 \x01(\r\x12\x10\n\x08\x64raft_us\x18\x05 \x01(\r\x12\x17\n\x0fnum_draft_steps\x18\x06 \x01(\r\x12\x15\n\rnum_sequences\x18\x07 \x01(\r\x12.\n\x08\x66\x61ilures\x18\x08 \x03(\x0b\x32\x1c.paceline.v1.SequenceFailure\x12\x0f\n\x07wait_us\x18\t \x01(\r2\xb9\x01\n\x0e\x44rafterService\x12\x63\n\x08\x44\x65scribe\x12*.paceline.v1.DrafterServiceDescribeRequest\x1a+.paceline.v1.DrafterServiceDescribeResponse\x12\x42\n\x05\x44raft\x12\x19.paceline.v1.DraftRequest\x1a\x1a.paceline.v1.DraftResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19paceline/v1/drafter.proto\x12\x0bpaceline.v1\x1a\x16paceline/v1/peer.proto\x1a\x1apaceline/v1/sampling.proto\"\x1f\n\x1d\x44rafterServiceDescribeRequest\"E\n\x1e\x44rafterServiceDescribeResponse\x12#\n\x04info\x18\x01 \x01(\x0b\x32\x15.paceline.v1.PeerInfo\"\xdc\x01\n\x0c\x44raftRequest\x12\'\n\x05hello\x18\x01 \x01(\x0b\x32\x18.paceline.v1.StreamHello\x12\x10\n\x08\x66rame_id\x18\x02 \x01(\x04\x12-\n\x05opens\x18\x03 \x03(\x0b\x32\x1e.paceline.v1.OpenDraftSequence\x12\x0e\n\x06\x63loses\x18\x04 \x03(\x04\x12)\n\x07\x63ommits\x18\x05 \x01(\x0b\x32\x18.paceline.v1.CommitBatch\x12\'\n\x06policy\x18\x06 \x01(\x0b\x32\x17.paceline.v1.StepPolicy\"\xa7\x02\n\x11OpenDraftSequence\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\r\n\x05\x65poch\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12-\n\x08sampling\x18\x04 \x01(\x0b\x32\x1b.paceline.v1.SamplingParams\x12\x19\n\x11verifier_endpoint\x18\x05 \x01(\t\x12\x1c\n\x14verifier_instance_id\x18\x06 \x01(\t\x12\x18\n\x10max_draft_tokens\x18\x07 \x01(\r\x12\x11\n\tpartition\x18\x08 \x01(\r\x12\x16\n\x0enum_partitions\x18\t \x01(\r\x12\x1b\n\x0ereads_features\x18\n \x01(\x08H\x00\x88\x01\x01\x42\x11\n\x0f_reads_features\"\x85\x02\n\rDraftResponse\x12$\n\x05hello\x18\x01 \x01(\x0b\x32\x15.paceline.v1.PeerInfo\x12\x10\n\x08\x66rame_id\x18\x02 \x01(\x04\x12\'\n\x06\x64rafts\x18\x03 \x01(\x0b\x32\x17.paceline.v1.DraftBatch\x12\x10\n\x08queue_us\x18\x04 \x01(\r\x12\x10\n\x08\x64raft_us\x18\x05 \x01(\r\x12\x17\n\x0fnum_draft_steps\x18\x06 \x01(\r\x12\x15\n\rnum_sequences\x18\x07 \x01(\r\x12.\n\x08\x66\x61ilures\x18\x08 \x03(\x0b\x32\x1c.paceline.v1.SequenceFailure\x12\x0f\n\x07wait_us\x18\t \x01(\r2\xb9\x01\n\x0e\x44rafterService\x12\x63\n\x08\x44\x65scribe\x12*.paceline.v1.DrafterServiceDescribeRequest\x1a+.paceline.v1.DrafterServiceDescribeResponse\x12\x42\n\x05\x44raft\x12\x19.paceline.v1.DraftRequest\x1a\x1a.paceline.v1.DraftResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,13 +38,11 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DRAFTERSERVICEDESCRIBERESPONSE']._serialized_start=127
   _globals['_DRAFTERSERVICEDESCRIBERESPONSE']._serialized_end=196
   _globals['_DRAFTREQUEST']._serialized_start=199
-  _globals['_DRAFTREQUEST']._serialized_end=416
-  _globals['_OPENDRAFTSEQUENCE']._serialized_start=419
-  _globals['_OPENDRAFTSEQUENCE']._serialized_end=714
-  _globals['_DRAFTPLAN']._serialized_start=716
-  _globals['_DRAFTPLAN']._serialized_end=824
-  _globals['_DRAFTRESPONSE']._serialized_start=827
-  _globals['_DRAFTRESPONSE']._serialized_end=1088
-  _globals['_DRAFTERSERVICE']._serialized_start=1091
-  _globals['_DRAFTERSERVICE']._serialized_end=1276
+  _globals['_DRAFTREQUEST']._serialized_end=419
+  _globals['_OPENDRAFTSEQUENCE']._serialized_start=422
+  _globals['_OPENDRAFTSEQUENCE']._serialized_end=717
+  _globals['_DRAFTRESPONSE']._serialized_start=720
+  _globals['_DRAFTRESPONSE']._serialized_end=981
+  _globals['_DRAFTERSERVICE']._serialized_start=984
+  _globals['_DRAFTERSERVICE']._serialized_end=1169
 # @@protoc_insertion_point(module_scope)

@@ -19,20 +19,20 @@ class DrafterServiceDescribeResponse(_message.Message):
     def __init__(self, info: _Optional[_Union[_peer_pb2.PeerInfo, _Mapping]] = ...) -> None: ...
 
 class DraftRequest(_message.Message):
-    __slots__ = ("hello", "frame_id", "opens", "closes", "commits", "plan")
+    __slots__ = ("hello", "frame_id", "opens", "closes", "commits", "policy")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     FRAME_ID_FIELD_NUMBER: _ClassVar[int]
     OPENS_FIELD_NUMBER: _ClassVar[int]
     CLOSES_FIELD_NUMBER: _ClassVar[int]
     COMMITS_FIELD_NUMBER: _ClassVar[int]
-    PLAN_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
     hello: _peer_pb2.StreamHello
     frame_id: int
     opens: _containers.RepeatedCompositeFieldContainer[OpenDraftSequence]
     closes: _containers.RepeatedScalarFieldContainer[int]
     commits: _peer_pb2.CommitBatch
-    plan: DraftPlan
-    def __init__(self, hello: _Optional[_Union[_peer_pb2.StreamHello, _Mapping]] = ..., frame_id: _Optional[int] = ..., opens: _Optional[_Iterable[_Union[OpenDraftSequence, _Mapping]]] = ..., closes: _Optional[_Iterable[int]] = ..., commits: _Optional[_Union[_peer_pb2.CommitBatch, _Mapping]] = ..., plan: _Optional[_Union[DraftPlan, _Mapping]] = ...) -> None: ...
+    policy: _peer_pb2.StepPolicy
+    def __init__(self, hello: _Optional[_Union[_peer_pb2.StreamHello, _Mapping]] = ..., frame_id: _Optional[int] = ..., opens: _Optional[_Iterable[_Union[OpenDraftSequence, _Mapping]]] = ..., closes: _Optional[_Iterable[int]] = ..., commits: _Optional[_Union[_peer_pb2.CommitBatch, _Mapping]] = ..., policy: _Optional[_Union[_peer_pb2.StepPolicy, _Mapping]] = ...) -> None: ...
 
 class OpenDraftSequence(_message.Message):
     __slots__ = ("sequence_id", "epoch", "token_ids", "sampling", "verifier_endpoint", "verifier_instance_id", "max_draft_tokens", "partition", "num_partitions", "reads_features")
@@ -57,20 +57,6 @@ class OpenDraftSequence(_message.Message):
     num_partitions: int
     reads_features: bool
     def __init__(self, sequence_id: _Optional[int] = ..., epoch: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., verifier_endpoint: _Optional[str] = ..., verifier_instance_id: _Optional[str] = ..., max_draft_tokens: _Optional[int] = ..., partition: _Optional[int] = ..., num_partitions: _Optional[int] = ..., reads_features: _Optional[bool] = ...) -> None: ...
-
-class DraftPlan(_message.Message):
-    __slots__ = ("version", "draft_length", "draft_ahead", "max_nodes", "outcomes")
-    VERSION_FIELD_NUMBER: _ClassVar[int]
-    DRAFT_LENGTH_FIELD_NUMBER: _ClassVar[int]
-    DRAFT_AHEAD_FIELD_NUMBER: _ClassVar[int]
-    MAX_NODES_FIELD_NUMBER: _ClassVar[int]
-    OUTCOMES_FIELD_NUMBER: _ClassVar[int]
-    version: int
-    draft_length: int
-    draft_ahead: int
-    max_nodes: int
-    outcomes: int
-    def __init__(self, version: _Optional[int] = ..., draft_length: _Optional[int] = ..., draft_ahead: _Optional[int] = ..., max_nodes: _Optional[int] = ..., outcomes: _Optional[int] = ...) -> None: ...
 
 class DraftResponse(_message.Message):
     __slots__ = ("hello", "frame_id", "drafts", "queue_us", "draft_us", "num_draft_steps", "num_sequences", "failures", "wait_us")

@@ -104,6 +104,26 @@ class StreamHello(_message.Message):
     lease_ms: int
     def __init__(self, protocol_version: _Optional[int] = ..., client_id: _Optional[str] = ..., lease_ms: _Optional[int] = ...) -> None: ...
 
+class StepPolicy(_message.Message):
+    __slots__ = ("version", "draft_length", "draft_ahead", "num_outcomes", "max_nodes_per_sequence", "max_nodes_per_step", "wait_budget_us", "max_prefill_tokens_per_step")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_AHEAD_FIELD_NUMBER: _ClassVar[int]
+    NUM_OUTCOMES_FIELD_NUMBER: _ClassVar[int]
+    MAX_NODES_PER_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    MAX_NODES_PER_STEP_FIELD_NUMBER: _ClassVar[int]
+    WAIT_BUDGET_US_FIELD_NUMBER: _ClassVar[int]
+    MAX_PREFILL_TOKENS_PER_STEP_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    draft_length: int
+    draft_ahead: int
+    num_outcomes: int
+    max_nodes_per_sequence: int
+    max_nodes_per_step: int
+    wait_budget_us: int
+    max_prefill_tokens_per_step: int
+    def __init__(self, version: _Optional[int] = ..., draft_length: _Optional[int] = ..., draft_ahead: _Optional[int] = ..., num_outcomes: _Optional[int] = ..., max_nodes_per_sequence: _Optional[int] = ..., max_nodes_per_step: _Optional[int] = ..., wait_budget_us: _Optional[int] = ..., max_prefill_tokens_per_step: _Optional[int] = ...) -> None: ...
+
 class DraftBatch(_message.Message):
     __slots__ = ("sequence_ids", "epochs", "starts", "sizes", "tokens", "parents", "log_probs", "draws", "num_supports", "support_sizes", "support_tokens", "support_weights", "support_confidences")
     SEQUENCE_IDS_FIELD_NUMBER: _ClassVar[int]

@@ -147,26 +147,26 @@ class WatchPolicyResponse(_message.Message):
     def __init__(self, policy: _Optional[_Union[SpeculationPolicy, _Mapping]] = ...) -> None: ...
 
 class SpeculationPolicy(_message.Message):
-    __slots__ = ("version", "draft_length", "max_nodes_per_sequence", "max_nodes_per_step", "wait_budget_us", "draft_ahead", "reason", "expected_speedup", "outcomes")
+    __slots__ = ("version", "draft_length", "max_nodes_per_sequence", "max_nodes_per_step", "wait_budget_us", "draft_ahead", "num_outcomes", "expected_speedup", "reason")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     DRAFT_LENGTH_FIELD_NUMBER: _ClassVar[int]
     MAX_NODES_PER_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     MAX_NODES_PER_STEP_FIELD_NUMBER: _ClassVar[int]
     WAIT_BUDGET_US_FIELD_NUMBER: _ClassVar[int]
     DRAFT_AHEAD_FIELD_NUMBER: _ClassVar[int]
-    REASON_FIELD_NUMBER: _ClassVar[int]
+    NUM_OUTCOMES_FIELD_NUMBER: _ClassVar[int]
     EXPECTED_SPEEDUP_FIELD_NUMBER: _ClassVar[int]
-    OUTCOMES_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
     version: int
     draft_length: int
     max_nodes_per_sequence: int
     max_nodes_per_step: int
     wait_budget_us: int
     draft_ahead: int
-    reason: str
+    num_outcomes: int
     expected_speedup: float
-    outcomes: int
-    def __init__(self, version: _Optional[int] = ..., draft_length: _Optional[int] = ..., max_nodes_per_sequence: _Optional[int] = ..., max_nodes_per_step: _Optional[int] = ..., wait_budget_us: _Optional[int] = ..., draft_ahead: _Optional[int] = ..., reason: _Optional[str] = ..., expected_speedup: _Optional[float] = ..., outcomes: _Optional[int] = ...) -> None: ...
+    reason: str
+    def __init__(self, version: _Optional[int] = ..., draft_length: _Optional[int] = ..., max_nodes_per_sequence: _Optional[int] = ..., max_nodes_per_step: _Optional[int] = ..., wait_budget_us: _Optional[int] = ..., draft_ahead: _Optional[int] = ..., num_outcomes: _Optional[int] = ..., expected_speedup: _Optional[float] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class SnapshotRequest(_message.Message):
     __slots__ = ("key",)

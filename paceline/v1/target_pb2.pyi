@@ -32,8 +32,8 @@ class VerifyRequest(_message.Message):
     closes: _containers.RepeatedScalarFieldContainer[int]
     attaches: _containers.RepeatedCompositeFieldContainer[AttachFeatures]
     drafts: _peer_pb2.DraftBatch
-    policy: VerifyPolicy
-    def __init__(self, hello: _Optional[_Union[_peer_pb2.StreamHello, _Mapping]] = ..., opens: _Optional[_Iterable[_Union[OpenSequence, _Mapping]]] = ..., closes: _Optional[_Iterable[int]] = ..., attaches: _Optional[_Iterable[_Union[AttachFeatures, _Mapping]]] = ..., drafts: _Optional[_Union[_peer_pb2.DraftBatch, _Mapping]] = ..., policy: _Optional[_Union[VerifyPolicy, _Mapping]] = ...) -> None: ...
+    policy: _peer_pb2.StepPolicy
+    def __init__(self, hello: _Optional[_Union[_peer_pb2.StreamHello, _Mapping]] = ..., opens: _Optional[_Iterable[_Union[OpenSequence, _Mapping]]] = ..., closes: _Optional[_Iterable[int]] = ..., attaches: _Optional[_Iterable[_Union[AttachFeatures, _Mapping]]] = ..., drafts: _Optional[_Union[_peer_pb2.DraftBatch, _Mapping]] = ..., policy: _Optional[_Union[_peer_pb2.StepPolicy, _Mapping]] = ...) -> None: ...
 
 class OpenSequence(_message.Message):
     __slots__ = ("key", "prompt_token_ids", "sampling", "max_new_tokens", "stop_token_ids", "max_draft_nodes", "epoch", "num_resumed_tokens", "log_probs", "reads_features")
@@ -68,22 +68,6 @@ class AttachFeatures(_message.Message):
     subscriber_id: str
     start: int
     def __init__(self, sequence_id: _Optional[int] = ..., subscriber_id: _Optional[str] = ..., start: _Optional[int] = ...) -> None: ...
-
-class VerifyPolicy(_message.Message):
-    __slots__ = ("version", "max_nodes_per_step", "max_nodes_per_sequence", "wait_budget_us", "max_prefill_tokens_per_step", "colocated_draft_length")
-    VERSION_FIELD_NUMBER: _ClassVar[int]
-    MAX_NODES_PER_STEP_FIELD_NUMBER: _ClassVar[int]
-    MAX_NODES_PER_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
-    WAIT_BUDGET_US_FIELD_NUMBER: _ClassVar[int]
-    MAX_PREFILL_TOKENS_PER_STEP_FIELD_NUMBER: _ClassVar[int]
-    COLOCATED_DRAFT_LENGTH_FIELD_NUMBER: _ClassVar[int]
-    version: int
-    max_nodes_per_step: int
-    max_nodes_per_sequence: int
-    wait_budget_us: int
-    max_prefill_tokens_per_step: int
-    colocated_draft_length: int
-    def __init__(self, version: _Optional[int] = ..., max_nodes_per_step: _Optional[int] = ..., max_nodes_per_sequence: _Optional[int] = ..., wait_budget_us: _Optional[int] = ..., max_prefill_tokens_per_step: _Optional[int] = ..., colocated_draft_length: _Optional[int] = ...) -> None: ...
 
 class VerifyResponse(_message.Message):
     __slots__ = ("hello", "opened", "step", "failures", "profile")

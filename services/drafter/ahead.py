@@ -67,8 +67,8 @@ class DraftingAhead:
         current = [
             sequence
             for sequence in idle
-            if sequence.session.plan.draft_length
-            and sequence.session.plan.draft_ahead
+            if sequence.session.policy.draft_length
+            and sequence.session.policy.draft_ahead
             and sequence.drafted_length == sequence.length
         ]
         started_at = self._clock()
@@ -86,7 +86,7 @@ class DraftingAhead:
         A call that was stopped for another session's sake is made again when that session has been served.
         """
         rows = [
-            DraftRow(sequence, self._batches.num_tokens(sequence, sequence.session.plan.draft_ahead))
+            DraftRow(sequence, self._batches.num_tokens(sequence, sequence.session.policy.draft_ahead))
             for sequence in sequences
             if sequence.cached_length != sequence.length
         ]
@@ -121,7 +121,7 @@ class DraftingAhead:
         """Longer chains from the same committed length, a few tokens at a time."""
         limits = {
             sequence: self._batches.num_tokens(
-                sequence, sequence.session.plan.draft_length + sequence.session.plan.draft_ahead
+                sequence, sequence.session.policy.draft_length + sequence.session.policy.draft_ahead
             )
             for sequence in sequences
         }
@@ -148,7 +148,7 @@ class DraftingAhead:
 
 def uses_cache(sequence: DraftSequence) -> bool:
     """Whether drafting ahead fills the speculation cache; otherwise it makes the draft longer."""
-    return sequence.session.plan.outcomes > 0 and may_rank(sequence.sampling)
+    return sequence.session.policy.num_outcomes > 0 and may_rank(sequence.sampling)
 
 
 def _outcome_request(row: DraftRow) -> OutcomeRequest:
@@ -156,7 +156,7 @@ def _outcome_request(row: DraftRow) -> OutcomeRequest:
     return OutcomeRequest(
         sequence_id=sequence.local_id,
         num_tokens=row.num_tokens,
-        max_outcomes=sequence.session.plan.outcomes,
+        max_outcomes=sequence.session.policy.num_outcomes,
         max_nodes=MAX_DRAFT_LENGTH,
         sampling=sequence.sampling,
         partition=sequence.partition,

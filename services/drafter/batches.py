@@ -149,7 +149,8 @@ def pack(
 
 def _max_nodes(row: DraftRow) -> int:
     """Nodes of a draft: at least a narrow tree where its verification outcomes are to be drafted ahead for."""
-    plan = row.sequence.session.plan
-    fills_cache = plan.outcomes and plan.draft_ahead
-    num_nodes = max(plan.max_nodes, row.num_tokens + 1) if fills_cache else plan.max_nodes
+    policy = row.sequence.session.policy
+    num_nodes = policy.max_nodes_per_sequence
+    if policy.num_outcomes and policy.draft_ahead:
+        num_nodes = max(num_nodes, row.num_tokens + 1)
     return min(num_nodes, row.sequence.max_draft_tokens)

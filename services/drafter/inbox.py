@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from paceline.contract.policy import StepPolicy
 from paceline.sampling import SamplingParams
 from paceline.v1 import peer_pb2
-from services.drafter.session import DraftSession, Plan
+from services.drafter.session import DraftSession
 from services.runtime.frames import Commit
 
 
@@ -43,7 +44,7 @@ class Frame:
     closes: tuple[int, ...] = ()
     openings: tuple[Opening, ...] = ()
     commits: tuple[Commit, ...] = ()
-    plan: Plan | None = None
+    policy: StepPolicy | None = None
     failures: tuple[peer_pb2.SequenceFailure, ...] = ()
 
 

@@ -13,9 +13,10 @@ from paceline.contract import limits
 from paceline.contract.errors import InvalidRequestError
 from paceline.contract.failures import FailureReason, StatusCode
 from paceline.contract.fields import check_integer, check_prompt, check_reads_features
+from paceline.contract.policy import StepPolicy
 from paceline.v1 import drafter_pb2, peer_pb2
 from services.drafter.inbox import Frame, Opening
-from services.drafter.session import DraftSession, Plan
+from services.drafter.session import DraftSession
 from services.runtime.frames import unpack_commits
 from services.runtime.sampling import sampling_params
 
@@ -46,6 +47,7 @@ class FrameReader:
 
         Raises:
             StreamProtocolError: commits that cannot be read.
+            InvalidRequestError: a policy that is out of range.
         """
         commits = unpack_commits(request.commits, self._vocab_size) if request.HasField("commits") else ()
         openings: list[Opening] = []
@@ -69,14 +71,6 @@ class FrameReader:
                 )
             else:
                 openings.append(opening)
-        plan = None
-        if request.HasField("plan"):
-            plan = Plan(
-                min(request.plan.draft_length, limits.MAX_DRAFT_LENGTH),
-                min(request.plan.draft_ahead, limits.MAX_DRAFT_LENGTH),
-                min(request.plan.max_nodes, limits.MAX_DRAFT_LENGTH),
-                min(request.plan.outcomes, limits.MAX_DRAFT_LENGTH),
-            )
         return Frame(
             session=session,
             frame_id=request.frame_id,
@@ -84,7 +78,7 @@ class FrameReader:
             closes=tuple(request.closes),
             openings=tuple(openings),
             commits=tuple(commits),
-            plan=plan,
+            policy=StepPolicy.from_proto(request.policy) if request.HasField("policy") else None,
             failures=tuple(failures),
         )
 

@@ -117,7 +117,7 @@ class DraftRounds:
         for sequence in sequences:
             assert sequence.pending is not None
             self._queue_seconds.observe(max(started_at - sequence.pending.arrived_at, 0.0))
-            num_tokens = self._batches.num_tokens(sequence, sequence.session.plan.draft_length)
+            num_tokens = self._batches.num_tokens(sequence, sequence.session.policy.draft_length)
             if num_tokens > 0:
                 rows.append(DraftRow(sequence, num_tokens))
                 waited_s += max(started_at - sequence.complete_at, 0.0)

@@ -76,8 +76,8 @@ class DrafterSequences:
         session = frame.session
         if frame.frame_id:
             self._answers.expect(session, frame.frame_id, frame.arrived_at)
-        if frame.plan is not None:
-            session.plan = frame.plan
+        if frame.policy is not None:
+            session.policy = frame.policy
         if frame.failures:
             self._answers.add_failures(session, frame.failures)
         for wire_id in frame.closes:
@@ -176,7 +176,7 @@ class DrafterSequences:
             and length + len(new_tokens) < self._limits.max_positions
             and self._extend(sequence, new_tokens)
             and sequence.pending is None
-            and sequence.session.plan.draft_length
+            and sequence.session.policy.draft_length
         ):
             self._ask(sequence, 0, chunk.arrived_at)
 

@@ -5,7 +5,7 @@ Deliberately does not know: any layout. Called by the parts of services.schedule
 
 from __future__ import annotations
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 
 class SchemaError(ValueError):

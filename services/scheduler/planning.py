@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cache
 
+from paceline.contract.policy import SpeculationPolicy
 from paceline.methods.registry import METHODS
 from paceline.scheduling import (
     MeasuredHits,
     Placement,
     PlanInputs,
-    Policy,
     PolicyMode,
     PolicyState,
     StepCurve,
@@ -53,15 +53,6 @@ class PlanningLimits:
     probe_duration_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """A policy, the node budget of a whole step, and the expected speed-up."""
-
-    policy: Policy
-    max_nodes_per_step: int
-    expected_speedup: float
-
-
 class Planner:
     """Decides for one subject: feeds the state machine that keeps policies stable, and measures what they bring.
 
@@ -81,7 +72,7 @@ class Planner:
         self.measured_speed: MeasuredSpeed | None = None
         self._meter = SpeedMeter()
         self._overlap_s = 0.0  # as last measured
-        self._cold: Policy | None = None  # in force until enough is measured
+        self._cold: SpeculationPolicy | None = None  # in force until enough is measured
         self._early: deque[TimedPass] = deque(maxlen=_MAX_EARLY)  # passes under the cold policy
         self._state = PolicyState(
             clock,
@@ -99,7 +90,7 @@ class Planner:
         *,
         longest_draft: int | None = None,
         round_fraction: float = 1.0,
-    ) -> Decision:
+    ) -> SpeculationPolicy:
         """The policy for now.
 
         Args:
@@ -112,7 +103,7 @@ class Planner:
         """
         max_length = min(self._limits.max_draft_length, longest_draft or self._limits.max_draft_length)
         if not self._subject.is_speculative:
-            return self._decision(Policy.off(0, "off: there is no drafter"), num_sequences, 1.0)
+            return self._decision(SpeculationPolicy.off(0, "off: there is no drafter"), num_sequences, 1.0)
         missing = self._missing(measurements)
         if missing:
             self._cold = self._cold_policy(missing, max_length)
@@ -148,11 +139,11 @@ class Planner:
     def _hits(self, speed: MeasuredSpeed | None) -> MeasuredHits | None:
         """How often outcomes had been drafted past, where the policy in force asks for that."""
         policy = self._state.current
-        if speed is None or not policy.outcomes or not policy.draft_length:
+        if speed is None or not policy.num_outcomes or not policy.draft_length:
             return None
-        return MeasuredHits(speed.hit_rate, policy.draft_length, policy.outcomes)
+        return MeasuredHits(speed.hit_rate, policy.draft_length, policy.num_outcomes)
 
-    def _learn_overlap(self, inputs: PlanInputs, policy: Policy, wait_s: float) -> None:
+    def _learn_overlap(self, inputs: PlanInputs, policy: SpeculationPolicy, wait_s: float) -> None:
         """Compare a wait that was measured under a policy with the model's wait; `inputs` has no overlap."""
         # With drafting ahead some waits cover only the rest of a draft, so they say nothing about the overlap.
         if policy.wait_budget_us and not policy.draft_ahead:
@@ -169,12 +160,12 @@ class Planner:
             needs.append(("round trips", measurements.network.count, _MIN_ROUND_TRIPS))
         return ", ".join(f"{name} {have} of {need}" for name, have, need in needs if have < need)
 
-    def _cold_policy(self, missing: str, max_length: int) -> Policy:
+    def _cold_policy(self, missing: str, max_length: int) -> SpeculationPolicy:
         """Draft a little, since acceptance is measured only on drafts; wait, since late drafts would always miss."""
         length = min(self._limits.cold_draft_length, max_length)
         reason = f"cold start, measured so far: {missing}"
         if length == 0:
-            return Policy.off(0, reason)
+            return SpeculationPolicy.off(0, reason)
         is_separate = self._subject.placement == "separate"
         wait_budget_us = int(self._limits.max_wait_s * 1e6) if is_separate else 0
         # A narrow tree: step times are flat over a few rows and then rise, and a curve that knows the steep
@@ -182,7 +173,7 @@ class Planner:
         budget = min(length + _COLD_EXTRA_NODES, self._limits.max_nodes_per_sequence)
         # Drafting ahead on a shared memory bus would make every step look slow.
         ahead = length if is_separate and not self._limits.concurrent_slowdown else 0
-        return Policy(0, length, budget, wait_budget_us, ahead, reason)
+        return SpeculationPolicy(0, length, budget, wait_budget_us, ahead, reason)
 
     def _inputs(
         self,
@@ -231,9 +222,13 @@ class Planner:
             measured_hits=hits,
         )
 
-    def _decision(self, policy: Policy, num_sequences: int, expected_speedup: float) -> Decision:
+    def _decision(
+        self, policy: SpeculationPolicy, num_sequences: int, expected_speedup: float
+    ) -> SpeculationPolicy:
+        """The policy with the nodes of a whole step and the expected speed-up, within the limits of frames."""
         # A step's budget covers one sequence at least, and sequences that join later.
         # It grows by powers of two, so that the policy does not change with every sequence.
         num_covered = max(8, 1 << max(0, num_sequences - 1).bit_length())
-        per_step = min(self._limits.max_nodes_per_step, policy.node_budget * num_covered)
-        return Decision(policy, per_step, expected_speedup)
+        per_step = min(self._limits.max_nodes_per_step, policy.max_nodes_per_sequence * num_covered)
+        complete = replace(policy, version=0, max_nodes_per_step=per_step, expected_speedup=expected_speedup)
+        return complete.within_limits()

@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import structlog
@@ -22,7 +23,7 @@ from services.runtime import metrics
 from services.runtime.redis_store import StoreUnavailableError
 from services.scheduler.measurements import Measurements
 from services.scheduler.planning import Planner, PlanningLimits
-from services.scheduler.publication import PublishedPolicy, next_version
+from services.scheduler.publication import is_change, next_version
 from services.scheduler.store import MeasurementStore
 from services.scheduler.subject import Subject
 from services.scheduler.subject_state import SubjectState
@@ -184,7 +185,7 @@ class Registry:
 
     async def _plan(self, state: SubjectState) -> None:
         version = 0 if state.policy is None else state.policy.version
-        decision = state.planner.decide(
+        candidate = state.planner.decide(
             state.measurements,
             state.sequences_per_target,
             state.passes,
@@ -197,16 +198,11 @@ class Registry:
             metrics.POLICY_MEASURED_SPEEDUP.labels(
                 state.subject.model_label, state.subject.method or "none", state.subject.placement
             ).set(speed.speedup)
-        candidate = PublishedPolicy.of(
-            decision.policy,
-            version=0,
-            max_nodes_per_step=decision.max_nodes_per_step,
-            expected_speedup=decision.expected_speedup,
-        )
-        if state.policy is not None and not candidate.differs_from(state.policy):
+        if state.policy is not None and not is_change(candidate, state.policy):
             return
         newest = state.policy.version if state.policy is not None else 0
-        state.policy = candidate.with_version(next_version(int(self._wall_clock() * 1000), newest))
+        version = next_version(int(self._wall_clock() * 1000), newest)
+        state.policy = replace(candidate, version=version)
         state.is_policy_stored = False
         written_at = datetime.fromtimestamp(self._wall_clock(), UTC).isoformat(timespec="milliseconds")
         state.history.appendleft({"written_at": written_at, **state.policy.to_dict()})

@@ -14,15 +14,15 @@ import json
 import random
 from asyncio import sleep
 from collections.abc import Callable, Mapping, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 import structlog
 
+from paceline.contract.policy import SpeculationPolicy
 from services.runtime.redis_store import RedisStore, StoreUnavailableError
 from services.scheduler.measurements import PARTS, SCHEMA_VERSION, Measurements, Part
-from services.scheduler.publication import PublishedPolicy
 from services.scheduler.script import Script
 from services.scheduler.subject import Subject
 
@@ -31,6 +31,8 @@ T = TypeVar("T")
 _MAX_ATTEMPTS = 64
 _POLICY = "policy"
 _HISTORY = "policy_history"
+_ENVELOPE = frozenset({"schema_version", "written_at"})
+"""Fields that every stored value has beside its own."""
 MAX_HISTORY = 64
 """Policies kept in the history, newest first."""
 
@@ -126,7 +128,7 @@ class MeasurementStore:
             await sleep(random.uniform(0, 0.01))
         raise StoreUnavailableError(f"gave up merging after {_MAX_ATTEMPTS} conflicts with other writers")
 
-    async def load_policy(self, subject: Subject, synced: Synced) -> PublishedPolicy | None:
+    async def load_policy(self, subject: Subject, synced: Synced) -> SpeculationPolicy | None:
         """The policy that was published last, by any scheduler.
 
         Raises:
@@ -134,9 +136,9 @@ class MeasurementStore:
         """
         raw: Any = await self._redis.run(lambda client: client.get(subject.redis_key(_POLICY)))
         _remember(synced, _POLICY, raw)
-        return _read(_POLICY, PublishedPolicy.from_dict, raw, subject)
+        return _read(_POLICY, _policy, raw, subject)
 
-    async def publish(self, subject: Subject, synced: Synced, policy: PublishedPolicy) -> PublishedPolicy:
+    async def publish(self, subject: Subject, synced: Synced, policy: SpeculationPolicy) -> SpeculationPolicy:
         """Store a policy, with a version above the stored one.
 
         Raises:
@@ -144,9 +146,9 @@ class MeasurementStore:
         """
         expected = synced.raw.get(_POLICY, "")
         for _ in range(_MAX_ATTEMPTS):
-            stored = _read(_POLICY, PublishedPolicy.from_dict, expected, subject)
+            stored = _read(_POLICY, _policy, expected, subject)
             if stored is not None and stored.version >= policy.version:
-                policy = policy.with_version(stored.version + 1)
+                policy = replace(policy, version=stored.version + 1)
             raw = _encode(policy.to_dict())
             aside = {_POLICY} if expected and stored is None else set()
             current = await self._compare_and_set(subject, {_POLICY: expected}, {_POLICY: raw}, aside)
@@ -165,7 +167,7 @@ class MeasurementStore:
         await self._redis.run(lambda client: self._append.run(client, keys, arguments))
 
     async def load_history(self, subject: Subject) -> list[dict[str, Any]]:
-        """Published policies, newest first; each is `PublishedPolicy.to_dict` and ``written_at``.
+        """Published policies, newest first; each is `SpeculationPolicy.to_dict` and ``written_at``.
 
         Raises:
             StoreUnavailableError: Redis cannot be reached.
@@ -217,6 +219,12 @@ def _remember(synced: Synced, name: str, raw: str | None) -> None:
         synced.raw[name] = raw
     else:
         synced.raw.pop(name, None)
+
+
+def _policy(value: Mapping[str, Any]) -> SpeculationPolicy:
+    return SpeculationPolicy.from_dict(
+        {name: stored for name, stored in value.items() if name not in _ENVELOPE}
+    )
 
 
 def _read_part(kind: type[Part], raw: str | None, subject: Subject) -> Part | None:

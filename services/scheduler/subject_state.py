@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from paceline.contract.policy import SpeculationPolicy
 from paceline.scheduling.speed import TimedPass
 from services.scheduler.measurements import Measurements
 from services.scheduler.planning import Planner
-from services.scheduler.publication import PublishedPolicy
 from services.scheduler.store import MAX_HISTORY, Synced, part_to_dict
 from services.scheduler.subject import Subject
 
@@ -50,7 +50,7 @@ class SubjectState:
         self.passes: deque[TimedPass] = deque(maxlen=MAX_PASSES)
         self.pending = Measurements()
         self.synced = Synced()
-        self.policy: PublishedPolicy | None = None
+        self.policy: SpeculationPolicy | None = None
         self.history: deque[dict[str, Any]] = deque(maxlen=MAX_HISTORY)
         self.is_policy_stored = False
         self.has_changed = True

@@ -13,6 +13,7 @@ from __future__ import annotations
 import structlog
 
 from paceline.contract.failures import FailureReason, StatusCode
+from paceline.contract.policy import StepPolicy
 from paceline.target import TargetEngine
 from paceline.trie import DraftError
 from paceline.v1 import peer_pb2, target_pb2
@@ -20,7 +21,6 @@ from services.verifier.calibration import Calibrators
 from services.verifier.feature_hub import FeatureHub
 from services.verifier.inbox import AddDrafts, Attach, Close, CloseSession, Command, Open, SetPolicy
 from services.verifier.ngram import NgramProposers
-from services.verifier.policy import StepPolicy
 from services.verifier.publisher import StepPublisher
 from services.verifier.rules import make_rules
 from services.verifier.sequence import TargetSequence

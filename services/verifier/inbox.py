@@ -10,9 +10,9 @@ import time
 from collections import deque
 from dataclasses import dataclass
 
+from paceline.contract.policy import StepPolicy
 from paceline.sampling import LogitRule
 from paceline.trie import DraftEntry
-from services.verifier.policy import StepPolicy
 from services.verifier.sequence import SequenceSpec
 from services.verifier.session import VerifySession
 

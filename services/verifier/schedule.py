@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from paceline.contract.policy import StepPolicy
 from paceline.target import SequenceRows
 from paceline.trie import EMPTY_TREE, DraftTree
 from services.verifier.budget import MODES_OF_DRAWS, NodeBudget, NodeChoice
-from services.verifier.policy import StepPolicy
 from services.verifier.sequence import TargetSequence
 
 MAX_PROMPT_LOGITS = 256
@@ -74,7 +74,7 @@ class StepInput:
 
 def schedule(running: Iterable[TargetSequence], policy: StepPolicy) -> list[StepInput]:
     """Rows of every running sequence: all draft nodes that the policy allows it, and prompts in chunks."""
-    prefill_left = policy.max_prefill_tokens
+    prefill_left = policy.max_prefill_tokens_per_step
     prompt_logits_left = MAX_PROMPT_LOGITS
     inputs: list[StepInput] = []
     for sequence in running:

@@ -19,6 +19,7 @@ from paceline.contract.errors import (
     StreamProtocolError,
 )
 from paceline.contract.failures import StatusCode
+from paceline.contract.policy import StepPolicy
 from paceline.v1 import peer_pb2, target_pb2, target_pb2_grpc
 from services.runtime.feature_taps import describe_tap
 from services.runtime.frames import unpack_drafts
@@ -26,7 +27,6 @@ from services.runtime.lease import check_hello, next_frame
 from services.verifier.feature_hub import FeatureHub, Subscriber
 from services.verifier.grammar_compiler import RequestGrammars
 from services.verifier.inbox import AddDrafts, Attach, Close, CloseSession, Open, SetPolicy, VerifierInbox
-from services.verifier.policy import StepPolicy
 from services.verifier.profile import TimedStep, profile_message
 from services.verifier.sequence import SequenceSpec
 from services.verifier.session import VerifySession

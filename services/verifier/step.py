@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
+from paceline.contract.policy import StepPolicy
 from paceline.target import KVCacheFullError, StepOutput, TargetEngine
 from paceline.v1 import target_pb2
 from services.verifier.budget import NodeBudget, NodeChoice
@@ -24,7 +25,6 @@ from services.verifier.feature_hub import FeatureHub
 from services.verifier.inbox import VerifierInbox
 from services.verifier.log_probs import log_prob_messages, log_prob_spans
 from services.verifier.ngram import NgramProposers
-from services.verifier.policy import StepPolicy
 from services.verifier.publisher import StepPublisher
 from services.verifier.report import CommitReport, StepEvent, StepStats
 from services.verifier.schedule import StepInput, keep_worthwhile_nodes, num_rows, schedule
@@ -236,7 +236,7 @@ class StepRunner:
             if commit.sequence.state is TargetSequenceState.RUNNING and commit.sequence.may_draft
         ]
         num_drafted = self._drafter.draft(
-            continuing, self._policy.colocated_draft_length, self._policy.max_nodes_per_sequence
+            continuing, self._policy.draft_length, self._policy.max_nodes_per_sequence
         )
         # The cost of drafting is learned from this stage: a step without a draft would make drafts look free.
         self._watch.lap(StepStage.DRAFT if num_drafted else StepStage.REPORT)

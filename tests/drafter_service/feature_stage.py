@@ -44,7 +44,7 @@ async def stage(
     await verifier.start()
     bench.stack.push_async_callback(verifier.stop)
     conductor = await bench.serve(drafter, info, **settings)
-    await conductor.send(plan=drafter_pb2.DraftPlan(draft_length=2))
+    await conductor.send(policy=peer_pb2.StepPolicy(draft_length=2))
     await conductor.read()
     return Stage(drafter, verifier, conductor)
 

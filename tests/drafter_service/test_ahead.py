@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.v1 import drafter_pb2, sampling_pb2
+from paceline.v1 import peer_pb2, sampling_pb2
 from tests.drafter_service.conftest import Bench, commits, eventually, opening
 from tests.drafter_service.scripted import VOCAB_SIZE, ScriptedDrafter, continuation
 
@@ -13,8 +13,8 @@ PROMPT = [5, 6, 7]
 
 async def test_drafting_ahead_sends_the_longer_chain(bench: Bench) -> None:
     conductor = await bench.serve(ScriptedDrafter())
-    plan = drafter_pb2.DraftPlan(draft_length=2, draft_ahead=5)
-    frame_id = await conductor.send(opens=[opening(1, PROMPT)], plan=plan)
+    policy = peer_pb2.StepPolicy(draft_length=2, draft_ahead=5)
+    frame_id = await conductor.send(opens=[opening(1, PROMPT)], policy=policy)
     first, second = await conductor.read(), await conductor.read()
     assert (first.frame_id, list(first.drafts.tokens)) == (frame_id, continuation(PROMPT, 2))
     assert (second.frame_id, list(second.drafts.tokens)) == (0, continuation(PROMPT, 7))
@@ -24,8 +24,8 @@ async def test_drafting_ahead_sends_the_longer_chain(bench: Bench) -> None:
 async def test_drafting_ahead_for_outcomes_sends_whole_paths_once(bench: Bench) -> None:
     drafter = ScriptedDrafter()
     conductor = await bench.serve(drafter)
-    plan = drafter_pb2.DraftPlan(draft_length=2, draft_ahead=3, outcomes=2)
-    frame_id = await conductor.send(opens=[opening(1, PROMPT)], plan=plan)
+    policy = peer_pb2.StepPolicy(draft_length=2, draft_ahead=3, num_outcomes=2)
+    frame_id = await conductor.send(opens=[opening(1, PROMPT)], policy=policy)
     first, second = await conductor.read(), await conductor.read()
     assert (first.frame_id, list(first.drafts.tokens)) == (frame_id, continuation(PROMPT, 2))
     assert drafter.batches[0][0].max_nodes == 3  # a tree, whose outcomes are known
@@ -44,8 +44,8 @@ async def test_drafting_ahead_for_outcomes_sends_whole_paths_once(bench: Bench) 
 async def test_another_partition_drafts_its_outcomes_alone(bench: Bench) -> None:
     drafter = ScriptedDrafter()
     conductor = await bench.serve(drafter)
-    plan = drafter_pb2.DraftPlan(draft_length=2, draft_ahead=3, outcomes=4)
-    frame_id = await conductor.send(opens=[opening(1, PROMPT, partition=1, num_partitions=3)], plan=plan)
+    policy = peer_pb2.StepPolicy(draft_length=2, draft_ahead=3, num_outcomes=4)
+    frame_id = await conductor.send(opens=[opening(1, PROMPT, partition=1, num_partitions=3)], policy=policy)
     first, second = await conductor.read(), await conductor.read()
     assert first.frame_id == frame_id
     assert not first.drafts.sequence_ids
@@ -57,8 +57,8 @@ async def test_outcomes_are_drafted_for_again_when_another_sequence_stopped_them
     drafter = ScriptedDrafter()
     conductor = await bench.serve(drafter)
     other = [30, 31]
-    plan = drafter_pb2.DraftPlan(draft_length=2, draft_ahead=3, outcomes=2)
-    await conductor.send(opens=[opening(2, other)], plan=plan)
+    policy = peer_pb2.StepPolicy(draft_length=2, draft_ahead=3, num_outcomes=2)
+    await conductor.send(opens=[opening(2, other)], policy=policy)
     assert [list((await conductor.read()).drafts.starts) for _ in range(2)] == [[2], [2]]
     drafter.may_finish_outcomes.clear()
     await conductor.send(opens=[opening(1, PROMPT)])
@@ -90,8 +90,8 @@ async def test_outcomes_that_fail_cost_nothing_but_themselves(bench: Bench) -> N
     drafter = ScriptedDrafter()
     drafter.broken_outcomes.add(PROMPT[0])
     conductor = await bench.serve(drafter)
-    plan = drafter_pb2.DraftPlan(draft_length=2, draft_ahead=3, outcomes=2)
-    await conductor.send(opens=[opening(1, PROMPT)], plan=plan)
+    policy = peer_pb2.StepPolicy(draft_length=2, draft_ahead=3, num_outcomes=2)
+    await conductor.send(opens=[opening(1, PROMPT)], policy=policy)
     assert list((await conductor.read()).drafts.tokens) == continuation(PROMPT, 2)
     await conductor.send(commits=commits((1, 3, [11])))
     answer = await conductor.read()
@@ -103,8 +103,8 @@ async def test_modes_that_verify_draws_only_lengthen_the_draft(bench: Bench) -> 
     drafter = ScriptedDrafter()
     conductor = await bench.serve(drafter)
     drawn = sampling_pb2.SamplingParams(temperature=1.0, seed=1, mode=sampling_pb2.VERIFY_MODE_REJECTION)
-    plan = drafter_pb2.DraftPlan(draft_length=2, draft_ahead=2, outcomes=2)
-    await conductor.send(opens=[opening(1, PROMPT, sampling=drawn)], plan=plan)
+    policy = peer_pb2.StepPolicy(draft_length=2, draft_ahead=2, num_outcomes=2)
+    await conductor.send(opens=[opening(1, PROMPT, sampling=drawn)], policy=policy)
     assert list((await conductor.read()).drafts.sizes) == [2]
     assert list((await conductor.read()).drafts.sizes) == [4]
     assert not drafter.outcome_batches

@@ -7,7 +7,7 @@ import asyncio
 import grpc
 
 from paceline.target import TapSpec
-from paceline.v1 import drafter_pb2
+from paceline.v1 import peer_pb2
 from tests.drafter_service.conftest import Bench, commits, eventually, opening
 from tests.drafter_service.feature_stage import (
     LAST,
@@ -93,7 +93,7 @@ async def test_a_draft_nobody_asked_for_does_not_answer_another_sequences_frame(
 
 async def test_nothing_is_answered_where_nothing_is_drafted(bench: Bench) -> None:
     on = await stage(bench, feature_wait_ms=5000)
-    await on.conductor.send(opens=[on.opening(1, PROMPT)], plan=drafter_pb2.DraftPlan(draft_length=0))
+    await on.conductor.send(opens=[on.opening(1, PROMPT)], policy=peer_pb2.StepPolicy(draft_length=0))
     await eventually(lambda: on.verifier.num_streams)
     on.verifier.push(1, 0, 3)
     assert not (await on.conductor.read()).drafts.sequence_ids

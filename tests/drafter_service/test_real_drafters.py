@@ -302,8 +302,8 @@ async def test_process_drafts_the_targets_text_and_ends_on_sigterm(
         assert (described.info.vocab_size, described.info.max_positions) == (VOCAB_SIZE, 128)
         conductor = await Conductor(stub).begin()
         text = greedy(target_dir, PROMPT, 12)
-        plan = drafter_pb2.DraftPlan(draft_length=4, draft_ahead=4)
-        await conductor.send(opens=[opening(1, PROMPT)], plan=plan)
+        policy = peer_pb2.StepPolicy(draft_length=4, draft_ahead=4)
+        await conductor.send(opens=[opening(1, PROMPT)], policy=policy)
         assert list((await conductor.read_drafts()).drafts.tokens) == text[:4]
         ahead = text[:4]
         while len(ahead) < 8:  # in one piece, or in several where it takes long
@@ -349,7 +349,7 @@ async def test_a_bare_model_with_another_tokenizer_serves_as_a_process(tmp_path:
         assert described.info.vocab_size == target.get_vocab_size()
         assert described.info.model_fingerprint == model_fingerprint(target_dir)
         conductor = await Conductor(stub).begin()
-        await conductor.send(opens=[opening(1, prompt)], plan=drafter_pb2.DraftPlan(draft_length=4))
+        await conductor.send(opens=[opening(1, prompt)], policy=peer_pb2.StepPolicy(draft_length=4))
         assert list((await conductor.read_drafts()).drafts.tokens) == wanted(prompt, 4)
         correction = target.encode("de").ids  # "ri" becomes "ride", one token of the drafter's
         await conductor.send(commits=commits((1, len(prompt), correction)))
@@ -412,7 +412,7 @@ async def test_it_drafts_over_the_wire_what_it_drafts_alone(
     assert host.info.max_positions == 100
     await conductor.send(
         opens=[opening(4, text[:5], verifier_endpoint=verifier.endpoint, verifier_instance_id="verifier-1")],
-        plan=drafter_pb2.DraftPlan(draft_length=3),
+        policy=peer_pb2.StepPolicy(draft_length=3),
     )
     await eventually(lambda: verifier.num_streams)
     verifier.push(4, 0, 4, features[:4])
@@ -439,7 +439,7 @@ async def test_features_that_run_ahead_of_the_tokens_are_waited_with_in_silence(
     _, verifier, conductor = await serve(bench, gemma4_mtp_dir, target_dir)
     frame_id = await conductor.send(
         opens=[opening(4, text[:5], verifier_endpoint=verifier.endpoint, verifier_instance_id="verifier-1")],
-        plan=drafter_pb2.DraftPlan(draft_length=3),
+        policy=peer_pb2.StepPolicy(draft_length=3),
     )
     await eventually(lambda: verifier.num_streams)
     verifier.push(4, 0, 8, features[:8])
@@ -486,7 +486,7 @@ async def test_a_block_that_no_longer_fits_is_asked_for_once(
     text = list(range(1, 60)) * 2
     await conductor.send(
         opens=[opening(4, text[:97], verifier_endpoint=verifier.endpoint, verifier_instance_id="verifier-1")],
-        plan=drafter_pb2.DraftPlan(draft_length=2),
+        policy=peer_pb2.StepPolicy(draft_length=2),
     )
     await eventually(lambda: verifier.num_streams)
     features = torch.randn(97, HIDDEN_SIZE, generator=torch.Generator().manual_seed(2))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import grpc
 import pytest
 
-from paceline.v1 import drafter_pb2, sampling_pb2
+from paceline.v1 import drafter_pb2, peer_pb2, sampling_pb2
 from tests.drafter_service.conftest import Bench, commits, opening
 from tests.drafter_service.scripted import ScriptedDrafter, continuation
 
@@ -15,7 +15,7 @@ PROMPT = [5, 6, 7]
 async def test_old_epochs_are_ignored(bench: Bench) -> None:
     drafter = ScriptedDrafter()
     conductor = await bench.serve(drafter)
-    await conductor.send(opens=[opening(1, PROMPT, epoch=2)], plan=drafter_pb2.DraftPlan(draft_length=2))
+    await conductor.send(opens=[opening(1, PROMPT, epoch=2)], policy=peer_pb2.StepPolicy(draft_length=2))
     await conductor.read()
     await conductor.send(commits=commits((1, 3, [11]), epoch=1))
     assert not (await conductor.read()).drafts.sequence_ids
@@ -25,7 +25,7 @@ async def test_old_epochs_are_ignored(bench: Bench) -> None:
 async def test_opening_again_replaces_the_sequence(bench: Bench) -> None:
     drafter = ScriptedDrafter()
     conductor = await bench.serve(drafter)
-    await conductor.send(opens=[opening(1, PROMPT, epoch=1)], plan=drafter_pb2.DraftPlan(draft_length=2))
+    await conductor.send(opens=[opening(1, PROMPT, epoch=1)], policy=peer_pb2.StepPolicy(draft_length=2))
     await conductor.read()
     await conductor.send(opens=[opening(1, [8, 9], epoch=2)], closes=[1])
     answer = await conductor.read()

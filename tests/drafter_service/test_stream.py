@@ -7,7 +7,7 @@ import asyncio
 import grpc
 import pytest
 
-from paceline.v1 import drafter_pb2
+from paceline.v1 import drafter_pb2, peer_pb2
 from tests.drafter_service.conftest import Bench, commits, eventually, opening
 from tests.drafter_service.scripted import ScriptedDrafter, continuation
 
@@ -18,7 +18,7 @@ async def test_opening_and_commits_are_answered_with_drafts(bench: Bench) -> Non
     drafter = ScriptedDrafter()
     conductor = await bench.serve(drafter)
     assert conductor.hello.hello.method == "scripted"
-    frame_id = await conductor.send(opens=[opening(9, PROMPT)], plan=drafter_pb2.DraftPlan(draft_length=3))
+    frame_id = await conductor.send(opens=[opening(9, PROMPT)], policy=peer_pb2.StepPolicy(draft_length=3))
     answer = await conductor.read()
     assert answer.frame_id == frame_id
     assert list(answer.drafts.sequence_ids) == [9]
@@ -39,7 +39,7 @@ async def test_sequences_are_drafted_for_together(bench: Bench) -> None:
     drafter = ScriptedDrafter()
     conductor = await bench.serve(drafter)
     await conductor.send(
-        opens=[opening(i, [i]) for i in (1, 2, 3)], plan=drafter_pb2.DraftPlan(draft_length=2)
+        opens=[opening(i, [i]) for i in (1, 2, 3)], policy=peer_pb2.StepPolicy(draft_length=2)
     )
     answer = await conductor.read()
     assert sorted(answer.drafts.sequence_ids) == [1, 2, 3]
@@ -50,7 +50,7 @@ async def test_a_text_without_a_draft_is_asked_for_once(bench: Bench) -> None:
     drafter = ScriptedDrafter()
     drafter.silent_after = {40}
     conductor = await bench.serve(drafter)
-    await conductor.send(opens=[opening(1, PROMPT)], plan=drafter_pb2.DraftPlan(draft_length=2))
+    await conductor.send(opens=[opening(1, PROMPT)], policy=peer_pb2.StepPolicy(draft_length=2))
     await conductor.read_drafts()
     frame_id = await conductor.send(commits=commits((1, 3, [40])))
     answer = await conductor.read()
@@ -72,18 +72,18 @@ async def test_every_frame_is_answered(bench: Bench) -> None:
     answer = await conductor.read()
     assert answer.frame_id == frame_id
     assert not answer.drafts.sequence_ids
-    await conductor.send(opens=[opening(1, PROMPT)], plan=drafter_pb2.DraftPlan(draft_length=0))
+    await conductor.send(opens=[opening(1, PROMPT)], policy=peer_pb2.StepPolicy(draft_length=0))
     answer = await conductor.read()
     assert answer.frame_id == 2
     assert not answer.drafts.sequence_ids
-    frame_id = await conductor.send(plan=drafter_pb2.DraftPlan(draft_length=2))
+    frame_id = await conductor.send(policy=peer_pb2.StepPolicy(draft_length=2))
     assert (await conductor.read()).frame_id == frame_id
 
 
 async def test_a_draft_says_how_long_the_drafter_was_busy_with_others(bench: Bench) -> None:
     drafter = ScriptedDrafter()
     conductor = await bench.serve(drafter)
-    await conductor.send(opens=[opening(1, PROMPT)], plan=drafter_pb2.DraftPlan(draft_length=2))
+    await conductor.send(opens=[opening(1, PROMPT)], policy=peer_pb2.StepPolicy(draft_length=2))
     assert (await conductor.read()).wait_us < 20_000
     drafter.may_draft.clear()
     await conductor.send(commits=commits((1, 3, [40])))
@@ -98,8 +98,8 @@ async def test_a_draft_says_how_long_the_drafter_was_busy_with_others(bench: Ben
 
 async def test_request_bounds_what_is_drafted(bench: Bench) -> None:
     conductor = await bench.serve(ScriptedDrafter())
-    plan = drafter_pb2.DraftPlan(draft_length=6, draft_ahead=6)
-    await conductor.send(opens=[opening(1, PROMPT, max_draft_tokens=2)], plan=plan)
+    policy = peer_pb2.StepPolicy(draft_length=6, draft_ahead=6)
+    await conductor.send(opens=[opening(1, PROMPT, max_draft_tokens=2)], policy=policy)
     assert list((await conductor.read()).drafts.sizes) == [2]
     frame_id = await conductor.send()
     answer = await conductor.read()
@@ -110,7 +110,7 @@ async def test_request_bounds_what_is_drafted(bench: Bench) -> None:
 async def test_drafter_that_is_behind_skips_to_the_newest_commit(bench: Bench) -> None:
     drafter = ScriptedDrafter()
     conductor = await bench.serve(drafter)
-    await conductor.send(opens=[opening(1, PROMPT)], plan=drafter_pb2.DraftPlan(draft_length=2))
+    await conductor.send(opens=[opening(1, PROMPT)], policy=peer_pb2.StepPolicy(draft_length=2))
     await conductor.read()
     drafter.may_draft.clear()
     text = [*PROMPT, *continuation(PROMPT, 6)]

@@ -412,10 +412,10 @@ def test_scripts_are_written_and_read(tmp_path: Path) -> None:
 
 def test_policies_are_written_and_read(tmp_path: Path) -> None:
     path = tmp_path / "policy.json"
-    policy = FixedPolicy(version=3, draft_length=9, outcomes=4, draft_ahead=2)
+    policy = FixedPolicy(version=3, draft_length=9, num_outcomes=4, draft_ahead=2)
     write_json(path, policy.as_dict())
     assert read_policy(path) == policy
-    assert policy.to_proto().outcomes == 4
+    assert policy.to_proto().num_outcomes == 4
     write_json(path, None)
     assert read_policy(path) is None  # the scheduler's own
     path.write_text(json.dumps({"draft": 3}))

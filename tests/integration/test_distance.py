@@ -28,7 +28,7 @@ def test_a_drafter_behind_links_drafts_and_changes_no_text() -> None:
         rounds=2,
         cores=sorted(os.sched_getaffinity(0)),
         warm_up=1,
-        fixed={"lookup": 0, "draft_length": 4, "wait_budget_us": 500_000},
+        fixed={"ngram_tokens": 0, "draft_length": 4, "wait_budget_us": 500_000},
     )
     told: list[str] = []
     with serving(plan) as (client, links):

@@ -68,7 +68,7 @@ def pair(model_dir: Path, drafter_dir: Path, tmp_path_factory: pytest.TempPathFa
         draft_length=16,
         max_nodes=16,
         draft_ahead=3,
-        outcomes=6,
+        num_outcomes=6,
         wait_budget_us=1_000_000,
         ports=ports,
         extra_flags={

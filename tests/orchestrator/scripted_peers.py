@@ -118,7 +118,7 @@ class ScriptedVerifier(Server, target_pb2_grpc.TargetServiceServicer):
         self.opens: list[target_pb2.OpenSequence] = []
         self.closed: list[int] = []
         self.attaches: list[target_pb2.AttachFeatures] = []
-        self.policies: list[target_pb2.VerifyPolicy] = []
+        self.policies: list[peer_pb2.StepPolicy] = []
         self.hellos: list[peer_pb2.StreamHello] = []
         self.num_frames = 0
         self.num_steps = 0
@@ -293,7 +293,7 @@ class ScriptedDrafter(Server, drafter_pb2_grpc.DrafterServiceServicer):
         self.info_changes = info
         self.open: dict[int, Drafted] = {}
         self.opens: list[drafter_pb2.OpenDraftSequence] = []
-        self.plans: list[drafter_pb2.DraftPlan] = []
+        self.plans: list[peer_pb2.StepPolicy] = []
         self.num_commits = 0
         self.num_gaps = 0
         self.is_silent = False
@@ -330,9 +330,9 @@ class ScriptedDrafter(Server, drafter_pb2_grpc.DrafterServiceServicer):
 
     def _answer(self, frame: drafter_pb2.DraftRequest) -> drafter_pb2.DraftResponse:
         answer = drafter_pb2.DraftResponse(frame_id=frame.frame_id)
-        if frame.HasField("plan"):
-            self.plans.append(frame.plan)
-            self.length = frame.plan.draft_length
+        if frame.HasField("policy"):
+            self.plans.append(frame.policy)
+            self.length = frame.policy.draft_length
         for sequence_id in frame.closes:
             self.open.pop(sequence_id, None)
         for opening in frame.opens:

@@ -165,7 +165,7 @@ async def test_colocated_placement_uses_no_drafter(bench: Bench) -> None:
     await bench.start(verifier, draft_length=5)
     await eventually(lambda: verifier.policies)
     assert bench.status.placement == "colocated"
-    assert verifier.policies[-1].colocated_draft_length == 5
+    assert verifier.policies[-1].draft_length == 5
     assert verifier.policies[-1].wait_budget_us > 0
 
 

@@ -51,7 +51,7 @@ def test_a_drafter_is_found_by_its_name_or_endpoint(name: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "match"),
     [
-        ({"protocol_version": 2}, "protocol version 2"),
+        ({"protocol_version": 99}, "protocol version 99"),
         ({"model_fingerprint": "other"}, "model_fingerprint"),
         ({"tokenizer_fingerprint": "other"}, "tokenizer_fingerprint"),
         ({"vocab_size": 5}, "vocab_size"),

@@ -148,7 +148,7 @@ async def test_what_was_drafted_past_an_outcome_without_features_says_nothing_of
     tap = peer_pb2.FeatureTap(layers=[1], width=width) if width else peer_pb2.FeatureTap()
     verifier, drafter = ScriptedVerifier(tap=tap), ScriptedDrafter(tap=tap)
     scheduler.policy = scheduler_pb2.SpeculationPolicy(
-        version=1, draft_length=2, max_nodes_per_sequence=2, draft_ahead=2, outcomes=outcomes
+        version=1, draft_length=2, max_nodes_per_sequence=2, draft_ahead=2, num_outcomes=outcomes
     )
     await bench.start(verifier, drafter, scheduler=scheduler.endpoint)
     await eventually(lambda: drafter.plans and drafter.plans[-1].version == 1)

@@ -11,13 +11,14 @@ from orchestrator.counters import Counters
 from orchestrator.draft_dispatcher import DraftDispatcher
 from orchestrator.drafter_link import DrafterLink
 from orchestrator.output_queue import Ending, OutputQueue
-from orchestrator.policy import PolicyInForce, PolicyOverrides
+from orchestrator.policy import PolicyInForce
 from orchestrator.reports import Reports
 from orchestrator.sequence_lifecycle import Patience, SequenceLifecycle
 from orchestrator.sequence_state import ConductorSequenceState
 from orchestrator.sequences import ConductorSequences, Sequence
 from orchestrator.step_handler import StepHandler
 from orchestrator.verifier_link import VerifierLink
+from paceline.contract.policy import PolicyOverrides
 from paceline.v1 import peer_pb2, sampling_pb2, target_pb2
 from tests.orchestrator.conftest import run_request
 from tests.orchestrator.scripted_peers import peer_info

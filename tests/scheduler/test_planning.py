@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 
+from paceline.contract.policy import SpeculationPolicy
 from paceline.methods.registry import METHODS
 from paceline.scheduling.speed import TimedPass
 from services.scheduler.measurements import (
@@ -16,11 +17,10 @@ from services.scheduler.measurements import (
     NetworkPart,
 )
 from services.scheduler.planning import (
-    Decision,
     Planner,
     PlanningLimits,
 )
-from services.scheduler.publication import PublishedPolicy, next_version
+from services.scheduler.publication import is_change, next_version
 from services.scheduler.subject import Subject
 from services.scheduler.subject_state import SubjectState
 
@@ -70,9 +70,9 @@ def measured(
 @pytest.mark.parametrize("placement", ["separate", "colocated"])
 def test_cold_start_speculates_so_that_there_is_something_to_measure(placement: str) -> None:
     decision = Planner(subject(placement), LIMITS, Clock()).decide(Measurements(), 0)
-    assert decision.policy.draft_length == 4
-    assert "cold start" in decision.policy.reason
-    assert (decision.policy.wait_budget_us > 0) == (placement == "separate")
+    assert decision.draft_length == 4
+    assert "cold start" in decision.reason
+    assert (decision.wait_budget_us > 0) == (placement == "separate")
 
 
 @pytest.mark.parametrize("placement", ["separate", "colocated"])
@@ -81,51 +81,51 @@ def test_no_more_is_asked_for_than_a_draft_can_have(placement: str) -> None:
     bound = Planner(subject(placement, "medusa1"), LIMITS, Clock()).decide(
         measured(rate=0.95), 1, longest_draft=3
     )
-    assert free.policy.draft_length > bound.policy.draft_length == 3
+    assert free.draft_length > bound.draft_length == 3
     cold = Planner(subject(placement, "medusa1"), LIMITS, Clock()).decide(Measurements(), 0, longest_draft=3)
-    assert cold.policy.draft_length == 3
+    assert cold.draft_length == 3
 
 
 @pytest.mark.parametrize(("method", "placement"), [("", "none"), ("", "colocated"), ("eagle3", "none")])
 def test_without_a_drafter_there_is_nothing_to_decide(method: str, placement: str) -> None:
     decision = Planner(subject(placement, method), LIMITS, Clock()).decide(measured(), 1)
-    assert decision.policy.draft_length == 0
+    assert decision.draft_length == 0
     assert decision.expected_speedup == 1.0
 
 
 @pytest.mark.parametrize("placement", ["separate", "colocated"])
 def test_a_good_drafter_is_used(placement: str) -> None:
     decision = Planner(subject(placement), LIMITS, Clock()).decide(measured(), 1)
-    assert decision.policy.draft_length >= 4
+    assert decision.draft_length >= 4
     assert decision.expected_speedup > 1.5
-    assert "speedup" in decision.policy.reason
+    assert "speedup" in decision.reason
 
 
 def test_a_drafter_that_is_always_wrong_is_turned_off_and_probed_later() -> None:
     clock = Clock()
     planner = Planner(subject("colocated"), LIMITS, clock)
     useless = measured(rate=0.02)
-    assert planner.decide(useless, 1).policy.draft_length == 0
+    assert planner.decide(useless, 1).draft_length == 0
     clock.now = 11.0  # the interval has passed, but a trial would cost a sixth of its second
-    assert planner.decide(useless, 1).policy.draft_length == 0
+    assert planner.decide(useless, 1).draft_length == 0
     clock.now = 41.0
     probe = planner.decide(useless, 1)
-    assert probe.policy.draft_length > 0
-    assert probe.policy.reason.startswith("probe")
+    assert probe.draft_length > 0
+    assert probe.reason.startswith("probe")
     clock.now = 42.5
-    assert planner.decide(useless, 1).policy.draft_length == 0
+    assert planner.decide(useless, 1).draft_length == 0
 
 
 def test_a_slow_network_turns_speculation_off_or_stops_the_wait() -> None:
     near = Planner(subject(), LIMITS, Clock()).decide(measured(rtt_us=500), 1)
     far = Planner(subject(), LIMITS, Clock()).decide(measured(rtt_us=400_000), 1)
     assert near.expected_speedup > far.expected_speedup
-    assert far.policy.wait_budget_us <= LIMITS.max_wait_s * 1e6
+    assert far.wait_budget_us <= LIMITS.max_wait_s * 1e6
 
 
 def test_the_wait_budget_covers_draft_and_round_trip() -> None:
     decision = Planner(subject(), LIMITS, Clock()).decide(measured(rtt_us=2_000), 1)
-    assert decision.policy.wait_budget_us >= 1_000 * decision.policy.draft_length
+    assert decision.wait_budget_us >= 1_000 * decision.draft_length
 
 
 def test_outcomes_are_drafted_past_where_the_step_leaves_time_for_it() -> None:
@@ -133,23 +133,23 @@ def test_outcomes_are_drafted_past_where_the_step_leaves_time_for_it() -> None:
     slow_target = measured(step_us=40_000, rtt_us=10_000)
     without = Planner(subject(method="independent"), LIMITS, Clock()).decide(slow_target, 1)
     past = Planner(subject(method="independent"), may, Clock()).decide(slow_target, 1)
-    assert (without.policy.outcomes, past.policy.draft_ahead > 0) == (0, True)
-    assert past.policy.outcomes > 1
+    assert (without.num_outcomes, past.draft_ahead > 0) == (0, True)
+    assert past.num_outcomes > 1
     assert past.expected_speedup > 1.1 * without.expected_speedup
-    assert "outcomes" in past.policy.reason
+    assert "outcomes" in past.reason
     # One after another they would not be done before the step is.
     fast_target = measured(step_us=4_000, rtt_us=3_000)
     dear = dataclasses.replace(may, outcome_cost=1.0)
     fewer = Planner(subject(method="independent"), dear, Clock()).decide(fast_target, 1)
-    assert fewer.policy.outcomes < past.policy.outcomes
-    assert Planner(subject("colocated"), may, Clock()).decide(slow_target, 1).policy.outcomes == 0
+    assert fewer.num_outcomes < past.num_outcomes
+    assert Planner(subject("colocated"), may, Clock()).decide(slow_target, 1).num_outcomes == 0
 
 
 def test_lengths_grow_with_the_round_trip_and_shrink_with_load() -> None:
     """The two pull in opposite directions: a long way is worth a longer draft, a full step is not."""
     far = dataclasses.replace(LIMITS, max_draft_length=24, max_wait_s=0.5)
     policies = [
-        Planner(subject(), far, Clock()).decide(measured(rtt_us=rtt_us), 1).policy
+        Planner(subject(), far, Clock()).decide(measured(rtt_us=rtt_us), 1)
         for rtt_us in (100, 16_000, 18_000)
     ]
     assert all(
@@ -160,7 +160,7 @@ def test_lengths_grow_with_the_round_trip_and_shrink_with_load() -> None:
         measured(), curve=CurvePart.of([(rows, 10_000 + 400 * rows) for rows in (1, 8, 32, 128, 512)] * 8)
     )
     load_lengths = [
-        Planner(subject("colocated"), LIMITS, Clock()).decide(loaded, load).policy.draft_length
+        Planner(subject("colocated"), LIMITS, Clock()).decide(loaded, load).draft_length
         for load in (1, 4, 16, 64)
     ]
     assert load_lengths == sorted(load_lengths, reverse=True)
@@ -175,18 +175,18 @@ def test_speculation_comes_back_when_the_load_goes() -> None:
     loaded = dataclasses.replace(
         measured(), curve=CurvePart.of([(rows, 10_000 + 400 * rows) for rows in (1, 8, 32, 128, 512)] * 8)
     )
-    assert planner.decide(loaded, 1).policy.draft_length > 0
+    assert planner.decide(loaded, 1).draft_length > 0
     off = planner.decide(loaded, 64)
-    assert (off.policy.draft_length, off.policy.wait_budget_us, off.policy.draft_ahead) == (0, 0, 0)
+    assert (off.draft_length, off.wait_budget_us, off.draft_ahead) == (0, 0, 0)
     assert (off.max_nodes_per_step, off.expected_speedup) == (0, 1.0)
     decisions = []
     for _ in range(700):
         clock.now += 0.1
         decisions.append(planner.decide(loaded, 64))
-    trials = [decision for decision in decisions if decision.policy.draft_length]
+    trials = [decision for decision in decisions if decision.draft_length]
     assert 0 < len(trials) <= 70  # one second in eleven at most
     assert sum(max(0.0, 1 - trial.expected_speedup) for trial in trials) <= 0.005 * len(decisions)
-    assert planner.decide(loaded, 1).policy.draft_length > 0  # the model alone may turn it on again
+    assert planner.decide(loaded, 1).draft_length > 0  # the model alone may turn it on again
 
 
 def test_one_pass_drafters_do_not_pay_per_token() -> None:
@@ -198,7 +198,7 @@ def test_one_pass_drafters_do_not_pay_per_token() -> None:
     )
     chain = Planner(subject("colocated", "eagle3"), LIMITS, Clock()).decide(one_pass, 1)
     block = Planner(subject("colocated", "dflash"), LIMITS, Clock()).decide(one_pass, 1)
-    assert block.policy.draft_length == 8
+    assert block.draft_length == 8
     assert block.expected_speedup > chain.expected_speedup
 
 
@@ -214,25 +214,25 @@ def test_nothing_is_drafted_ahead_in_a_cold_start_on_shared_memory() -> None:
     """The steps measured then would be those of a target that is slowed down."""
     shared = dataclasses.replace(LIMITS, concurrent_slowdown=0.3)
     for limits, ahead in ((LIMITS, 4), (shared, 0)):
-        policy = Planner(subject(), limits, Clock()).decide(Measurements(), 1).policy
+        policy = Planner(subject(), limits, Clock()).decide(Measurements(), 1)
         assert (policy.draft_length, policy.draft_ahead) == (4, ahead)
 
 
-POLICY = PublishedPolicy(
+POLICY = SpeculationPolicy(
     version=5,
     draft_length=4,
-    node_budget=8,
+    max_nodes_per_sequence=8,
     max_nodes_per_step=64,
     wait_budget_us=1000,
     draft_ahead=4,
-    outcomes=2,
+    num_outcomes=2,
     expected_speedup=1.5,
     reason="why",
 )
 
 
 def test_published_policy_round_trips_and_is_checked() -> None:
-    assert PublishedPolicy.from_dict(POLICY.to_dict()) == POLICY
+    assert SpeculationPolicy.from_dict(POLICY.to_dict()) == POLICY
     for name, value in (
         ("version", -1),
         ("version", True),
@@ -242,22 +242,22 @@ def test_published_policy_round_trips_and_is_checked() -> None:
         ("reason", None),
     ):
         with pytest.raises(ValueError):
-            PublishedPolicy.from_dict({**POLICY.to_dict(), name: value})
+            SpeculationPolicy.from_dict({**POLICY.to_dict(), name: value})
     with pytest.raises(ValueError):
-        PublishedPolicy.from_dict({})
+        SpeculationPolicy.from_dict({})
 
 
 def test_what_counts_as_a_change() -> None:
-    assert not POLICY.differs_from(dataclasses.replace(POLICY, version=9, reason="", expected_speedup=9.0))
-    assert not POLICY.differs_from(dataclasses.replace(POLICY, wait_budget_us=1100))
+    assert not is_change(dataclasses.replace(POLICY, version=9, reason="", expected_speedup=9.0), POLICY)
+    assert not is_change(dataclasses.replace(POLICY, wait_budget_us=1100), POLICY)
     for change in (
         {"draft_length": 3},
         {"wait_budget_us": 2000},
         {"wait_budget_us": 0},
         {"draft_ahead": 0},
-        {"outcomes": 0},
+        {"num_outcomes": 0},
     ):
-        assert POLICY.differs_from(dataclasses.replace(POLICY, **change))
+        assert is_change(dataclasses.replace(POLICY, **change), POLICY)
 
 
 def test_versions_rise_whatever_the_clock_does() -> None:
@@ -274,38 +274,36 @@ def passes(version: int, num_tokens: int, count: int = 200, num_cache_hits: int 
 def test_what_is_a_loss_is_turned_off_until_a_trial_proves_otherwise() -> None:
     clock, good = Clock(), measured()
     planner = Planner(subject(), LIMITS, clock)
-    assert planner.decide(good, 1).policy.draft_length > 0
-    assert planner.decide(good, 1, passes(7, 1, count=10), 7).policy.draft_length > 0  # too few to say
-    off = planner.decide(good, 1, passes(7, 1), 7).policy
+    assert planner.decide(good, 1).draft_length > 0
+    assert planner.decide(good, 1, passes(7, 1, count=10), 7).draft_length > 0  # too few to say
+    off = planner.decide(good, 1, passes(7, 1), 7)
     assert off.draft_length == 0
     assert "measured" in off.reason
     clock.now += 5
-    assert planner.decide(good, 1).policy.draft_length == 0  # the model alone does not turn it on again
+    assert planner.decide(good, 1).draft_length == 0  # the model alone does not turn it on again
     clock.now += 55
-    assert (
-        planner.decide(good, 1).policy.draft_length == 0
-    )  # a second that loses a third is paid for by a minute
+    assert planner.decide(good, 1).draft_length == 0  # a second that loses a third is paid for by a minute
     clock.now += 7
-    assert planner.decide(good, 1).policy.draft_length > 0
+    assert planner.decide(good, 1).draft_length > 0
     clock.now += 1.1
-    assert planner.decide(good, 1, passes(8, 3), 8).policy.draft_length > 0
+    assert planner.decide(good, 1, passes(8, 3), 8).draft_length > 0
     clock.now += 20
-    assert planner.decide(good, 1, passes(8, 2), 8).policy.draft_length > 0  # a gain, if a smaller one
+    assert planner.decide(good, 1, passes(8, 2), 8).draft_length > 0  # a gain, if a smaller one
 
 
 def test_outcomes_are_chosen_by_what_a_method_can_make_of_them() -> None:
     may = dataclasses.replace(LIMITS, max_outcomes=8, outcome_cost=0.0)
     slow_target = measured(step_us=60_000, rtt_us=30_000)
 
-    def decided(method: str) -> Decision:
+    def decided(method: str) -> SpeculationPolicy:
         return Planner(subject(method=method), may, Clock()).decide(slow_target, 1)
 
     tokens_alone, features = decided("independent"), decided("eagle3")
-    assert tokens_alone.policy.outcomes > 0
-    assert features.policy.outcomes > 0
+    assert tokens_alone.num_outcomes > 0
+    assert features.num_outcomes > 0
     assert features.expected_speedup < tokens_alone.expected_speedup  # it goes on from its own outputs
     for method in ("medusa1", "pard1", "dflash"):
-        assert decided(method).policy.outcomes == 0
+        assert decided(method).num_outcomes == 0
 
 
 def test_measured_hits_change_what_is_enumerated() -> None:
@@ -313,7 +311,7 @@ def test_measured_hits_change_what_is_enumerated() -> None:
     planner = Planner(subject(), may, Clock())
     slow_target = measured(step_us=60_000, rtt_us=30_000)
     believed = planner.decide(slow_target, 1)
-    assert believed.policy.outcomes > 0
+    assert believed.num_outcomes > 0
     never = planner.decide(slow_target, 1, passes(3, 8), 3)
     assert planner.measured_speed is not None
     assert planner.measured_speed.hit_rate == 0
@@ -329,13 +327,11 @@ def test_waits_that_were_measured_are_believed() -> None:
     planner = Planner(subject(), LIMITS, Clock())
     slow = measured(rtt_us=5_000)
     modelled = planner.decide(slow, 1)
-    assert modelled.policy.wait_budget_us > 0
-    wait_us = 5_000 + 1_000 * modelled.policy.draft_length
+    assert modelled.wait_budget_us > 0
+    wait_us = 5_000 + 1_000 * modelled.draft_length
     shorter = planner.decide(slow, 1, held(1, wait_us * 3 // 4), 1)
     assert shorter.expected_speedup > modelled.expected_speedup
-    assert (
-        shorter.policy.wait_budget_us >= modelled.policy.wait_budget_us
-    )  # what overlaps today may not tomorrow
+    assert shorter.wait_budget_us >= modelled.wait_budget_us  # what overlaps today may not tomorrow
     # It is known without passes as well, and for another network.
     assert planner.decide(slow, 1, [], 1).expected_speedup == pytest.approx(shorter.expected_speedup)
     far = dataclasses.replace(slow, network=NetworkPart.of([40_000] * 32))
@@ -346,7 +342,7 @@ def test_waits_that_were_measured_are_believed() -> None:
 def test_a_wait_is_at_least_half_of_what_it_is_made_of() -> None:
     planner = Planner(subject(), LIMITS, Clock())
     slow = measured(rtt_us=5_000)
-    assert planner.decide(slow, 1).policy.wait_budget_us > 0
+    assert planner.decide(slow, 1).wait_budget_us > 0
     half = planner.decide(slow, 1, held(1, 6_500), 1).expected_speedup
     for wait_us in (3_000, 200):
         other = Planner(subject(), LIMITS, Clock())
@@ -358,13 +354,13 @@ def test_what_was_hidden_of_a_long_wait_does_not_hide_a_short_one() -> None:
     """Learned under load and on a slow network; then both are gone, and steps are held as ever."""
     planner = Planner(subject(), LIMITS, Clock())
     heavy = measured(per_token_us=2_000, rtt_us=5_000)
-    length = planner.decide(heavy, 1).policy.draft_length
+    length = planner.decide(heavy, 1).draft_length
     planner.decide(heavy, 1, held(1, (5_000 + 2_000 * length) // 2), 1)
     light = measured(per_token_us=400, rtt_us=500)
     fresh = Planner(subject(), LIMITS, Clock()).decide(light, 1)
     known = planner.decide(light, 1, [], 2)
-    assert known.policy.wait_budget_us == fresh.policy.wait_budget_us > 0
-    assert known.policy.draft_length == fresh.policy.draft_length
+    assert known.wait_budget_us == fresh.wait_budget_us > 0
+    assert known.draft_length == fresh.draft_length
 
 
 def test_waits_for_the_rest_of_a_draft_and_old_ones_teach_nothing() -> None:
@@ -390,11 +386,8 @@ def test_a_wait_at_the_drafter_is_part_of_the_wait_for_a_draft() -> None:
     busy = dataclasses.replace(near, network=NetworkPart.of([500] * 32, [9_000] * 32))
     free = Planner(subject(), LIMITS, Clock()).decide(near, 1)
     queued = Planner(subject(), LIMITS, Clock()).decide(busy, 1)
-    assert free.policy.wait_budget_us > 0
-    assert (
-        queued.policy.wait_budget_us == 0
-        or queued.policy.wait_budget_us >= free.policy.wait_budget_us + 9_000
-    )
+    assert free.wait_budget_us > 0
+    assert queued.wait_budget_us == 0 or queued.wait_budget_us >= free.wait_budget_us + 9_000
     assert queued.expected_speedup < free.expected_speedup - 0.1
 
 
@@ -453,11 +446,11 @@ def test_a_cold_start_s_waits_are_known_to_the_first_plan() -> None:
     limits = dataclasses.replace(LIMITS, concurrent_slowdown=0.2)
     slow = measured(rtt_us=14_000)
 
-    def first_plan(early: list[TimedPass]) -> Decision:
+    def first_plan(early: list[TimedPass]) -> SpeculationPolicy:
         planner = Planner(subject(), limits, Clock())
         cold = planner.decide(Measurements(), 1)
-        assert (cold.policy.draft_length, cold.policy.draft_ahead) == (4, 0)
-        assert planner.decide(Measurements(), 1, early, 7).policy.reason.startswith("cold start")
+        assert (cold.draft_length, cold.draft_ahead) == (4, 0)
+        assert planner.decide(Measurements(), 1, early, 7).reason.startswith("cold start")
         return planner.decide(slow, 1, [], 7)
 
     assert first_plan([]).expected_speedup < first_plan(held(7, 9_000)).expected_speedup

@@ -97,7 +97,7 @@ async def test_redis_holds_readable_json_with_schema_and_ttl(harness: Any, redis
     async with harness.scheduler(redis_server.url, ttl_s=1000) as (_, stub):
         await harness.report(stub, harness.frames())
         value = await stored_when(redis_server, subject, "acceptance", count=800)
-        assert value["schema_version"] == 2
+        assert value["schema_version"] == 3
         assert value["attempts"][0] > value["accepts"][0] > 0
         await harness.snapshot_when(stub, is_planned)
     async with redis_client(redis_server) as client:
@@ -110,7 +110,7 @@ async def test_redis_holds_readable_json_with_schema_and_ttl(harness: Any, redis
             assert 900_000 < await client.pttl(key) <= 1_000_000
             is_list = key.endswith("_history")
             raw = await (client.lindex(key, 0) if is_list else client.get(key))
-            assert json.loads(raw)["schema_version"] == 2
+            assert json.loads(raw)["schema_version"] == 3
 
 
 async def test_a_fresh_scheduler_starts_warm(harness: Any, redis_server: RedisServer) -> None:

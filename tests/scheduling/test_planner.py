@@ -10,11 +10,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from paceline.contract.policy import SpeculationPolicy
 from paceline.scheduling import (
     CostModel,
     Placement,
     PlanInputs,
-    Policy,
     StepCurve,
     evaluate,
     plan,
@@ -174,10 +174,10 @@ def test_the_plan_is_the_best_and_never_below_plain_decoding(given_inputs: PlanI
     policy = plan(given_inputs, version=7)
     assert policy.version == 7
     assert policy.is_speculating == (best.speedup >= 1 + given_inputs.margin)
-    assert policy.draft_length <= policy.node_budget or not policy.is_speculating
-    assert policy.node_budget <= given_inputs.max_nodes
+    assert policy.draft_length <= policy.max_nodes_per_sequence or not policy.is_speculating
+    assert policy.max_nodes_per_sequence <= given_inputs.max_nodes
     assert policy.wait_budget_us <= given_inputs.max_wait_s * 1e6 + 1
-    assert Policy.from_dict(policy.to_dict()) == policy
+    assert SpeculationPolicy.from_dict(policy.to_dict()) == policy
 
 
 def best_length(given_inputs: PlanInputs, waits_for_drafts: bool) -> int:
@@ -241,7 +241,7 @@ def test_free_rows_are_offered_to_trees() -> None:
 
     policy = plan(dataclasses.replace(inputs(0.7, 0.05), step_time=step_time))
     assert policy.draft_length == 6
-    assert policy.node_budget == 15
+    assert policy.max_nodes_per_sequence == 15
 
 
 def test_a_separate_drafter_drafts_ahead_while_the_target_verifies() -> None:
@@ -300,7 +300,7 @@ def test_impossible_inputs_are_refused(changes: dict[str, object]) -> None:
 )
 def test_policies_from_elsewhere_are_checked(changes: dict[str, object]) -> None:
     with pytest.raises(ValueError):
-        Policy.from_dict({**Policy.off(1, "off").to_dict(), **changes})
+        SpeculationPolicy.from_dict({**SpeculationPolicy.off(1, "off").to_dict(), **changes})
 
 
 def test_a_measured_curve_serves_as_step_time() -> None:

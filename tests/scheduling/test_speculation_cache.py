@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from experiments.theory import CycleParams, outcome_speedup
+from paceline.contract.policy import SpeculationPolicy
 from paceline.scheduling import (
     CostModel,
     Evaluation,
     MeasuredHits,
     Placement,
     PlanInputs,
-    Policy,
     PolicyState,
     evaluate,
     evaluate_policy,
@@ -191,12 +191,12 @@ def test_the_best_of_all_choices_is_found_and_carried_out(case: PlanInputs) -> N
     assert best.speedup >= 1
     policy = plan(case)
     if policy.is_speculating:
-        assert (policy.outcomes, policy.draft_length) == (best.num_outcomes, best.draft_length)
+        assert (policy.num_outcomes, policy.draft_length) == (best.num_outcomes, best.draft_length)
         assert policy.draft_ahead == best.draft_ahead or not case.max_outcomes
-        assert max(best.draft_ahead, best.draft_length) <= policy.node_budget <= case.max_nodes
+        assert max(best.draft_ahead, best.draft_length) <= policy.max_nodes_per_sequence <= case.max_nodes
         assert policy.wait_budget_us <= case.max_wait_s * 1e6 + 1
         assert evaluate_policy(case, policy).tokens_per_s == pytest.approx(best.tokens_per_s)
-        assert Policy.from_dict(policy.to_dict()) == policy
+        assert SpeculationPolicy.from_dict(policy.to_dict()) == policy
 
 
 @given(cases, st.booleans(), st.integers(1, 6), st.integers(1, 8), st.integers(1, 6))
@@ -219,7 +219,7 @@ def test_a_hit_hides_draft_and_round_trip() -> None:
         CostModel(case).chain(length, held).speedup for length in range(1, 9) for held in (False, True)
     )
     policy = plan(case, version=3)
-    assert (policy.outcomes, policy.draft_ahead) == (best.num_outcomes, best.draft_ahead)
+    assert (policy.num_outcomes, policy.draft_ahead) == (best.num_outcomes, best.draft_ahead)
     assert f"{best.num_outcomes} outcomes" in policy.reason
     assert f"hit rate {best.hit_rate:.2f}" in policy.reason
 
@@ -290,29 +290,29 @@ def test_a_measured_hit_rate_moves_its_neighbours_with_it() -> None:
 def test_zero_drafts_cost_what_plain_decoding_costs() -> None:
     for load in (1, 7):
         case = inputs(0.8, 0.05, num_sequences=load, step_time=affine(1.0, 0.1), concurrent_slowdown=0.5)
-        off = evaluate_policy(case, Policy.off(1, "off"))
+        off = evaluate_policy(case, SpeculationPolicy.off(1, "off"))
         assert off.tokens_per_s == load / (1.0 + 0.1 * load)
         assert (off.speedup, off.wait_budget_s, off.num_outcomes) == (1.0, 0.0, 0)
 
 
-def shape(policy: Policy) -> tuple[int, int, int]:
-    return policy.draft_length, policy.outcomes, policy.draft_ahead
+def shape(policy: SpeculationPolicy) -> tuple[int, int, int]:
+    return policy.draft_length, policy.num_outcomes, policy.draft_ahead
 
 
 def test_a_policy_stays_with_its_outcomes_while_they_are_nearly_the_best() -> None:
     state = PolicyState(lambda: 0.0)
     case = inputs(0.8, 0.05, rtt_s=0.5)
     first = state.decide(case)
-    assert first.outcomes
+    assert first.num_outcomes
     # A little more or less of everything moves the optimum, not the policy.
     nearby = dataclasses.replace(case, acceptance=(0.78,), rtt_s=0.51)
     assert shape(plan(nearby)) != shape(first)
     assert shape(state.decide(nearby)) == shape(first)
     # What is no longer allowed, or far from the best, is given up.
-    assert state.decide(dataclasses.replace(case, max_outcomes=0)).outcomes == 0
-    assert state.decide(case).outcomes
+    assert state.decide(dataclasses.replace(case, max_outcomes=0)).num_outcomes == 0
+    assert state.decide(case).num_outcomes
     busy = dataclasses.replace(case, speculation_cache_time=lambda outcomes, ahead: 50.0)
-    assert state.decide(busy).outcomes == 0
+    assert state.decide(busy).num_outcomes == 0
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,8 @@ from experiments.planner.__main__ import default_limits
 from experiments.planner.generate import WORLDS, generate
 from experiments.planner.replay import Score, best_fixed, fixed, fixed_policies, planned, replay
 from experiments.planner.trace import Round, Trace
-from paceline.scheduling import CostModel, Placement, PlanInputs, Policy
+from paceline.contract.policy import SpeculationPolicy
+from paceline.scheduling import CostModel, Placement, PlanInputs
 
 RECORDED = sorted((Path(__file__).parent / "traces").glob("*.jsonl"))
 GENERATED = {  # SHA-256 of the file that a generated trace is written to
@@ -25,7 +26,7 @@ GENERATED = {  # SHA-256 of the file that a generated trace is written to
     "network": "2fffa823e33db5d119435bae2b074b7bc57ac35318caa9a8d2562f46dae895e1",
 }
 LIMITS = default_limits()
-PLAIN = Policy.off(1, "plain")
+PLAIN = SpeculationPolicy.off(1, "plain")
 
 
 def test_recorded_traces_are_shipped() -> None:
@@ -114,7 +115,7 @@ def inputs_of(trace: Trace, num_sequences: int) -> PlanInputs:
     )
 
 
-def speedup(trace: Trace, policy: Policy) -> float:
+def speedup(trace: Trace, policy: SpeculationPolicy) -> float:
     plain = replay(trace, fixed(PLAIN))
     return replay(trace, fixed(policy)).tokens_per_s / plain.tokens_per_s
 
@@ -125,10 +126,10 @@ def test_the_cost_model_predicts_what_replays_measure(length: int, num_sequences
     """Two accounts of the same thing: expectations in closed form, and steps one after another."""
     trace = steady(load=lambda _: float(num_sequences))
     inputs = inputs_of(trace, num_sequences)
-    held = Policy(1, length, length, 50_000, 0, "")
+    held = SpeculationPolicy(1, length, length, 50_000, 0, "")
     expected = CostModel(inputs).chain(length, True).speedup
     assert speedup(trace, held) == pytest.approx(expected, rel=0.05)
-    running = Policy(1, length, length, 0, 0, "")
+    running = SpeculationPolicy(1, length, length, 0, 0, "")
     expected = CostModel(inputs).chain(length, False).speedup
     assert speedup(trace, running) == pytest.approx(expected, rel=0.08)
     beside = dataclasses.replace(trace.info, placement="colocated")
@@ -141,7 +142,7 @@ def test_the_cost_model_predicts_what_replays_measure(length: int, num_sequences
 @pytest.mark.parametrize(("outcomes", "ahead"), [(4, 4), (8, 3)])
 def test_enumeration_is_predicted_too(outcomes: int, ahead: int, num_sequences: int) -> None:
     trace = steady(load=lambda _: float(num_sequences))
-    policy = Policy(1, 4, 4, 50_000, ahead, "", outcomes)
+    policy = SpeculationPolicy(1, 4, 4, 50_000, ahead, "", outcomes)
     expected = CostModel(inputs_of(trace, num_sequences)).cached(4, True, outcomes, ahead).speedup
     assert speedup(trace, policy) == pytest.approx(expected, rel=0.06)
 
@@ -152,7 +153,7 @@ def test_plain_decoding_in_a_replay_costs_plain_steps() -> None:
     mean_s = sum(trace.step_s(1) * round_.step_scale for round_ in trace.rounds) / len(trace.rounds)
     assert score.tokens_per_s == pytest.approx(1 / mean_s, rel=0.02)
     # Turned off half way: what was drafted before is verified once and no more.
-    stop = Policy(1, 4, 4, 50_000, 0, "")
+    stop = SpeculationPolicy(1, 4, 4, 50_000, 0, "")
     half = replay(trace, lambda now_s, n, seen: stop if now_s < 2.5 else PLAIN)
     first = replay(trace, fixed(stop), until_s=2.5)
     rest = Score(half.tokens - first.tokens, half.seconds - first.seconds)

@@ -6,7 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 
-from services.verifier.policy import StepPolicy
+from paceline.contract.policy import StepPolicy
 from tests.simulation.world import MAX_NEW_TOKENS, SAMPLINGS, Kit, Placement, World
 
 NUM_ROUNDS = 90
@@ -58,8 +58,8 @@ def _disturb(world: World, dice: random.Random, number: int) -> None:
             StepPolicy(
                 max_nodes_per_sequence=nodes,
                 max_nodes_per_step=dice.choice([2, 64]),
-                max_prefill_tokens=dice.choice([1, 7, 64]),
-                colocated_draft_length=dice.randint(0, 16),
+                max_prefill_tokens_per_step=dice.choice([1, 7, 64]),
+                draft_length=dice.randint(0, 16),
             ),
         )
     requests = world.open_requests

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from services.verifier.policy import StepPolicy
+from paceline.contract.policy import StepPolicy
 from tests.simulation.world import MAX_ENTRY_TOKENS, MAX_NEW_TOKENS, SAMPLINGS, Kit, Placement, World
 
 PLACEMENTS: tuple[Placement, ...] = (
@@ -94,8 +94,8 @@ class WorldMachine(RuleBasedStateMachine):
             max_nodes_per_step=per_step,
             max_nodes_per_sequence=nodes,
             wait_budget_us=0,
-            max_prefill_tokens=prefill,
-            colocated_draft_length=colocated,
+            max_prefill_tokens_per_step=prefill,
+            draft_length=colocated,
         )
         self.world.set_policy(at, policy)
 

@@ -14,6 +14,7 @@ from typing import Literal
 
 import torch
 
+from paceline.contract.policy import StepPolicy
 from paceline.drafts import DraftEntry
 from paceline.methods.drafter import Drafter, DraftRequest, OutcomeRequest
 from paceline.methods.loading import load_drafter
@@ -24,7 +25,6 @@ from services.runtime import tensors
 from services.runtime.frames import pack_drafts, unpack_drafts
 from services.verifier.colocated import ColocatedDrafter
 from services.verifier.inbox import AddDrafts, Attach, Close, CloseSession, Open, SetPolicy
-from services.verifier.policy import StepPolicy
 from services.verifier.sequence import SequenceSpec
 from tests.simulation.texts import TIE, PlainText, PlainTexts
 from tests.simulation.verifier import ListedSession, ListedSubscriber, SteppedVerifier

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import generate_latest
 
+from paceline.contract.policy import StepPolicy
 from paceline.drafts import DraftEntry, DraftTree
 from paceline.sampling import SamplingParams, VerifyMode
 from paceline.target import TargetEngine
@@ -19,7 +20,6 @@ from services.runtime import metrics
 from services.verifier.budget import Basis, NodeBudget
 from services.verifier.inbox import AddDrafts, Open, SetPolicy
 from services.verifier.observer import StepObserver
-from services.verifier.policy import StepPolicy
 from services.verifier.report import StepEvent
 from services.verifier.sequence import SequenceSpec
 from tests.simulation.verifier import ListedSession, SteppedVerifier

@@ -13,7 +13,7 @@ from paceline.methods.drafter import DraftRequest
 from paceline.methods.gemma4_mtp.model import FULL
 from paceline.methods.loading import load_drafter
 from paceline.target import SequenceRows, StepError, TargetEngine
-from paceline.v1 import target_pb2
+from paceline.v1 import peer_pb2, target_pb2
 from services.runtime import feature_parts, tensors
 from services.runtime.metrics import PREFIX_CACHE_HITS
 from services.verifier.host import VerifierHost
@@ -45,8 +45,8 @@ async def test_beside_the_target_its_cache_is_read_in_place(
     ):
         assert conductor.info.tap.last_only  # keys and values stay where they are
         assert not conductor.info.tap.cached_layers
-        policy = target_pb2.VerifyPolicy(
-            version=1, max_nodes_per_step=64, max_nodes_per_sequence=8, colocated_draft_length=4
+        policy = peer_pb2.StepPolicy(
+            version=1, max_nodes_per_step=64, max_nodes_per_sequence=8, draft_length=4
         )
         await conductor.send(policy=policy)
         for _ in range(2):
@@ -95,7 +95,7 @@ async def test_away_from_it_features_make_the_same_drafts(target_dir: Path, draf
         Conductor(process.port) as conductor,
     ):
         parts = feature_parts.tap_parts(conductor.info.tap)
-        policy = target_pb2.VerifyPolicy(
+        policy = peer_pb2.StepPolicy(
             version=1, max_nodes_per_step=64, max_nodes_per_sequence=8, max_prefill_tokens_per_step=4
         )
         await conductor.send(policy=policy)

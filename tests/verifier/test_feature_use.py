@@ -11,6 +11,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from paceline.contract.errors import InvalidRequestError
+from paceline.contract.policy import StepPolicy
 from paceline.methods.drafter import DraftRequest
 from paceline.methods.loading import drafter_tap, load_drafter
 from paceline.methods.pard2.drafter import Pard2Drafter
@@ -23,7 +24,6 @@ from paceline.v1 import peer_pb2, target_pb2
 from services.verifier import colocated
 from services.verifier.colocated import ColocatedDrafter
 from services.verifier.inbox import Open, SetPolicy
-from services.verifier.policy import StepPolicy
 from services.verifier.sequence import SequenceSpec
 from services.verifier.specs import sequence_spec
 from tests.methods.pard_checkpoint import save
@@ -100,8 +100,8 @@ async def test_a_drafter_beside_the_target_drafts_as_asked(
     ):
         monkeypatch.setattr(TargetEngine, "step", stepping)
         monkeypatch.setattr(Pard2Drafter, "draft", drafting)
-        policy = target_pb2.VerifyPolicy(
-            version=1, max_nodes_per_step=64, max_nodes_per_sequence=8, colocated_draft_length=4
+        policy = peer_pb2.StepPolicy(
+            version=1, max_nodes_per_step=64, max_nodes_per_sequence=8, draft_length=4
         )
         await conductor.send(policy=policy)
         numbers = []
@@ -129,8 +129,8 @@ def test_features_of_text_written_while_drafting_is_off_are_made_when_it_is_on(
         return project(tap, captured)
 
     monkeypatch.setattr(Tap, "project", projecting)
-    on = StepPolicy(max_nodes_per_sequence=8, colocated_draft_length=4)
-    off = StepPolicy(max_nodes_per_sequence=0, colocated_draft_length=0)
+    on = StepPolicy(max_nodes_per_sequence=8, draft_length=4)
+    off = StepPolicy(max_nodes_per_sequence=0, draft_length=0)
     drafts = []
     for first in (on, off):
         engine = TargetEngine.load(target_dir, dtype=torch.float32)

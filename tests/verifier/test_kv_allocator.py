@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
+from paceline.contract.policy import StepPolicy
 from paceline.drafts import DraftEntry, DraftTree
 from paceline.sampling import LogitRule, RuleError, SamplingParams
 from paceline.target import TapSpec, TargetEngine
 from paceline.v1 import peer_pb2, sampling_pb2, target_pb2
 from services.runtime import tensors
 from services.verifier.inbox import AddDrafts, Attach, Close, Open, SetPolicy
-from services.verifier.policy import StepPolicy
 from services.verifier.sequence import SequenceSpec
 from services.verifier.specs import sequence_spec
 from tests.simulation.verifier import ListedSession, ListedSubscriber, SteppedVerifier

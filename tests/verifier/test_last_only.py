@@ -89,7 +89,7 @@ async def test_a_round_costs_one_row_however_much_it_commits(
     ):
         assert conductor.info.tap.last_only
         assert conductor.info.tap.final_norm
-        policy = target_pb2.VerifyPolicy(
+        policy = peer_pb2.StepPolicy(
             version=1, max_nodes_per_step=64, max_nodes_per_sequence=8, max_prefill_tokens_per_step=4
         )
         await conductor.send(policy=policy)
@@ -161,8 +161,8 @@ async def test_a_colocated_drafter_is_right_and_changes_nothing(
         serving(target_dir, drafter=medusa_dir, prefix_cache_mib=prefix_mib) as process,
         Conductor(process.port) as conductor,
     ):
-        policy = target_pb2.VerifyPolicy(
-            version=1, max_nodes_per_step=64, max_nodes_per_sequence=8, colocated_draft_length=4
+        policy = peer_pb2.StepPolicy(
+            version=1, max_nodes_per_step=64, max_nodes_per_sequence=8, draft_length=4
         )
         await conductor.send(policy=policy)
         for _ in range(2):

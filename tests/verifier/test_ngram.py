@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
+from paceline.contract.policy import StepPolicy
 from paceline.sampling import SamplingParams
 from paceline.target import TargetEngine
 from paceline.trie import DraftEntry
-from paceline.v1 import sampling_pb2, target_pb2
+from paceline.v1 import peer_pb2, sampling_pb2, target_pb2
 from services.verifier.inbox import AddDrafts, Open, SetPolicy
 from services.verifier.ngram import NgramProposers
-from services.verifier.policy import StepPolicy
 from services.verifier.sequence import SequenceSpec
 from services.verifier.stopwatch import StepStage
 from tests.simulation.verifier import ListedSession, SteppedVerifier
@@ -22,7 +22,7 @@ from tests.verifier.conductor import Conductor
 from tests.verifier.conftest import serving
 
 PROMPT = [7, 8, 9, 10, 11]
-OFF = target_pb2.VerifyPolicy(version=1)
+OFF = peer_pb2.StepPolicy(version=1)
 """A policy that asks for no drafts."""
 FEW = dict.fromkeys((7, 8, 9), 80.0)
 """Biases that leave three tokens, so that what was written comes again, and sometimes does not."""

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from paceline.target import SequenceRows, TargetEngine
-from paceline.v1 import sampling_pb2, target_pb2
+from paceline.v1 import peer_pb2, sampling_pb2, target_pb2
 from services.runtime.lifecycle import Process
 from tests.verifier.conductor import VOCAB_SIZE, Conductor
 from tests.verifier.test_stream import PROMPT, SLOW_POLICY, long_drafts
@@ -191,7 +191,7 @@ async def test_prompt_log_probs_however_the_prompt_is_cut(
     slot = engine.open()
     rows = engine.step([SequenceRows(slot, prompt)]).logits[0].log_softmax(-1)
     engine.close(slot)
-    policy = target_pb2.VerifyPolicy(version=2, max_prefill_tokens_per_step=chunk)
+    policy = peer_pb2.StepPolicy(version=2, max_prefill_tokens_per_step=chunk)
     async with Conductor(verifier.port) as conductor:
         await conductor.send(policy=policy)
         sequence = await conductor.open(

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from paceline.contract.errors import InvalidRequestError
+from paceline.contract.policy import StepPolicy
 from paceline.sampling import SamplingParams, VerifyMode
 from paceline.trie import DraftEntry, DrawRule, SiblingDraws
-from paceline.v1 import target_pb2
+from paceline.v1 import peer_pb2, target_pb2
 from services.runtime import tensors
 from services.verifier.feature_hub import FeatureHub, Subscriber
-from services.verifier.policy import StepPolicy
 from services.verifier.sequence import SequenceSpec, TargetSequence
 from services.verifier.sequence_state import Finish
 from services.verifier.session import VerifySession
@@ -114,8 +114,8 @@ def test_a_block_that_was_not_kept_whole_uses_up_its_draws(mode: VerifyMode) -> 
 
 def test_policy_from_the_wire_is_checked() -> None:
     with pytest.raises(InvalidRequestError, match=r"policy\.wait_budget_us"):
-        StepPolicy.from_proto(target_pb2.VerifyPolicy(wait_budget_us=10**8))
-    assert StepPolicy.from_proto(target_pb2.VerifyPolicy(version=3)).max_prefill_tokens > 0
+        StepPolicy.from_proto(peer_pb2.StepPolicy(wait_budget_us=10**8))
+    assert StepPolicy.from_proto(peer_pb2.StepPolicy(version=3)).max_prefill_tokens_per_step > 0
 
 
 async def test_features_are_replayed_to_a_subscriber_that_comes_late() -> None:

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
+from paceline.contract.policy import StepPolicy
 from paceline.sampling import SamplingParams
 from paceline.target import TargetEngine
 from services.verifier.inbox import Close, Open, SetPolicy
-from services.verifier.policy import StepPolicy
 from services.verifier.sequence import SequenceSpec
 from tests.simulation.verifier import ListedSession, SteppedVerifier
 

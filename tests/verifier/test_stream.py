@@ -17,7 +17,7 @@ from tests.verifier.conductor import MAX_POSITIONS, VOCAB_SIZE, Conductor
 from tests.verifier.conftest import serving
 
 PROMPT = [5, 9, 17, 3]
-SLOW_POLICY = target_pb2.VerifyPolicy(
+SLOW_POLICY = peer_pb2.StepPolicy(
     version=1,
     max_nodes_per_step=64,
     max_nodes_per_sequence=8,
@@ -203,7 +203,7 @@ async def test_prompts_may_be_run_in_chunks_of_any_size(
     verifier: Process, plain_text: Any, max_prefill_tokens: int
 ) -> None:
     prompts = [[7 * place % VOCAB_SIZE for place in range(length)] for length in (2, 17, 40)]
-    policy = target_pb2.VerifyPolicy(version=1, max_prefill_tokens_per_step=max_prefill_tokens)
+    policy = peer_pb2.StepPolicy(version=1, max_prefill_tokens_per_step=max_prefill_tokens)
     async with Conductor(verifier.port) as conductor:
         await conductor.send(policy=policy)
         sequences = [await conductor.open(prompt, 12) for prompt in prompts]

@@ -49,7 +49,7 @@ def draw_policies(all_known: Sequence[Known], path: Path) -> None:
     for known, (axes,) in zip(all_known, rows, strict=True):
         oldest_first = [*reversed(known.history)]
         indices = range(len(oldest_first))
-        for name, colour in (("draft_length", _COLOURS[0]), ("node_budget", _COLOURS[1])):
+        for name, colour in (("draft_length", _COLOURS[0]), ("max_nodes_per_sequence", _COLOURS[1])):
             values = [policy.get(name, 0) for policy in oldest_first]
             axes.step(indices, values, where="post", marker="o", color=colour, label=name.replace("_", " "))
         labels = [f"{str(p.get('written_at', ''))[11:19]}\n{p.get('reason', '')[:40]}" for p in oldest_first]

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from paceline.contract.errors import InvalidRequestError, PacelineError, UnavailableError
+from paceline.contract.policy import SpeculationPolicy
 from services.runtime.tls import Tls
 from services.scheduler.measurements import PARTS, SCHEMA_VERSION, Measurements, Part
 from services.scheduler.subject import Subject
@@ -119,11 +120,7 @@ async def _from_scheduler(endpoint: str, tls: Tls) -> list[Known]:
                 snapshot = await stub.Snapshot(scheduler_pb2.SnapshotRequest(key=key), timeout=_TIMEOUT_S)
                 values = json.loads(snapshot.measurements_json)
                 history = values.pop("policy_history", [])
-                policy = {
-                    descriptor.name: getattr(snapshot.policy, descriptor.name)
-                    for descriptor in snapshot.policy.DESCRIPTOR.fields
-                }
-                policy["node_budget"] = policy.pop("max_nodes_per_sequence")
+                policy = SpeculationPolicy.from_proto(snapshot.policy).to_dict()
                 known.append(_known(Subject.from_proto(key), {**values, "policy": policy}, history))
             return known
     except grpc.aio.AioRpcError as error:

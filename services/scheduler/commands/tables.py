@@ -42,10 +42,10 @@ def policy_table(history: tuple[Mapping[str, Any], ...]) -> Table:
             str(policy.get("written_at", ""))[:19].replace("T", " "),
             str(policy.get("version", "")),
             str(policy.get("draft_length", "")),
-            str(policy.get("node_budget", "")),
+            str(policy.get("max_nodes_per_sequence", "")),
             _ms(float(policy.get("wait_budget_us", 0)) / 1e6),
             str(policy.get("draft_ahead", "")),
-            str(policy.get("outcomes", "")),
+            str(policy.get("num_outcomes", "")),
             f"{float(policy.get('expected_speedup', 0)):.2f}",
             str(policy.get("reason", "")),
         )
