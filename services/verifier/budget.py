@@ -1,10 +1,11 @@
-"""Which draft nodes a step verifies, from what steps and drafts have been worth so far.
+"""Which draft nodes a step verifies, from what earlier steps and drafts were worth.
 
-Responsible for: a curve of this verifier's own step times, how far drafters' confidences can be trusted, and one
-choice per step with what it rests on.
+Responsible for: a curve of this verifier's own step times, how far the drafters' confidences can be trusted, and one
+choice per step with its basis.
 
-Deliberately does not know: how the choice is made (`paceline.scheduling.budget`), frames, tensors. Called by the
-step loop, on its thread.
+Deliberately does not know: how the choice is computed (`paceline.scheduling.budget`), frames, tensors.
+
+Called by: the step loop's stages, on its thread.
 """
 
 from __future__ import annotations
@@ -19,25 +20,25 @@ from paceline.scheduling import StepCurve, StepTable, allocate_nodes
 from paceline.trie import DraftTree
 
 MODES_OF_DRAWS = frozenset({VerifyMode.REJECTION, VerifyMode.BLOCK})
-"""Whether a token is verified must not depend on what was drawn after it: see docs/scheduling.md."""
+"""In these modes, whether a token is verified must not depend on later draws: see docs/scheduling.md."""
 
 _WARM_UP = 2  # first steps of a size allocate and compile
 _REFIT_EVERY = 32  # steps; a fit takes about a millisecond
-_EXPLORE_EVERY = 64  # steps; a choice that never tries many rows never learns that they have become cheap
+_EXPLORE_EVERY = 64  # steps; without trying many rows, a choice never learns that they have become cheap
 _TRUST_HALF_LIFE = 256.0  # verified drafts
 _TRUST_PRIOR = 8.0  # tokens
 _TRUST_RANGE = 0.25, 4.0
 
 
 class Basis(StrEnum):
-    """What a choice rests on."""
+    """The basis of a choice."""
 
     BUDGET = "budget"
-    """The policy's budget alone: no curve covers this step yet, or it is one of those that find out."""
+    """The policy's budget alone: no curve covers this step yet, or the step explores."""
     CURVE = "curve"
-    """The best of all numbers of nodes under the measured step times."""
+    """The best number of nodes under the measured step times."""
     EARLY_STOP = "early_stop"
-    """The same up to the first number that did not improve, because a sequence of the step verifies draws."""
+    """As CURVE, but up to the first number that did not improve, because a sequence of the step verifies draws."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +46,9 @@ class NodeChoice:
     """The nodes of one step.
 
     Attributes:
-        trees: what is left of each tree that was offered, in the same order.
-        num_offered: nodes of all trees before.
-        num_chosen: nodes of all trees after.
+        trees: the chosen part of each offered tree, in the same order.
+        num_offered: nodes of all trees before the choice.
+        num_chosen: nodes of all trees after the choice.
     """
 
     trees: list[DraftTree]
@@ -60,7 +61,7 @@ class NodeBudget:
     """Chooses nodes, and learns from finished steps.
 
     Args:
-        learns: False always goes by the policy's budget, so that what is verified does not depend on time.
+        learns: False always uses the policy's budget, so that no choice depends on measured time.
     """
 
     def __init__(self, *, learns: bool = True) -> None:
@@ -74,7 +75,7 @@ class NodeBudget:
 
     @property
     def trust(self) -> float:
-        """Accepted tokens over those that confidences promised."""
+        """Accepted tokens divided by the tokens that confidences promised."""
         low, high = _TRUST_RANGE
         return min(max((self._kept + _TRUST_PRIOR) / (self._promised + _TRUST_PRIOR), low), high)
 
@@ -89,14 +90,14 @@ class NodeBudget:
     ) -> NodeChoice:
         """Cut the trees of a step to the nodes worth verifying.
 
-        A tree lists its nodes best first, so that any head of it is itself a tree.
+        A tree lists its nodes best first, so that every head of it is a tree too.
 
         Args:
-            trees: one for each sequence that commits in this step; empty where nothing is drafted.
+            trees: one for each sequence that commits in this step; empty where there is no draft.
             is_rejection: whether a sequence of the step is in one of MODES_OF_DRAWS.
             max_nodes: the policy's limit.
             other_rows: rows of the step that are neither a root nor a draft node.
-            overhead_s: time that passes once per step whatever its rows.
+            overhead_s: time that a step takes whatever its rows.
         """
         num_offered = sum(map(len, trees))
         if not num_offered:
@@ -123,7 +124,7 @@ class NodeBudget:
         return NodeChoice(chosen, num_offered, sum(counts), basis)
 
     def observe_step(self, num_rows: int, seconds: float) -> None:
-        """Take in a finished step that ran no prompt: prompt rows cost less, since they need no logits."""
+        """Learn from a finished step without prompt rows, which cost less because they need no logits."""
         self._num_steps += 1
         if not self._learns or seconds <= 0:
             return
@@ -135,12 +136,12 @@ class NodeBudget:
             self._refit()
 
     def observe_draft(self, tree: DraftTree, num_accepted: int) -> None:
-        """Take in how many tokens of a verified tree were accepted."""
+        """Learn how many tokens of a verified tree were accepted."""
         self._promised = self._promised * self._trust_decay + sum(tree.path_acceptances)
         self._kept = self._kept * self._trust_decay + num_accepted
 
     def _refit(self) -> None:
-        """A table over the rows that were measured: what lies beyond would be a guess, and is found out instead."""
+        """Fit a table over the measured row counts; larger steps are explored, not extrapolated."""
         measured = [rows for rows, count in self._seen.items() if count > _WARM_UP]
         if len(measured) > 1:
             self._table = StepTable(self._curve, max(measured))

@@ -1,9 +1,13 @@
-"""A drafter in the verifier's own process: the same class that a drafter process hosts, fed without a wire.
+"""A drafter in the verifier's own process: the class that a drafter process hosts, without a wire.
 
-Features stay tensors on the device and drafts go straight into the tries; a drafter of keys and values reads them in
-the target's own cache. While drafting is off, what it would read is kept as the target captured it, and turned into
-features many rows at a time: row by row that took 1 % of a step. A drafter that fails is taken out of service; the text
-goes on without it and is the same. Called by the step loop.
+Responsible for: feeding the drafter, and adding its drafts to the tries. Features stay tensors on the device; a drafter
+of keys and values reads them in the target's own cache. While drafting is off, captured rows are kept and projected
+many at a time: projecting row by row took 1 % of a step. A drafter that fails is taken out of service; the text
+continues without it and is the same.
+
+Deliberately does not know: when to draft, what is verified.
+
+Called by: the step loop's stages, on its thread.
 """
 
 from __future__ import annotations
@@ -25,16 +29,16 @@ from services.verifier.sequence import NO_SLOT, TargetSequence
 log = structlog.get_logger()
 
 MAX_CAPTURED_ROWS = 256
-"""Of one sequence, while drafting is off: more are turned into features, so that what is left to do stays small."""
+"""Captured rows of one sequence while drafting is off; this many are projected, so that little work piles up."""
 
 
 @dataclass(slots=True)
-class Captured:
-    """Rows of one sequence, one after the other, as the target captured them.
+class CapturedRows:
+    """Consecutive rows of one sequence as the target captured them.
 
     Attributes:
-        start: position of the first.
-        end: position behind the last.
+        start: position of the first row.
+        end: position after the last row.
         rows: `[n, sources]` each.
         project: turns `[n, sources]` into features `[n, width]`.
     """
@@ -46,11 +50,11 @@ class Captured:
 
 
 class ColocatedDrafter:
-    """Feeds a drafter and puts its entries into the tries.
+    """Feeds a drafter and adds its entries to the tries.
 
     Args:
         drafter: the drafter.
-        engine: the target's, for a drafter that can read its cache in place; None makes it read features as elsewhere.
+        engine: the target's, for a drafter that can read the KV cache in place; None makes the drafter read features.
 
     Raises:
         StepError: the cache does not have what the drafter reads.
@@ -60,10 +64,10 @@ class ColocatedDrafter:
         self._drafter = drafter
         self._cache = None if engine is None else engine.cache
         self._open: dict[int, TargetSequence] = {}
-        self._captured: dict[int, Captured] = {}
+        self._captured: dict[int, CapturedRows] = {}
         if engine is not None and isinstance(drafter, ReadsInPlace):
             if drafter.tap is not None:
-                # Now: the tap it has afterwards no longer names what is read in place.
+                # Check now: afterwards the tap no longer names what is read in place.
                 drafter.tap.check(engine.shape)
             drafter.read_in_place(self._slot)
 
@@ -81,18 +85,18 @@ class ColocatedDrafter:
 
     @property
     def longest_draft(self) -> int | None:
-        """Most tokens in a row that a draft can have; None where positions alone bound it."""
+        """Longest draft in tokens; None where only the positions limit it."""
         return self._drafter.longest_draft
 
     def knows(self, sequence_id: int) -> bool:
-        """Whether it follows a sequence."""
+        """Whether the drafter follows a sequence."""
         return sequence_id in self._open
 
     def open(self, sequence: TargetSequence) -> None:
         """Start drafting for a sequence."""
-        self._guard(sequence.sequence_id, self._begin, sequence)
+        self._guard(sequence.sequence_id, self._open_sequence, sequence)
 
-    def _begin(self, sequence: TargetSequence) -> None:
+    def _open_sequence(self, sequence: TargetSequence) -> None:
         self._open[sequence.sequence_id] = sequence
         self._drafter.open(sequence.sequence_id, sequence.committed)
 
@@ -105,7 +109,7 @@ class ColocatedDrafter:
     def keep(
         self, sequence_id: int, start: int, captured: Tensor, project: Callable[[Tensor], Tensor]
     ) -> None:
-        """Take in what the target captured of positions from `start` on, for when drafting begins again.
+        """Store what the target captured of positions from `start` on, for when drafting resumes.
 
         Args:
             sequence_id: the sequence.
@@ -118,11 +122,11 @@ class ColocatedDrafter:
             return
         kept = self._captured.get(sequence_id)
         if kept is not None and (tap.last_only or kept.end != start):
-            if not tap.last_only:  # it ran its text again from somewhere else
+            if not tap.last_only:  # the sequence ran its text again from another position
                 self._feed_captured(sequence_id)
             kept = None
         if kept is None:
-            kept = self._captured[sequence_id] = Captured(start, start, [], project)
+            kept = self._captured[sequence_id] = CapturedRows(start, start, [], project)
         kept.rows.append(owned(captured))
         kept.end += captured.shape[0]
         if kept.end - kept.start >= MAX_CAPTURED_ROWS:
@@ -142,12 +146,15 @@ class ColocatedDrafter:
             self._drafter.close(sequence_id)
 
     def draft(self, commits: Sequence[CommitReport], draft_length: int, max_nodes: int) -> int:
-        """Take in what was committed and draft from there, all sequences together; returns how many it drafted for.
+        """Extend the drafter's sequences by what was committed, and draft for all of them together.
 
         Args:
-            commits: what the last step committed to sequences that go on.
-            draft_length: tokens in a row.
-            max_nodes: nodes in all; more than `draft_length` lets the drafter branch.
+            commits: what the last step committed to sequences that continue.
+            draft_length: tokens of one path.
+            max_nodes: nodes of one draft; more than `draft_length` lets the drafter branch.
+
+        Returns:
+            How many sequences were drafted for.
         """
         requests, drafted = [], []
         for commit in commits:
@@ -185,16 +192,16 @@ class ColocatedDrafter:
                 if entry is not None:
                     sequence.add_draft(entry)
         except Exception:
-            log.exception("the drafter failed; going on without it", num_sequences=len(drafted))
+            log.exception("the drafter failed; continuing without it", num_sequences=len(drafted))
             for sequence in drafted:
                 self._open.pop(sequence.sequence_id, None)
         return len(requests)
 
     def _guard(self, sequence_id: int, call: object, *arguments: object) -> None:
-        """Call into the drafter; a failure ends drafting for this sequence alone."""
+        """Call the drafter; a failure ends drafting for this sequence alone."""
         assert callable(call)
         try:
             call(*arguments)
         except Exception:
-            log.exception("the drafter failed; going on without it", sequence_id=sequence_id)
+            log.exception("the drafter failed; continuing without it", sequence_id=sequence_id)
             self._open.pop(sequence_id, None)

@@ -1,4 +1,9 @@
-"""The verifier put together: engine, tables, loop and servicer of one process."""
+"""The parts of one verifier process: engine, step loop and servicer.
+
+Responsible for: building the parts, serving them on a process, and ending the process when the step loop ends.
+
+Called by: the entry point.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +55,7 @@ class VerifierHost:
         self.engine = engine
         self._profile = profile
         self._event_loop: asyncio.AbstractEventLoop | None = None
-        self._failure: Exception | None = None  # of telling what steps did
+        self._failure: Exception | None = None  # why a step event could not be published
         parts = engine.taps[0].parts(engine.shape.hidden_size) if engine.taps else ()
         self._features = FeatureHub(engine.project, parts)
         self._inbox = VerifierInbox()
@@ -88,7 +93,7 @@ class VerifierHost:
         )
         tap = None
         if settings.drafter is None and settings.tap_from is not None:
-            tap = drafter_tap(settings.tap_from)  # a drafter in this process says itself what it taps
+            tap = drafter_tap(settings.tap_from)  # a drafter in this process brings its own tap
         engine = TargetEngine.load(
             model_dir,
             settings.device,
@@ -112,7 +117,7 @@ class VerifierHost:
         return cls(settings, model_dir, engine, drafter, profile)
 
     async def attach(self, process: Process, on_start: Callable[[], None] = lambda: None) -> None:
-        """Serve on a process's server and end with it; ``on_start`` is called on the step loop's thread."""
+        """Serve on a process's server until the process ends; the step loop's thread calls ``on_start`` first."""
         servicer = TargetServicer(
             self.info, self._inbox, self._features, self._constraints, process.draining, self._profile
         )
@@ -123,7 +128,7 @@ class VerifierHost:
         watch = asyncio.create_task(self._watch())
 
         async def drain() -> None:
-            """Let running sequences end, then the streams; the drain's own bound cuts this off."""
+            """Let running sequences end, then the streams; the drain's own time limit may interrupt this."""
             while self._runner.table.num_unfinished and self._loop.is_alive:
                 await asyncio.sleep(0.02)
             servicer.end_streams()
@@ -141,8 +146,7 @@ class VerifierHost:
         )
 
     def _on_step(self, event: StepEvent) -> None:
-        """Make frames of a step on the event loop's thread, while the next pass runs: between two the target stands
-        still."""
+        """Let the event loop's thread pack the frames while the next pass runs; between two passes the target idles."""
         assert self._event_loop is not None, "the loop is started on it"
         self._event_loop.call_soon_threadsafe(self._publish, event)
 
@@ -151,12 +155,12 @@ class VerifierHost:
             for session, frame in event.frames():
                 session.put(frame)
             self._observer.observe(event)
-        except Exception as error:  # streams with a step missing are of no use
+        except Exception as error:  # a stream without one of its steps is broken
             self._failure = error
-            log.exception("a step could not be told")
+            log.exception("a step event could not be published")
 
     async def _watch(self) -> None:
-        """Without its loop a verifier can do nothing: end at once, so that its peers see it gone."""
+        """End the process when its loop has ended, so that peers notice at once."""
         while self._loop.is_alive and self._failure is None:
             await asyncio.sleep(LOOP_CHECK_S)
         log.critical("the step loop ended; exiting", error=repr(self._loop.failure or self._failure))

@@ -1,6 +1,10 @@
-"""What the network side tells the step loop: commands, handed over without either side waiting for the other.
+"""Commands from the network side to the step loop; neither side waits for the other.
 
-Knows nothing of gRPC. The servicer puts, the loop drains between two steps.
+Responsible for: the commands, and a queue with a wake-up.
+
+Deliberately does not know: gRPC, what a command does (`commands.py`).
+
+Called by: the servicer, which puts commands; the step loop, which drains them between two steps.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ from services.verifier.session import VerifySession
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """Start a sequence; with a rule for its constraint where it has one."""
+    """Start a sequence, with the rule of its constraint where it has one."""
 
     session: VerifySession
     spec: SequenceSpec
@@ -36,14 +40,14 @@ class Close:
 
 @dataclass(frozen=True, slots=True)
 class CloseSession:
-    """End all sequences of a stream that is gone."""
+    """End all sequences of a stream that has ended."""
 
     session: VerifySession
 
 
 @dataclass(frozen=True, slots=True)
 class AddDrafts:
-    """Draft entries, as (sequence, epoch, entry)."""
+    """Add draft entries to tries: (sequence id, epoch, entry) each."""
 
     session: VerifySession
     entries: tuple[tuple[int, int, DraftEntry], ...]
@@ -71,23 +75,23 @@ Command = Open | Close | CloseSession | AddDrafts | Attach | SetPolicy
 
 
 class VerifierInbox:
-    """A queue with a wake-up for one consumer thread."""
+    """A command queue with a wake-up for one consumer thread."""
 
     def __init__(self) -> None:
         self._commands: deque[Command] = deque()
         self._arrived = threading.Event()
 
     def put(self, command: Command) -> None:
-        """Hand over a command; never blocks."""
+        """Add a command; never blocks."""
         self._commands.append(command)
         self._arrived.set()
 
     def wake(self) -> None:
-        """Make a waiting consumer look up, with or without commands."""
+        """Wake a waiting consumer, with or without commands."""
         self._arrived.set()
 
     def drain(self) -> list[Command]:
-        """All commands that have come in, oldest first."""
+        """Take all commands, oldest first."""
         self._arrived.clear()
         drained = []
         while self._commands:
@@ -95,7 +99,7 @@ class VerifierInbox:
         return drained
 
     def drain_drafts(self) -> list[AddDrafts]:
-        """The drafts that have come in, oldest first; everything else stays, in its order."""
+        """Take the drafts, oldest first; all other commands stay in their order."""
         drained = self.drain()
         others = [command for command in drained if not isinstance(command, AddDrafts)]
         if others:
@@ -104,6 +108,6 @@ class VerifierInbox:
         return [command for command in drained if isinstance(command, AddDrafts)]
 
     def wait_until(self, deadline_s: float | None) -> bool:
-        """Wait for a command until `deadline_s` on time.monotonic, or for ever; False if none came."""
+        """Wait for a command until `deadline_s` on time.monotonic, or without end; False if none arrived."""
         timeout = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
         return self._arrived.wait(timeout)

@@ -20,10 +20,10 @@ from services.verifier.colocated import ColocatedDrafter
 def peer_info(
     engine: TargetEngine, model_dir: Path, model_name: str, device: str, drafter: ColocatedDrafter | None
 ) -> peer_pb2.PeerInfo:
-    """Identity and limits of this process, and of the drafter in it where it has one."""
+    """Identity and limits of this process, and of the drafter in it, if there is one."""
     taps = engine.taps
     described = describe_device(device)
-    if engine.device.kind == "cpu":  # curves measured with other thread counts are other curves
+    if engine.device.kind == "cpu":  # step times depend on the thread count
         described.name = f"{described.name}, {torch.get_num_threads()} threads"
     return peer_pb2.PeerInfo(
         protocol_version=PROTOCOL_VERSION,

@@ -1,8 +1,11 @@
-"""KVAllocator in the key-value cache: where each sequence's slot comes from and where it goes.
+"""KV slots of sequences: where each slot comes from and where it goes.
 
-Responsible for giving a sequence a slot, with as much of its text already in it as a kept prefix or a running
-sequence shares with it, for keeping the slots of ended ones, and for giving kept ones up when room is needed. It does
-not know whose turn it is: `table.py` decides who runs and who waits.
+Responsible for: giving a sequence a slot that already holds its shared prefix, keeping the slots of ended sequences as
+prefixes, and evicting kept prefixes when memory is needed.
+
+Deliberately does not know: which sequence should run; `table.py` decides that.
+
+Called by: the table of sequences and the step loop, on the loop's thread.
 """
 
 from __future__ import annotations
@@ -19,18 +22,18 @@ from services.verifier.feature_hub import FeatureHub
 from services.verifier.sequence import NO_SLOT, TargetSequence
 
 GROWTH_TOKENS = 256
-"""Generated tokens that a new slot has room for; later ones make it grow."""
+"""Generated tokens that fit into a new slot; later tokens make the slot grow."""
 
 
 @dataclass(slots=True)
 class KVAllocatorStats:
-    """What happened since the last report.
+    """What happened since the last step.
 
     Attributes:
-        num_looked_up_tokens: tokens of sequences that looked for a shared prefix.
-        num_reused_tokens: those of them that did not have to be run.
-        num_adopted: sequences that went on in a kept slot.
-        num_copied: sequences that started from a copy of a kept or running one's rows.
+        num_looked_up_tokens: tokens of sequences that may share a prefix.
+        num_reused_tokens: tokens that did not have to be run, because a prefix held them.
+        num_adopted: sequences that took over a kept slot.
+        num_copied: sequences that started from a copy of another slot's rows.
         num_preemptions: sequences that lost their slot to older ones.
     """
 
@@ -42,8 +45,8 @@ class KVAllocatorStats:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """What a new slot starts from: a kept prefix or a running sequence's slot, and how many rows of it."""
+class PrefixSource:
+    """What a new slot starts from: the first rows of a kept prefix or of a running sequence's slot."""
 
     num_shared: int
     kept: KeptPrefix | None = None
@@ -51,17 +54,17 @@ class Source:
 
     @property
     def is_whole(self) -> bool:
-        """True where all of a kept slot is of use, so that it can be had without copying it."""
+        """True where all rows of a kept slot are shared, so that the slot can be taken over without a copy."""
         return self.kept is not None and self.num_shared == len(self.kept.tokens)
 
 
 class KVAllocator:
-    """Gives out slots of one engine.
+    """Gives out the slots of one engine.
 
     Args:
         engine: owns the slots.
-        features: logs that a prefix's features come from.
-        prefix_bytes: most bytes of kept prefixes; 0 turns the sharing of prefixes off.
+        features: holds the features of a prefix.
+        prefix_bytes: most bytes of kept prefixes; 0 turns prefix sharing off.
     """
 
     def __init__(self, engine: TargetEngine, features: FeatureHub, prefix_bytes: int) -> None:
@@ -77,26 +80,26 @@ class KVAllocator:
         return len(self._prefixes)
 
     def can_hold(self, num_tokens: int) -> bool:
-        """Whether a sequence of so many tokens fits when nothing else is there."""
+        """Whether a sequence of so many tokens fits into an empty cache."""
         cache = self._engine.cache
         num_bytes = capacity_class(num_tokens) * cache.layout.bytes_per_token
         return cache.limit_bytes is None or num_bytes <= cache.limit_bytes
 
     def take(self, sequence: TargetSequence, running: Sequence[TargetSequence]) -> bool:
-        """Give a sequence a slot, with its shared prefix in it; False where there is no room now.
+        """Give a sequence a slot with its shared prefix in it; False where there is no memory now.
 
-        Kept prefixes are given up for it. Features of the prefix that its log lacks are appended there.
+        Kept prefixes are evicted where necessary. Features of the shared prefix are added to the sequence's log.
 
         Args:
-            sequence: without a slot.
-            running: the sequences that have one. Where there are none, the slot need not have room to grow.
+            sequence: has no slot.
+            running: the sequences that have one. Without any, a slot for the committed text alone will do.
         """
         source = self._find(sequence, running)
         length = len(sequence.committed)
         wanted = length + min(sequence.num_tokens_left, GROWTH_TOKENS)
         slot = self._open(wanted, source)
         if slot is None and not running:
-            source = None  # there is nothing left to start from
+            source = None  # all prefixes were evicted
             slot = self._open(length, source)
         if slot is None:
             return False
@@ -110,7 +113,7 @@ class KVAllocator:
         return True
 
     def release(self, sequence: TargetSequence, *, keep: bool) -> None:
-        """Take a sequence's slot back, and keep what is in it for others where asked to."""
+        """Take a sequence's slot back; with `keep`, its rows may serve as a prefix for others."""
         if sequence.slot == NO_SLOT:
             return
         slot, sequence.slot = sequence.slot, NO_SLOT
@@ -124,7 +127,7 @@ class KVAllocator:
             self._engine.close(slot)
 
     def evict(self) -> bool:
-        """Give up the kept prefix that was of use least recently; False where there is none."""
+        """Evict the least recently used prefix; False where there is none."""
         return self._prefixes.evict()
 
     def note_preemption(self) -> None:
@@ -136,38 +139,38 @@ class KVAllocator:
         stats, self._stats = self._stats, KVAllocatorStats()
         return stats
 
-    def _find(self, sequence: TargetSequence, running: Sequence[TargetSequence]) -> Source | None:
-        """The longest prefix of a sequence's text that is in a slot, less its last token, which must be run."""
+    def _find(self, sequence: TargetSequence, running: Sequence[TargetSequence]) -> PrefixSource | None:
+        """The slot that shares the longest prefix of a sequence's text; the last token must always be run."""
         if not self.shares_prefixes or not sequence.spec.may_share_prefix:
             return None
         limit = len(sequence.committed) - 1
-        # Most drafters read the features of every position; that of a sequence that was preempted has had them.
+        # Most drafters read the features of every position; the drafter of a preempted sequence has them already.
         needs_features = (
             sequence.may_be_read
             and any(not tap.last_only for tap in self._engine.taps)
             and self._features.length(sequence.sequence_id) < limit
         )
-        best: Source | None = None
+        best: PrefixSource | None = None
         found = self._prefixes.find(sequence.committed, limit, needs_features=needs_features)
         if found is not None:
-            best = Source(found[1], kept=found[0])
+            best = PrefixSource(found[1], kept=found[0])
         for other in running:
             if needs_features and self._features.length(other.sequence_id) < other.num_cached:
                 continue
             shared = common_prefix(other.committed, sequence.committed, min(limit, other.num_cached))
             if shared >= MIN_PREFIX_TOKENS and (best is None or shared > best.num_shared):
-                best = Source(shared, running=other)
+                best = PrefixSource(shared, running=other)
         return best
 
-    def _features_of(self, source: Source) -> Tensor | None:
-        """Features `[num_shared, width]` of a source's rows; None where it has none."""
+    def _features_of(self, source: PrefixSource) -> Tensor | None:
+        """Features `[num_shared, width]` of the source's rows; None where it has none."""
         if source.running is not None:
             return self._features.first(source.running.sequence_id, source.num_shared)
         assert source.kept is not None
         return None if source.kept.features is None else source.kept.features(source.num_shared)
 
-    def _open(self, capacity_tokens: int, source: Source | None) -> int | None:
-        """A slot that starts with the source's rows, at the expense of kept prefixes; None where there is no room."""
+    def _open(self, capacity_tokens: int, source: PrefixSource | None) -> int | None:
+        """A slot that starts with the source's rows; evicts kept prefixes, and is None without enough memory."""
         kept = None if source is None else source.kept
         while True:
             try:
@@ -177,13 +180,18 @@ class KVAllocator:
                     continue
                 if kept is None or source is None:
                     return None
-                # No room for a copy beside it: the prefix itself goes on.
+                # There is no memory for a copy, so that the sequence takes over the prefix itself.
                 slot = self._prefixes.take(kept)
                 self._stats.num_adopted += 1
                 self._engine.truncate(slot, source.num_shared)
                 return slot
 
-    def _slot(self, capacity_tokens: int, source: Source | None) -> int:
+    def _slot(self, capacity_tokens: int, source: PrefixSource | None) -> int:
+        """A slot that starts with the source's rows.
+
+        Raises:
+            KVCacheFullError: there is not enough memory; nothing was changed.
+        """
         if source is None:
             return self._engine.open(capacity_tokens)
         if source.kept is None:

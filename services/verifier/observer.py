@@ -1,4 +1,4 @@
-"""Prometheus figures of the step loop; the names are vLLM's where vLLM has them (see docs/metrics.md)."""
+"""Prometheus metrics of the step loop; the names are vLLM's where vLLM has them (see docs/metrics.md)."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from services.verifier.calibration import Calibrators
 from services.verifier.report import CommitReport, StepEvent, StepStats
 from services.verifier.stopwatch import StepStage, overhead_s
 
-_CALIBRATION_PERIOD = 16  # steps between two looks at errors that move slowly
+_CALIBRATION_PERIOD = 16  # steps between two updates of errors that change slowly
 
 
 class StepObserver:
-    """Counts what each step did, on any thread: it reads nothing that a step changes."""
+    """Counts what each step did. Any thread may call it, because it reads nothing that a step changes."""
 
     def __init__(self, model_name: str, calibrators: Calibrators) -> None:
         self._name = model_name

@@ -1,7 +1,11 @@
-"""Steps that are run at the start to be timed, so that the first policy knows what rows and context cost.
+"""Timed steps at start-up, so that the first policy knows what rows and context cost.
 
-Responsible for: a bounded series of decoding steps over several row counts, sequences and contexts, verified like real
-ones. Deliberately does not know: who reads the times. Called by services.verifier.host before the process serves.
+Responsible for: a limited series of decoding steps over several row counts, sequences and contexts, verified like real
+steps.
+
+Deliberately does not know: who uses the times.
+
+Called by: the host, before the process serves.
 """
 
 from __future__ import annotations
@@ -41,14 +45,14 @@ class TimedStep:
 def profile_steps(
     engine: TargetEngine, limit_s: float, clock: Callable[[], float] = time.perf_counter
 ) -> list[TimedStep]:
-    """Run and time steps until a time limit or five rounds over all shapes; the engine is left as it was.
+    """Run and time steps until the time limit, or for five rounds over all shapes; the engine is left as it was.
 
-    The first step behind a text is not counted: it pays for what later ones find warm. A cache that is too small
-    for the profile ends it early.
+    The first step after a prompt is not counted, because it warms up memory. A KV cache that is too small for the
+    profile ends it early.
 
     Args:
-        engine: with no slot open.
-        limit_s: seconds; 0 runs nothing. The step in hand may pass it.
+        engine: has no open slot.
+        limit_s: seconds; 0 runs nothing. The current step may exceed the limit.
         clock: seconds.
     """
     timed: list[TimedStep] = []
@@ -66,8 +70,8 @@ def profile_steps(
                 for slot in slots:
                     engine.close(slot)
                 slots.clear()
-                share_s = max(ends_at - clock(), 0.0) / (len(contexts) - contexts.index(context))
-                timed += _profile_context(engine, context, clock() + share_s, slots, clock)
+                context_s = max(ends_at - clock(), 0.0) / (len(contexts) - contexts.index(context))
+                timed += _profile_context(engine, context, clock() + context_s, slots, clock)
     except KVCacheFullError:
         pass
     finally:
@@ -79,9 +83,9 @@ def profile_steps(
 def _profile_context(
     engine: TargetEngine, context: int, ends_at: float, slots: list[int], clock: Callable[[], float]
 ) -> list[TimedStep]:
-    """Steps of all shapes behind texts of one length, which is run once and copied."""
-    kv_allocator = context + max(rows for _, rows in _SHAPES)
-    slots.append(engine.open(kv_allocator))
+    """Steps of all shapes after texts of one length; the text is run once and copied."""
+    capacity_tokens = context + max(rows for _, rows in _SHAPES)
+    slots.append(engine.open(capacity_tokens))
     engine.step([SequenceRows(slots[0], [0] * context, num_logits=range(0))])
     engine.keep(slots[0], range(context))
     _step(engine, slots[:1], 1, context, clock)
@@ -91,14 +95,14 @@ def _profile_context(
             if clock() >= ends_at:
                 return timed
             while len(slots) < sequences:
-                slots.append(engine.fork(slots[0], context, kv_allocator))
+                slots.append(engine.fork(slots[0], context, capacity_tokens))
             took_us = _step(engine, slots[:sequences], rows, context, clock)
             timed.append(TimedStep(sequences * rows, sequences, sequences * context, max(took_us, 1)))
     return timed
 
 
 def _step(engine: TargetEngine, slots: list[int], rows: int, context: int, clock: Callable[[], float]) -> int:
-    """Microseconds of one decoding step with a chain of drafts behind each root; nothing of it is kept."""
+    """Microseconds of one decoding step with a chain of draft nodes after each root; no row is kept."""
     num_nodes = rows - 1
     tree = DraftTree(
         (0,) * num_nodes,

@@ -1,7 +1,10 @@
-"""What a step did, gathered per session and made into one frame each.
+"""What a step did, collected per session and packed into one frame each.
 
-Knows the packed layout of paceline.v1.StepReport and nothing of how the step came about. The step loop gathers; frames
-are made on another thread, while the next pass runs.
+Responsible for: the packed layout of paceline.v1.StepReport.
+
+Deliberately does not know: how the step came about.
+
+Called by: the step loop, which collects; the event loop's thread, which packs frames while the next pass runs.
 """
 
 from __future__ import annotations
@@ -25,13 +28,13 @@ class CommitReport:
     """What one sequence gained in a step.
 
     Attributes:
-        start: committed length before.
+        start: committed length before the step.
         draft_depth: depth of the verified tree.
-        num_ngram_tokens: nodes that no drafter proposed: an n-gram proposal of the text.
-        drafter_depth: depth of what a drafter proposed of the tree.
+        num_ngram_tokens: nodes that come from an n-gram proposal alone.
+        drafter_depth: depth of the drafter's part of the tree.
         num_accepted_of_drafter: accepted tokens that a drafter proposed.
-        is_cache_hit: True where the trie already goes on from the new committed text.
-        acceptance_samples: what became of its draft tokens, packed (see services.verifier.calibration).
+        is_cache_hit: True where the trie already continues the new committed text.
+        acceptance_samples: which draft tokens were accepted, packed (see services.verifier.calibration).
     """
 
     sequence: TargetSequence
@@ -49,25 +52,25 @@ class CommitReport:
 
     @property
     def is_first(self) -> bool:
-        """Whether its tokens are the first that the request gets."""
+        """Whether these tokens are the request's first."""
         return self.start == len(self.sequence.spec.prompt)
 
     @property
     def is_last(self) -> bool:
-        """Whether the sequence ended with it."""
+        """Whether the sequence ended in this step."""
         return self.finish is not Finish.NOT_YET
 
 
 @dataclass(slots=True)
 class StepStats:
-    """Sizes and times of a step, as in paceline.v1.StepReport; the last four are for the metrics alone.
+    """Sizes and times of a step, as in paceline.v1.StepReport; the last four are for metrics alone.
 
     Attributes:
-        laps: seconds by stage since the last step's report was begun.
-        num_waiting: sequences that wait for room.
+        laps: seconds by stage since the last step was measured.
+        num_waiting: sequences that wait for a slot.
         kv_allocator: what happened to slots since the last step.
-        choice: the draft nodes that were chosen for it.
-        kv_usage: share of the key-value cache's limit in use, 0 to 1; None without a limit.
+        choice: the draft nodes that were chosen for the step.
+        kv_usage: used fraction of the KV cache's limit, 0 to 1; None without a limit.
     """
 
     step_index: int = 0
@@ -88,13 +91,20 @@ class StepStats:
         return sum(self.laps[stage] for stage in (StepStage.FORWARD, StepStage.VERIFY, StepStage.COMMIT))
 
     def us(self, *stages: StepStage) -> int:
-        """Microseconds of some stages together."""
+        """Microseconds of the given stages together."""
         return round(sum(self.laps[stage] for stage in stages) * 1e6)
 
 
 @dataclass(slots=True)
 class DropStats:
-    """Draft nodes that were not verified since the last report, by cause."""
+    """Draft nodes that were not verified since the last step event, by cause.
+
+    Attributes:
+        stale: nodes that contradict the committed text.
+        old_epoch: nodes for a sequence or an epoch that is gone.
+        malformed: nodes of entries that contradict themselves.
+        ahead: nodes that start ahead of the committed length; they are kept until it reaches them.
+    """
 
     stale: int = 0
     old_epoch: int = 0
@@ -102,7 +112,7 @@ class DropStats:
     ahead: int = 0
 
     def take(self) -> target_pb2.DroppedDrafts:
-        """The counts as a message; starts again from zero."""
+        """The counts as a message; counting starts again from zero."""
         taken = target_pb2.DroppedDrafts(
             stale=self.stale, old_epoch=self.old_epoch, malformed=self.malformed, ahead=self.ahead
         )
@@ -112,15 +122,15 @@ class DropStats:
 
 @dataclass(frozen=True, slots=True)
 class StepEvent:
-    """What others are told of a step. Another thread reads it: nothing in it may change afterwards.
+    """What is published of a step. Another thread reads the event, so nothing in it may change afterwards.
 
     Attributes:
         commits: in the order of the step.
-        sessions: those with a sequence in the step or waiting for room. All are told, also while only prompts are run:
-            a conductor takes silence as trouble.
-        log_probs: what was asked for, by whom.
+        sessions: sessions with a sequence in the step or waiting for a slot. Each gets a report, also while only
+            prompts run: a conductor treats silence as a failure.
+        log_probs: the requested log-probabilities and the session that requested them.
         dropped: draft nodes that were not verified since the last step.
-        num_running: sequences that go on after it.
+        num_running: sequences that continue after the step.
     """
 
     stats: StepStats
@@ -136,7 +146,7 @@ class StepEvent:
         return any(commit.is_first or commit.is_last for commit in self.commits)
 
     def frames(self) -> Iterator[tuple[VerifySession, target_pb2.VerifyResponse]]:
-        """Each session's part of the step."""
+        """One frame per session, with the commits of its own sequences."""
         for session in self.sessions:
             own = [commit for commit in self.commits if commit.sequence.owner is session]
             report = _report(self.stats, own, self.dropped)
@@ -175,5 +185,5 @@ def _report(
         cache_hits=[int(c.is_cache_hit) for c in commits],
         dropped=dropped,
         num_acceptance_samples=[len(c.acceptance_samples) for c in commits],
-        acceptance_samples=[outcome for c in commits for outcome in c.acceptance_samples],
+        acceptance_samples=[sample for c in commits for sample in c.acceptance_samples],
     )

@@ -1,4 +1,4 @@
-"""One conductor's Verify stream as the step loop sees it: somewhere to put frames."""
+"""One conductor's Verify stream as the step loop sees it: a queue of frames."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _numbers = itertools.count(1)
 
 
 class VerifySession(Outbox[target_pb2.VerifyResponse]):
-    """A stream.
+    """One stream.
 
     Attributes:
         number: for logs.
-        openings: sequences whose grammar is still being compiled; the servicer's.
+        openings: tasks of sequences whose grammar is still being compiled; the servicer owns them.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, client_id: str) -> None:

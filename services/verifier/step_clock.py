@@ -1,8 +1,11 @@
-"""How long a step lasts: as long as it takes, or, for experiments, as long as a given target's would.
+"""Stretches steps to the duration of a slower target, for experiments.
 
-Responsible for: the curve of step time over rows, and waiting until a step has lasted that long. Deliberately does not
-know: what a step does. Used by the step loop right behind the forward pass, before anything is committed, so that
-everything else goes on as beside a slower target. It waits asleep: the core is free for others meanwhile.
+Responsible for: the curve of step time over rows, and waiting until a step has lasted that long.
+
+Deliberately does not know: what a step does.
+
+Called by: the step loop, right after the forward pass and before anything is committed, so that everything else happens
+as with a slower target. It sleeps while it waits, so that other processes can use the core.
 """
 
 from __future__ import annotations
@@ -21,7 +24,8 @@ from paceline.contract.errors import InvalidRequestError
 class StretchCurve:
     """Step time over the rows of the step, linear between points.
 
-    Below the first point its time holds; past the last one the last slope does, and with one point nothing changes it.
+    Fewer rows than the first point take the first point's time. Beyond the last point the last slope continues.
+    A single point holds for any number of rows.
 
     Attributes:
         points: (rows, milliseconds), rows ascending; at least one.
@@ -31,10 +35,10 @@ class StretchCurve:
 
     @classmethod
     def parse(cls, text: str) -> StretchCurve:
-        """Reads ``rows:ms`` pairs such as ``1:30,16:30,64:48``, or one number of milliseconds for any step.
+        """Read ``rows:ms`` pairs such as ``1:30,16:30,64:48``, or one number of milliseconds for any step.
 
         Raises:
-            InvalidRequestError: it is none of these, or rows do not ascend.
+            InvalidRequestError: the text has another form, or rows do not ascend.
         """
         points: list[tuple[int, float]] = []
         for part in text.split(","):
@@ -48,7 +52,7 @@ class StretchCurve:
         return cls(tuple(points))
 
     def step_s(self, num_rows: int) -> float:
-        """Seconds that a step of so many rows lasts."""
+        """Duration in seconds of a step of so many rows."""
         points = self.points
         after = bisect_right(points, num_rows, key=lambda point: point[0])
         if after == 0 or len(points) == 1:
@@ -60,12 +64,12 @@ class StretchCurve:
 
 
 class StepClock:
-    """Stretches steps along a curve; without one it does nothing.
+    """Stretches steps to a curve; without a curve it does nothing.
 
     Args:
         curve: None leaves steps as they are.
         clock: monotonic, seconds.
-        sleep: waits so many seconds.
+        sleep: waits for a number of seconds.
     """
 
     def __init__(
@@ -79,7 +83,7 @@ class StepClock:
         self._sleep = sleep
 
     def stretch(self, started_s: float, num_rows: int) -> None:
-        """Returns when the step that began at `started_s` has lasted as long as the curve says."""
+        """Return when the step that began at `started_s` has lasted as long as the curve says."""
         if self._curve is None:
             return
         ends_s = started_s + self._curve.step_s(num_rows)

@@ -69,13 +69,13 @@ def run_site(placement: Placement, model_dir: Path, drafter_dir: Path, **options
     """A deployment for as long as the iterator is held."""
     # A fixed length, so that drafts take part in every text: the policy would turn them off where they do not pay,
     # as well they may not beside other tests. The long hold lets slow drafts arrive. So nothing hangs on a step's time.
-    # Without lookup what is proposed is the drafter's; the folder `shared` compares texts with it.
+    # Without n-gram proposals all drafts are the drafter's; the folder `shared` compares texts with them.
     fixed = {
         "dtype": fast_dtype(),
         "draft_length": 4,
         "max_nodes": 8,
         "wait_budget_us": 1_000_000,
-        "lookup": 0,
+        "ngram_tokens": 0,
     }
     untimed = {"verifier": ("--profile-s", "0")}
     chosen = DeploymentOptions(

@@ -43,7 +43,7 @@ MUST_HAPPEN = (
     "drafted by a real drafter",
     "drafted past an outcome",
     "hit",
-    "echo accepted",
+    "n-gram accepted",
     "moved",
     "stream lost",
     "cancelled",

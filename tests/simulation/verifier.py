@@ -1,4 +1,4 @@
-"""A verifier's real parts without its thread and its wire: the test decides what comes in before each step."""
+"""A verifier's real parts without its thread and its wire: the test decides what arrives before each step."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class ListedSubscriber(Subscriber):
 
 
 class SteppedVerifier:
-    """Engine, table, features and step loop of one verifier instance; the loop's thread is never started."""
+    """Engine, features and step runner of one verifier; its thread runs only where a test starts it."""
 
     def __init__(
         self,
@@ -89,12 +89,12 @@ class SteppedVerifier:
         self.limit_kv(kv_limit_tokens)
 
     def limit_kv(self, num_tokens: int | None) -> None:
-        """Bound the cache to so many tokens' keys and values."""
+        """Limit the cache to so many tokens' keys and values."""
         cache = self.engine.cache
         cache.limit_bytes = None if num_tokens is None else num_tokens * cache.layout.bytes_per_token
 
     def put(self, *commands: Command) -> None:
-        """Say something to the loop."""
+        """Send commands to the runner."""
         for command in commands:
             self.inbox.put(command)
 
@@ -115,7 +115,7 @@ class SteppedVerifier:
         return loop
 
     def close(self) -> None:
-        """Drop what is kept, once every sequence has ended, and see that nothing is left."""
+        """Evict kept prefixes once every sequence has ended, and check that no slot is left."""
         assert self.table.num_unfinished == 0
         with torch.inference_mode():
             while self.table.kv_allocator.evict():

@@ -315,8 +315,8 @@ class World:
             request.commit(commits.starts[which], tokens)
             self.events["accepted"] += step.num_accepted_tokens[which]
             self.events["hit"] += step.cache_hits[which]
-            echoed = step.num_accepted_tokens[which] - step.num_accepted_of_drafter[which]
-            self.events["echo accepted"] += echoed
+            num_ngram = step.num_accepted_tokens[which] - step.num_accepted_of_drafter[which]
+            self.events["n-gram accepted"] += num_ngram
             self.events["refused"] += step.num_draft_tokens[which] - step.num_accepted_tokens[which]
             if step.finish_reasons[which]:
                 self._finish(peer, request, step.finish_reasons[which])

@@ -1,4 +1,4 @@
-"""What a text proposes by itself: against a search over the whole text, and against a drafter's tree."""
+"""N-gram proposals: compared with a search over the whole text, and merged into a drafter's tree."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ texts = st.lists(st.integers(0, 2), max_size=40)
 
 
 def longest_earlier_match(text: list[int]) -> tuple[int, int] | None:
-    """By definition, over the eight newest places where the last MIN_MATCH tokens stood before."""
+    """By definition, over the eight newest places where the last MIN_MATCH tokens occurred before."""
     end = len(text)
     places = [
         place
@@ -42,7 +42,7 @@ def test_finds_the_longest_match_however_the_text_came(text: list[int], cuts: li
 
 
 @given(texts, st.integers(1, 12))
-def test_an_echo_goes_on_as_the_text_did(text: list[int], count: int) -> None:
+def test_a_proposal_continues_as_the_text_did(text: list[int], count: int) -> None:
     index = TextIndex()
     index.extend(text)
     proposal = index.propose(count, MatchAcceptance())
@@ -60,7 +60,7 @@ def test_an_echo_goes_on_as_the_text_did(text: list[int], count: int) -> None:
     assert list(proposal.path_acceptances) == sorted(proposal.path_acceptances, reverse=True)
 
 
-def test_of_a_long_text_the_newest_part_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_newest_part_of_a_long_text_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paceline.ngram.MAX_TEXT", 16)
     text = [*range(100), 97, 98, 99]
     whole, pieces = TextIndex(), TextIndex()
@@ -89,18 +89,18 @@ def test_no_text_repeats_in_its_first_tokens() -> None:
     assert index.propose(0, MatchAcceptance()) is None
 
 
-def test_odds_learn_what_comes_true() -> None:
-    odds = MatchAcceptance()
-    before = odds.next(3), odds.next(6)
+def test_acceptance_is_learned_from_committed_tokens() -> None:
+    acceptance = MatchAcceptance()
+    before = acceptance.next(3), acceptance.next(6)
     assert before[0] < before[1]
     for _ in range(400):
-        odds.observe(
+        acceptance.observe(
             NgramProposal(3, (7, 8, 9), (0.5, 0.4, 0.3)), [7, 1]
         )  # the first comes, the second does not
-    assert odds.next(3) > 0.9
-    assert odds.next(4) < 0.1
-    assert odds.next(6) == before[1]  # nothing past the first miss is told
-    assert odds.next(500) == odds.next(MAX_MATCH)
+    assert acceptance.next(3) > 0.9
+    assert acceptance.next(4) < 0.1
+    assert acceptance.next(6) == before[1]  # nothing past the first miss is told
+    assert acceptance.next(500) == acceptance.next(MAX_MATCH)
 
 
 @st.composite
@@ -121,11 +121,11 @@ def drafted_trees(draw: st.DrawFn) -> DraftTree:
     st.integers(1, 14),
     st.integers(1, 6),
 )
-def test_a_grafted_tree_holds_both(
-    tree: DraftTree, tokens: list[int], odds: list[float], max_nodes: int, max_depth: int
+def test_a_merged_tree_holds_both_proposals(
+    tree: DraftTree, tokens: list[int], acceptance: list[float], max_nodes: int, max_depth: int
 ) -> None:
     path_acceptances = []
-    for share in odds[: len(tokens)]:
+    for share in acceptance[: len(tokens)]:
         path_acceptances.append(share * (path_acceptances[-1] if path_acceptances else 1.0))
     both = merge_proposal(
         tree, NgramProposal(3, tuple(tokens), tuple(path_acceptances)), max_nodes, max_depth
@@ -146,12 +146,12 @@ def test_a_grafted_tree_holds_both(
         above = next((path for path, at in drafted.items() if at == parent), ())
         drafted[(*above, token)] = node
         own[(*above, token)] = tree.path_acceptances[node]
-    echoed = {
+    ngram = {
         tuple(tokens[: depth + 1]): path_acceptance
         for depth, path_acceptance in enumerate(path_acceptances)
         if depth < max_depth
     }
-    whole = {path: max(own.get(path, 0.0), echoed.get(path, 0.0)) for path in {*own, *echoed}}
+    whole = {path: max(own.get(path, 0.0), ngram.get(path, 0.0)) for path in {*own, *ngram}}
     assert len(both) == min(max_nodes, len(whole))
     for path, node in paths.items():
         assert both.path_acceptances[node] == whole[path]
@@ -169,7 +169,7 @@ def test_a_grafted_tree_holds_both(
         )
 
 
-def test_a_tree_without_echoes_is_all_the_drafters() -> None:
+def test_a_tree_without_ngram_nodes_is_all_the_drafters() -> None:
     tree = DraftTree((5,), (-1,), (1,), (0.5,), (None,), (DraftClaim(-0.7, 0),))
     assert tree.is_drafted(0)
     assert (tree.drafted_depth, tree.num_ngram_nodes) == (1, 0)
@@ -180,7 +180,7 @@ def test_a_tree_without_echoes_is_all_the_drafters() -> None:
 
 
 @pytest.mark.parametrize("text", [[1, 2, 3], [1, 2, 3, 1, 2], []])
-def test_short_texts_have_no_echo(text: list[int]) -> None:
+def test_short_texts_have_no_proposal(text: list[int]) -> None:
     index = TextIndex()
     index.extend(text)
     assert index.find() is None

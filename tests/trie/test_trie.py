@@ -87,13 +87,13 @@ def test_an_entry_from_ahead_waits_for_its_start() -> None:
     assert trie.num_early_tokens == 0
 
 
-def test_an_entry_from_too_far_ahead_is_refused_softly() -> None:
+def test_an_entry_from_too_far_ahead_is_stale() -> None:
     trie = DraftTrie(COMMITTED, window=8)
     assert trie.add(chain(10**12, [1])) == AddResult(stale=1)
     assert trie.num_early_tokens == 0
 
 
-def test_parked_entries_are_bounded_and_the_furthest_leave() -> None:
+def test_early_entries_are_bounded_and_the_furthest_leave() -> None:
     trie = DraftTrie(COMMITTED, max_nodes=4)
     trie.add(chain(6, [1, 2]))
     trie.add(chain(5, [1, 2]))
@@ -103,7 +103,7 @@ def test_parked_entries_are_bounded_and_the_furthest_leave() -> None:
     assert trie.commit([9]).attached == 0  # the entry that started at 6 is gone
 
 
-def test_a_commit_walks_the_root_down_and_counts_what_falls_away() -> None:
+def test_a_commit_moves_the_root_down_and_counts_dropped_nodes() -> None:
     trie = DraftTrie(COMMITTED)
     trie.add(DraftEntry(3, (1, 2, 3, 4), (-1, -1, 0, 2), (), (0.5,) * 4))
     assert trie.commit([1]) == CommitResult(matched=1, dropped=1, attached=0)
@@ -131,13 +131,13 @@ def test_a_known_confidence_replaces_an_unknown_one_even_when_lower() -> None:
     assert trie.select_best(1, 1).path_acceptances == (0.1,)
 
 
-def test_log_probs_stand_in_for_confidences() -> None:
+def test_log_probs_replace_missing_confidences() -> None:
     trie = DraftTrie(COMMITTED)
     trie.add(DraftEntry.chain(3, [1, 2], log_probs=[math.log(0.25), -math.inf]))
     assert trie.select_best(2, 2).path_acceptances == (pytest.approx(0.25), 0.0)
 
 
-def test_the_lowest_survivals_are_evicted() -> None:
+def test_the_lowest_path_acceptances_are_evicted() -> None:
     trie = DraftTrie(COMMITTED, max_nodes=4)
     trie.add(DraftEntry(3, (1, 2, 3, 4), (-1, -1, -1, 0), (), (0.9, 0.2, 0.1, 0.9)))
     assert trie.add(chain(3, [5], 0.5)) == AddResult(added=1, evicted=1)
@@ -182,7 +182,7 @@ def test_what_is_verified_of_a_drawn_tree_does_not_depend_on_the_drawn_values() 
     assert shapes[0] == shapes[1]
 
 
-def test_what_was_said_before_a_draw_counts_and_nothing_that_was_said_after() -> None:
+def test_only_the_confidence_stated_before_a_draw_counts() -> None:
     top, low = (
         SiblingDraws(tokens, DrawRule.WITHOUT_REPLACEMENT, None, sure)
         for tokens, sure in (((4, 5), 0.9), ((6,), 0.2))

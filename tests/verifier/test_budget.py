@@ -79,13 +79,13 @@ def test_the_scan_stops_early_where_draws_are_verified() -> None:
     assert (drawn.basis, drawn.num_chosen) == (Basis.EARLY_STOP, 0)
 
 
-def test_more_rows_than_were_measured_are_found_out() -> None:
+def test_more_rows_than_were_measured_are_explored() -> None:
     budget = taught((1, 0.010), (2, 0.020))
     choice = budget.choose([tree(0.5, 0.5, 0.5)], is_rejection=False, max_nodes=64)
     assert (choice.basis, choice.num_chosen) == (Basis.BUDGET, 3)
 
 
-def test_what_has_become_cheap_is_found_out_again() -> None:
+def test_steps_that_became_cheap_are_found_again() -> None:
     budget = taught((1, 0.010), (2, 0.020), (4, 0.040))
     drafted = [tree(0.6, 0.6, 0.6)]
     assert budget.choose(drafted, is_rejection=False, max_nodes=64).num_chosen == 0
@@ -98,7 +98,7 @@ def test_what_has_become_cheap_is_found_out_again() -> None:
     assert rows[-64:].count(4) > 32
 
 
-def test_promises_are_held_against_what_was_accepted() -> None:
+def test_promised_tokens_are_compared_with_accepted_tokens() -> None:
     budget = taught((1, 0.010), (2, 0.013), (4, 0.019))
     drafted = tree(0.9, 0.9, 0.9)
     assert budget.trust == 1

@@ -1,4 +1,4 @@
-"""Calibrated confidences in the verifier: where they are put, where they must not be, and what is reported of them."""
+"""Calibrated confidences in the verifier: which tokens get them, which must not, and what is reported."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def taught(calibrators: Calibrators, mode: VerifyMode) -> Calibrator:
 
 
 @pytest.mark.parametrize("mode", [VerifyMode.GREEDY, VerifyMode.COUPLED])
-def test_what_a_drafter_says_becomes_what_it_is_worth(mode: VerifyMode) -> None:
+def test_claims_become_calibrated_confidences(mode: VerifyMode) -> None:
     calibrators = Calibrators("eagle3")
     taught(calibrators, mode)
     subject = sequence(mode, calibrators)
@@ -50,7 +50,7 @@ def test_what_a_drafter_says_becomes_what_it_is_worth(mode: VerifyMode) -> None:
     assert tree.claims[0].log_prob == math.log(0.9)
 
 
-def test_of_drawn_tokens_only_what_was_said_before_is_calibrated() -> None:
+def test_drawn_tokens_calibrate_only_the_confidence_stated_before_the_draw() -> None:
     calibrators = Calibrators("dspark")
     taught(calibrators, VerifyMode.REJECTION)
     said, silent = (SiblingDraws((7, 8), DrawRule.WITHOUT_REPLACEMENT, None, sure) for sure in (0.9, None))
@@ -110,7 +110,7 @@ def test_malformed_entries_are_refused_as_before(entry: DraftEntry) -> None:
             sequence(VerifyMode.GREEDY, calibrators).add_draft(entry)
 
 
-def test_outcomes_are_packed_by_node_and_fed_to_the_calibrator() -> None:
+def test_acceptance_samples_are_packed_by_node_and_fed_to_the_calibrator() -> None:
     calibrators = Calibrators("eagle3")
     subject = sequence(VerifyMode.GREEDY, calibrators)
     subject.add_draft(DraftEntry(3, (7, 8, 9), (-1, 0, 1), (math.log(0.8), math.log(0.4), math.log(0.6))))
@@ -124,7 +124,7 @@ def test_outcomes_are_packed_by_node_and_fed_to_the_calibrator() -> None:
     assert learn(None, tree, ()) == ()
 
 
-async def test_a_step_report_tells_outcomes(verifier: Process, plain_text: Any) -> None:
+async def test_a_step_report_holds_acceptance_samples(verifier: Process, plain_text: Any) -> None:
     prompt = [3, 4, 5]
     text = plain_text(prompt, 40)
     async with Conductor(verifier.port) as conductor:

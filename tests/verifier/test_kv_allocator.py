@@ -1,4 +1,4 @@
-"""Shared prefixes, waiting for room and giving way: the text is the plain one, and each does what it is for."""
+"""Shared prefixes, waiting and preemption: the text stays the plain one, and each mechanism takes effect."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_a_prompt_that_was_run_before_runs_one_row(drive: Any, plain_text: Any) 
     assert driver.verifier.kv_allocator.num_reused_tokens == len(PROMPT) - 1
 
 
-def test_the_next_turn_of_a_conversation_goes_on_in_the_kept_slot(drive: Any, plain_text: Any) -> None:
+def test_the_next_turn_of_a_conversation_takes_over_the_kept_slot(drive: Any, plain_text: Any) -> None:
     driver = drive()
     driver.open(1, PROMPT, 6)
     [answer] = driver.run(1)
@@ -219,7 +219,7 @@ def test_rows_behind_a_stop_token_are_not_kept(drive: Any, plain_text: Any) -> N
     assert driver.run(2) == [plain_text(turn, 12)]
 
 
-def test_the_youngest_give_way_and_everyone_ends(
+def test_the_youngest_are_preempted_and_all_end(
     drive: Any, plain_text: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("services.verifier.kv_allocator.GROWTH_TOKENS", 8)
@@ -252,7 +252,7 @@ def test_features_are_not_pushed_twice_after_a_preemption(drive: Any, plain_text
         assert len(features_of(driver, subscriber, key)) == len(PROMPT[key:]) + 59
 
 
-def test_what_can_never_fit_fails_alone(drive: Any, plain_text: Any) -> None:
+def test_a_sequence_that_can_never_fit_fails_alone(drive: Any, plain_text: Any) -> None:
     driver = drive(kv_limit_tokens=128, prefix_cache_bytes=0)
     driver.open(1, [*range(1, 50)] * 3, 4)
     driver.open(2, PROMPT, 170)
@@ -266,7 +266,7 @@ def test_what_can_never_fit_fails_alone(drive: Any, plain_text: Any) -> None:
     assert driver.tokens[2] == plain_text(PROMPT, len(driver.tokens[2]))
 
 
-def test_kept_prefixes_go_before_anyone_gives_way(drive: Any, plain_text: Any) -> None:
+def test_kept_prefixes_are_evicted_before_a_preemption(drive: Any, plain_text: Any) -> None:
     driver = drive(kv_limit_tokens=512)
     for key, first in ((1, 40), (2, 41)):
         driver.open(key, [first, *PROMPT], 4)
@@ -277,7 +277,7 @@ def test_kept_prefixes_go_before_anyone_gives_way(drive: Any, plain_text: Any) -
     assert driver.verifier.kv_allocator.num_preemptions == 0
 
 
-def test_closing_what_waits_leaves_nothing(drive: Any) -> None:
+def test_closing_a_waiting_sequence_leaves_nothing(drive: Any) -> None:
     driver = drive(kv_limit_tokens=128, prefix_cache_bytes=0)
     for key in (1, 2):
         driver.open(key, PROMPT, 60)
@@ -290,7 +290,7 @@ def test_closing_what_waits_leaves_nothing(drive: Any) -> None:
 
 
 class RefusesTrees:
-    """A rule that cannot go on once something was drafted."""
+    """A rule that allows no token once something was drafted."""
 
     def apply(self, logits: torch.Tensor, tree: DraftTree) -> None:
         if len(tree):
@@ -301,7 +301,7 @@ class RefusesTrees:
 
 
 def test_a_sequence_that_fails_in_the_middle_of_a_step_keeps_no_prefix(drive: Any, plain_text: Any) -> None:
-    """Its slot has the rows of a tree of which none was chosen."""
+    """Its slot holds the rows of a tree without a verdict."""
     driver = drive()
     driver.open(1, PROMPT, 6, rule=RefusesTrees())
     driver.step(1)

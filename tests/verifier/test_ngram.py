@@ -1,4 +1,4 @@
-"""NgramProposers at a verifier: what a text repeats is verified without a drafter, and changes no text."""
+"""N-gram proposals at a verifier: repeated text is verified without a drafter, and no text changes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PROMPT = [7, 8, 9, 10, 11]
 OFF = peer_pb2.StepPolicy(version=1)
 """A policy that asks for no drafts."""
 FEW = dict.fromkeys((7, 8, 9), 80.0)
-"""Biases that leave three tokens, so that what was written comes again, and sometimes does not."""
+"""Biases that leave three tokens, so that the text often repeats itself, but not always."""
 
 
 async def run(
@@ -47,7 +47,7 @@ async def run(
 
 @pytest.fixture
 async def plain(target_dir: Path) -> list[int]:
-    """The text without lookup, a pass a token."""
+    """The text without n-gram proposals, one pass per token."""
     tokens, steps = await run(target_dir, 0)
     assert len(steps) >= 120
     assert not any(number for step in steps for number in step.num_draft_tokens)
@@ -67,13 +67,15 @@ async def test_a_text_that_repeats_takes_fewer_passes(target_dir: Path, plain: l
     assert not any(hit for step in steps for hit in step.cache_hits)
 
 
-async def test_a_request_without_speculation_looks_nothing_up(target_dir: Path, plain: list[int]) -> None:
+async def test_a_request_without_speculation_gets_no_ngram_proposal(
+    target_dir: Path, plain: list[int]
+) -> None:
     tokens, steps = await run(target_dir, 8, max_draft_nodes=0)
     assert tokens == plain
     assert not any(number for step in steps for number in step.num_draft_tokens)
 
 
-async def test_an_echo_keeps_to_the_requests_bound(target_dir: Path, plain: list[int]) -> None:
+async def test_an_ngram_proposal_keeps_to_the_requests_limit(target_dir: Path, plain: list[int]) -> None:
     tokens, steps = await run(target_dir, 8, max_draft_nodes=2)
     assert tokens == plain
     assert max(number for step in steps for number in step.num_draft_tokens) == 2
@@ -87,7 +89,9 @@ async def test_an_echo_keeps_to_the_requests_bound(target_dir: Path, plain: list
         (sampling_pb2.VERIFY_MODE_COUPLED, True),
     ],
 )
-async def test_modes_that_verify_draws_look_nothing_up(target_dir: Path, mode: int, looks_up: bool) -> None:
+async def test_modes_that_verify_draws_get_no_ngram_proposal(
+    target_dir: Path, mode: int, looks_up: bool
+) -> None:
     tokens, steps = await run(target_dir, 8, mode, 0.7)
     assert any(number for step in steps for number in step.num_draft_tokens) == looks_up
     if looks_up:
@@ -95,8 +99,8 @@ async def test_modes_that_verify_draws_look_nothing_up(target_dir: Path, mode: i
 
 
 @pytest.mark.parametrize("ngram_tokens", [0, 8])
-def test_a_sure_echo_is_not_held_for_a_draft(target_dir: Path, ngram_tokens: int) -> None:
-    """A drafter owes a draft for 100 ms; a text that says one thing alone goes on without it."""
+def test_a_sure_ngram_proposal_does_not_wait_for_a_draft(target_dir: Path, ngram_tokens: int) -> None:
+    """A draft is due for up to 100 ms; a text that repeats one token does not wait for it."""
     prompt = [7] * 40
     params = SamplingParams(temperature=0.0, logit_bias=((7, 100.0),))
     verifier = SteppedVerifier(TargetEngine.load(target_dir, dtype=torch.float32), ngram_tokens=ngram_tokens)

@@ -162,7 +162,7 @@ async def test_features_go_to_every_reader_of_a_sequence() -> None:
         assert await reader.pop() is None
 
 
-async def test_what_is_held_back_comes_when_drafting_goes_on() -> None:
+async def test_features_logged_while_paused_are_pushed_when_drafting_resumes() -> None:
     hub, loop = FeatureHub(lambda captured: captured[:, :2] + captured[:, 2:]), asyncio.get_running_loop()
     rows = torch.arange(20, dtype=torch.float32).view(10, 2)
     captured = torch.cat([rows - 1, torch.ones(10, 2)], dim=-1)

@@ -182,7 +182,7 @@ async def test_bad_opening_fails_alone_and_names_the_field(
         assert (await conductor.finish(running))[0] == plain_text(PROMPT, 24)
 
 
-async def test_who_finds_no_room_waits_and_past_the_queue_is_refused(
+async def test_a_sequence_without_a_slot_waits_and_past_the_queue_is_refused(
     verifier: Process, plain_text: Any
 ) -> None:
     async with Conductor(verifier.port) as conductor, Conductor(verifier.port) as other:

@@ -1,4 +1,4 @@
-"""Judging a step's logits under rules."""
+"""Verification of a step whose logits are changed by rules."""
 
 from __future__ import annotations
 
