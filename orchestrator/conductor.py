@@ -1,4 +1,4 @@
-"""The conductor: the process around the speculation cycles of one verifier.
+"""The conductor: the actor around the speculation cycles of one verifier.
 
 Responsible for: putting its parts together, its gRPC server on a free port, the tasks of the links, the clock that
 ticks, status and drain. An asyncio class: the supervisor runs it as a Ray actor, and tests run it directly. Ray
@@ -65,9 +65,21 @@ class Conductor:
             await self._process.shutdown(drain_s)
 
     async def _start(self) -> None:
+        self._process = process = Process("conductor", self._settings)
+        self._build(process)
+        orchestrator_pb2_grpc.add_ConductorServiceServicer_to_server(self._servicer, process.server)
+        process.add_service_name(orchestrator_pb2.DESCRIPTOR.services_by_name["ConductorService"].full_name)
+        process.admit_while_draining(RUN_METHOD)
+        process.on_drain(self._drain)
+        process.on_close(self._close)
+        await process.start()
+        await process.ready()
+        self._spawn_tasks(process)
+
+    def _build(self, process: Process) -> None:
+        """Makes the parts; nothing runs yet."""
         settings = self._settings
         clock = asyncio.get_running_loop().time
-        self._process = process = Process("conductor", settings)
         self._counters = Counters()
         self._policy = PolicyInForce(settings.policy_overrides)
         self._reports = Reports(self._measurement_key, self._longest_draft, self._advertised_host)
@@ -134,25 +146,20 @@ class Conductor:
             placement=self._placement,
             clock=clock,
         )
-        servicer = ConductorServicer(
+        self._servicer = ConductorServicer(
             self._lifecycle, settings.max_sequences, lambda: self._verifier.info, self._dispatcher.may_have
         )
-        orchestrator_pb2_grpc.add_ConductorServiceServicer_to_server(servicer, process.server)
-        process.add_service_name(orchestrator_pb2.DESCRIPTOR.services_by_name["ConductorService"].full_name)
-        process.admit_while_draining(RUN_METHOD)
-        process.on_drain(self._drain)
-        process.on_close(self._close)
-        await process.start()
-        await process.ready()
+
+    def _spawn_tasks(self, process: Process) -> None:
+        """Starts the links, the clock, and the streams to the scheduler."""
         self._spawn(self._verifier.run(self._cycles))
         for link in self._dispatcher.links:
             self._spawn(self._run_drafter(link))
         self._spawn(self._tick())
-        if settings.scheduler is not None:
-            self._spawn(send_reports(self._reports, settings.scheduler, process.tls))
-            watch = PolicyWatch(
-                settings.scheduler, process.tls, self._measurement_key, self._cycles.accept_policy
-            )
+        scheduler = self._settings.scheduler
+        if scheduler is not None:
+            self._spawn(send_reports(self._reports, scheduler, process.tls))
+            watch = PolicyWatch(scheduler, process.tls, self._measurement_key, self._cycles.accept_policy)
             self._spawn(watch.run())
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
@@ -161,7 +168,7 @@ class Conductor:
         self._tasks.append(task)
 
     async def _run_drafter(self, link: DrafterLink) -> None:
-        """A drafter can only be checked against a target that is known."""
+        """Runs a drafter's link once the target is known, because a drafter is checked against the target."""
         await self._verifier.is_known.wait()
         await link.run()
 

@@ -49,9 +49,9 @@ class Counters:
 
 
 _HELP = {
-    "num_requests": ("requests", "Requests taken up."),
+    "num_requests": ("requests", "Requests started."),
     "num_cancelled": ("cancelled_requests", "Requests whose reader went away."),
-    "num_resumes": ("resumes", "Times a request had to go on at a verifier anew."),
+    "num_resumes": ("resumes", "Times a request was opened again at a verifier."),
     "num_steps": ("steps", "Step reports received."),
     "num_committed_tokens": ("committed_tokens", "Tokens committed."),
     "num_draft_tokens": ("draft_tokens", "Draft tokens verified."),

@@ -86,7 +86,7 @@ class SequenceLifecycle:
         """Whether a request with this id is unfinished."""
         return request_id in self._sequences
 
-    # What readers ask for.
+    # Calls of the servicer.
 
     def begin(self, request: orchestrator_pb2.RunRequest, max_draft_nodes: int) -> Sequence:
         """Starts a request whose fields have been checked."""
@@ -130,7 +130,7 @@ class SequenceLifecycle:
         if sequence.sequence_id:
             self._verifier.close(sequence.sequence_id)
 
-    # What the verifier says.
+    # Events of the verifier.
 
     def verifier_up(self) -> None:
         """Opens every sequence that waits for a verifier."""
@@ -163,11 +163,7 @@ class SequenceLifecycle:
 
     def failed(self, failure: peer_pb2.SequenceFailure) -> None:
         """A sequence, or its opening, failed at the verifier: it is opened again where that may help."""
-        sequence = (
-            self._sequences.by_id(failure.sequence_id)
-            if failure.sequence_id
-            else self._sequences.by_key(failure.key)
-        )
+        sequence = self._sequences.by_id(failure.sequence_id) or self._sequences.by_key(failure.key)
         if sequence is None:
             return
         error = error_of(failure)
@@ -214,7 +210,7 @@ class SequenceLifecycle:
         )
 
     def _reads_features(self, sequence: Sequence) -> bool | None:
-        """What the verifier's own drafter is told of the target's features; nothing where that drafter is not used."""
+        """Whether the verifier's own drafter is to read the target's features; None where that drafter is not used."""
         own = self._verifier.info
         is_unused = own is not None and bool(own.method) and self._placement() != "colocated"
         return None if is_unused else sequence.drafting.requirement.reads_features

@@ -19,7 +19,7 @@ ACCEPTANCE_SAMPLE_BITS = 23  # position 6, own probability 8, calibrated probabi
 
 
 class CommitRow(NamedTuple):
-    """What a step report says of one sequence.
+    """One sequence's part of a step report.
 
     Attributes:
         sequence_id: the verifier's id.

@@ -13,7 +13,7 @@ from services.runtime.settings import load
 
 
 def main() -> None:
-    """Run a drafter until it is told to end."""
+    """Runs a drafter until a signal ends it."""
     settings = load(DrafterSettings, sys.argv[1:])
     pinning = plan_pinning(settings.cores, settings.threads)
     share_interpreter()
@@ -21,7 +21,7 @@ def main() -> None:
     async def build(process: Process) -> None:
         from services.drafter.host import DrafterHost  # imports torch, after the threads are settled
 
-        # Loading computes too, and what it packs should lie near the cores that read it.
+        # Loading computes too, and the weights it packs should be in memory near the cores that read them.
         with ThreadPoolExecutor(1, initializer=pinning.pin_thread) as loader:
             load = asyncio.get_running_loop().run_in_executor
             host = await load(loader, DrafterHost.load, settings, pinning.num_threads)

@@ -1,4 +1,4 @@
-"""Answers to the conductors: drafts, failures, and which frame an answer stands for.
+"""Answers to the conductors: drafts, failures, and the frame that each answer answers.
 
 Responsible for: answering every frame exactly once, and every frame without a pending draft at once. Deliberately does
 not know how drafts are made. Used by services.drafter.loop, on its thread.
@@ -22,7 +22,7 @@ class OpenFrame:
 
 
 class Answers:
-    """What each session has yet to be told."""
+    """Frames without an answer and failures that were not sent, by session."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -35,7 +35,7 @@ class Answers:
         return bool(self._failures)
 
     def expect(self, session: DraftSession, frame_id: int, arrived_at: float) -> None:
-        """A frame came in; it replaces an older one, since an answer stands for all frames up to the one it names."""
+        """A frame came in; it replaces an older one, since an answer covers all frames up to the one it names."""
         self._open_frames[session] = OpenFrame(frame_id, arrived_at)
 
     def add_failures(self, session: DraftSession, failures: Iterable[peer_pb2.SequenceFailure]) -> None:
