@@ -17,9 +17,9 @@ import structlog
 
 from orchestrator.counters import Counters
 from orchestrator.cycles import Cycles
+from orchestrator.deployment import Deployment
 from orchestrator.draft_dispatcher import DraftDispatcher
 from orchestrator.drafter_link import DrafterLink
-from orchestrator.placement import Placement, placement_in_force
 from orchestrator.policy import PolicyInForce
 from orchestrator.policy_watch import PolicyWatch
 from orchestrator.report_stream import send_reports
@@ -32,7 +32,7 @@ from orchestrator.status import ConductorStatus
 from orchestrator.step_handler import StepHandler
 from orchestrator.verifier_link import VerifierLink
 from paceline.contract.errors import DrainingError
-from paceline.v1 import orchestrator_pb2, orchestrator_pb2_grpc, peer_pb2, scheduler_pb2
+from paceline.v1 import orchestrator_pb2, orchestrator_pb2_grpc, peer_pb2
 from services.runtime.lifecycle import Process
 
 TICK_S = 0.05
@@ -82,7 +82,6 @@ class Conductor:
         clock = asyncio.get_running_loop().time
         self._counters = Counters()
         self._policy = PolicyInForce(settings.policy_overrides)
-        self._reports = Reports(self._measurement_key, self._longest_draft, self._advertised_host)
         self._sequences = sequences = ConductorSequences()
         client_id = f"conductor-{uuid.uuid4().hex[:12]}"
         self._verifier = VerifierLink(
@@ -93,6 +92,12 @@ class Conductor:
             clock=clock,
             num_running=lambda: len(sequences),
             feature_endpoint=settings.feature_endpoint(self._verifier_endpoint),
+        )
+        self._deployment = Deployment(
+            settings.placement, settings.drafters, lambda: self._verifier.info, self._reached_drafters
+        )
+        self._reports = Reports(
+            self._deployment.measurement_key, self._deployment.longest_draft, self._advertised_host
         )
         self._dispatcher = DraftDispatcher(
             sequences=sequences,
@@ -122,7 +127,7 @@ class Conductor:
             reports=self._reports,
             counters=self._counters,
             patience=settings.patience,
-            placement=self._placement,
+            placement=self._deployment.placement,
             clock=clock,
         )
         steps = StepHandler(
@@ -143,7 +148,7 @@ class Conductor:
             dispatcher=self._dispatcher,
             policy=self._policy,
             reports=self._reports,
-            placement=self._placement,
+            placement=self._deployment.placement,
             clock=clock,
         )
         self._servicer = ConductorServicer(
@@ -159,7 +164,9 @@ class Conductor:
         scheduler = self._settings.scheduler
         if scheduler is not None:
             self._spawn(send_reports(self._reports, scheduler, process.tls))
-            watch = PolicyWatch(scheduler, process.tls, self._measurement_key, self._cycles.accept_policy)
+            watch = PolicyWatch(
+                scheduler, process.tls, self._deployment.measurement_key, self._cycles.accept_policy
+            )
             self._spawn(watch.run())
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
@@ -189,37 +196,8 @@ class Conductor:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _placement(self) -> Placement:
-        return placement_in_force(self._settings.placement, self._settings.drafters, self._verifier.info)
-
-    def _measurement_key(self) -> scheduler_pb2.MeasurementKey | None:
-        """What the measurements belong to; None until the verifier, and a drafter where one is used, are known."""
-        verifier = self._verifier.info
-        if verifier is None:
-            return None
-        placement, drafter = self._placement(), self._known_drafter()
-        if placement == "separate" and drafter is None:
-            return None
-        return scheduler_pb2.MeasurementKey(
-            model_fingerprint=verifier.model_fingerprint,
-            dtype=verifier.dtype,
-            device_name=verifier.device.name,
-            method="" if drafter is None else drafter.method,
-            placement=placement,
-        )
-
-    def _longest_draft(self) -> int:
-        """Most tokens in a row in one draft; 0 where only the drafter's positions bound it."""
-        drafter = self._known_drafter()
-        return 0 if drafter is None else drafter.longest_draft
-
-    def _known_drafter(self) -> peer_pb2.PeerInfo | None:
-        """The peer that drafts in the placement in force; the first of several, since all are of one kind."""
-        placement = self._placement()
-        if placement == "colocated":
-            return self._verifier.info
-        known = [link.info for link in self._dispatcher.links if link.info is not None]
-        return known[0] if placement == "separate" and known else None
+    def _reached_drafters(self) -> list[peer_pb2.PeerInfo]:
+        return [link.info for link in self._dispatcher.links if link.info is not None]
 
     def _status(self) -> ConductorStatus:
         assert self._process is not None
@@ -231,7 +209,7 @@ class Conductor:
             is_ready=is_ready,
             is_draining=self._process.draining.is_set(),
             num_running=len(self._sequences),
-            placement=self._placement(),
+            placement=self._deployment.placement(),
             verifier=b"" if verifier.info is None else verifier.info.SerializeToString(),
             drafters=tuple(
                 link.info.SerializeToString()
