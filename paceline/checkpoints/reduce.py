@@ -15,9 +15,8 @@ from torch import Tensor
 
 from paceline.contract.errors import TrainingDataError
 from paceline.methods.checkpoint import CheckpointError, DrafterConfig, read_all_tensors, save_drafter
-from paceline.methods.eagle3.layer import read_draft_ids
 from paceline.methods.registry import METHODS
-from paceline.methods.target_vocabulary import TOKEN_MAP, check_token_map
+from paceline.methods.target_vocabulary import TOKEN_MAP, check_token_map, read_draft_ids
 from paceline.training.data import Corpus
 from paceline.training.draft_vocabulary import choose_draft_vocab
 

@@ -117,6 +117,23 @@ class DrafterConfig:
             raise CheckpointError(f"shape.{name} must be true or false, not {value!r}")
         return value
 
+    def tap_layers(self) -> tuple[int, ...]:
+        """Target layers whose incoming streams are read.
+
+        Raises:
+            CheckpointError: `shape.tap_layers` does not list layers.
+        """
+        layers = self.shape.get("tap_layers")
+        if (
+            not isinstance(layers, list)
+            or not layers
+            or not all(isinstance(i, int) and i >= 0 for i in layers)
+        ):
+            raise CheckpointError(
+                "shape.tap_layers must list the target layers whose incoming streams are read"
+            )
+        return tuple(layers)
+
 
 def save_drafter(directory: Path, config: DrafterConfig, tensors: Mapping[str, Tensor]) -> None:
     """Write a checkpoint; the weights first, so that a directory with a configuration is whole."""

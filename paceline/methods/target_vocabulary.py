@@ -89,6 +89,24 @@ def check_token_map(token_map: Tensor, draft_vocab: int, target_vocab: int) -> T
     return ids
 
 
+def read_draft_ids(config: DrafterConfig, offsets: Tensor, device: torch.device) -> Tensor | None:
+    """Target id of each draft id, int64 `[draft_vocab]`; None where they are the same.
+
+    Args:
+        config: the checkpoint's.
+        offsets: `d2t`, `[draft_vocab]`: target id less draft id.
+        device: where the ids are used.
+
+    Raises:
+        CheckpointError: ids that are not the target's, or not distinct.
+    """
+    vocab = config.size("target_vocab")
+    ids = offsets.to(torch.int64) + torch.arange(offsets.shape[0])
+    if int(ids.min()) < 0 or int(ids.max()) >= vocab or len(ids.unique()) < len(ids):
+        raise CheckpointError("d2t does not map draft ids to distinct target ids")
+    return None if len(ids) == vocab and not bool(offsets.any()) else ids.to(device)
+
+
 def read_vocabulary(target_dir: Path, vocab: int, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Embedding and head, each `[vocab, width]` in `dtype`; the same tensor where the target ties them.
 

@@ -107,7 +107,7 @@ def run(
     objective = build_objective(options, recipe, method_options, corpus)
     optimizers = make_optimizers(options, recipe, method_options, objective.named_parameters())
     limit = recipe.clip_value if options.clip_value is None else options.clip_value
-    return _Run(options, objective, optimizers, limit, corpus, heldout).train(stop_after)
+    return _TrainingRun(options, objective, optimizers, limit, corpus, heldout).train(stop_after)
 
 
 def build_objective(
@@ -122,7 +122,7 @@ def build_objective(
     return recipe.build(method_options, TrainingInputs.of(options.model_dir, corpus, options.seed, dtype))
 
 
-class _Run:
+class _TrainingRun:
     def __init__(
         self,
         options: TrainOptions,

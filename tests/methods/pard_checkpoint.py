@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import LlamaForCausalLM
 
 from paceline.methods.checkpoint import ANY_TARGET, DrafterConfig
-from paceline.methods.pard1.checkpoint import MODEL_CONFIG, PROJECTION, PROJECTION_BIAS, save_pard
+from paceline.methods.pard.checkpoint import MODEL_CONFIG, PROJECTION, PROJECTION_BIAS, save_pard
 
 MASK_TOKEN = 5
 SCALE = 0.15  # features weigh as much as embeddings, and do not drown them

@@ -18,7 +18,7 @@ from paceline.cpu.executor import NativeExecutor, runs_natively
 from paceline.methods.checkpoint import ANY_TARGET, CheckpointError, DrafterConfig, save_drafter
 from paceline.methods.drafter import Drafter, DraftRequest
 from paceline.methods.loading import drafter_tap, load_drafter
-from paceline.methods.pard1.checkpoint import PROJECTION, PROJECTION_BIAS
+from paceline.methods.pard.checkpoint import PROJECTION, PROJECTION_BIAS
 from paceline.methods.pard1.drafter import Pard1Drafter
 from paceline.methods.pard2.drafter import Pard2Drafter
 from paceline.model.architecture import Architecture

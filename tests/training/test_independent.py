@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from paceline.contract.errors import TrainingDataError
-from paceline.methods.independent.objective import cut_model
+from paceline.methods.whole_model.cut_model import cut_model
 from paceline.training.backbone import Backbone
 
 SLIDING, FULL = "sliding_attention", "full_attention"

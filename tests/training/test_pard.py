@@ -15,8 +15,8 @@ from transformers import LlamaForCausalLM
 from paceline.methods.checkpoint import ANY_TARGET, DrafterConfig
 from paceline.methods.drafter import DraftRequest
 from paceline.methods.loading import load_drafter
+from paceline.methods.pard.mask_token import mask_token_for
 from paceline.methods.pard1.objective import MASK, Pard1Objective
-from paceline.methods.pard1.start import mask_token_for
 from paceline.methods.pard2.objective import Pard2Objective
 from paceline.target import SequenceRows, TargetEngine
 from paceline.training.data import Batch, Corpus, DataPosition

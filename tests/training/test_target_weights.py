@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
 from paceline.contract.errors import TrainingDataError
-from paceline.methods.independent.objective import cut_model
+from paceline.methods.whole_model.cut_model import cut_model
 from paceline.training import shards
 from paceline.training.features import FeatureOptions
 from paceline.training.features import run as add_features

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.methods.medusa1.drafter import TAP
+from paceline.methods.medusa_heads.target_side import TAP
 from paceline.target import SequenceRows, TargetEngine
 from paceline.v1 import peer_pb2, target_pb2
 from services.runtime import tensors

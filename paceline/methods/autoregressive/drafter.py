@@ -28,7 +28,12 @@ from paceline.draft_layer import (
     TreeWanted,
     join_rows,
 )
-from paceline.methods.autoregressive.sequence import AutoregressiveSequence, Chain, StableRows, Tree
+from paceline.methods.autoregressive.sequence import (
+    AutoregressiveSequence,
+    DraftedChain,
+    DraftedTree,
+    StableRows,
+)
 from paceline.methods.autoregressive.tree_rule import TreeRule
 from paceline.methods.checkpoint import DrafterConfig
 from paceline.methods.choice import choose_chain_tokens, draw_chain_tokens, rank_children
@@ -228,7 +233,7 @@ class AutoregressiveDrafter(FeatureFollower[AutoregressiveSequence]):
         for request, state, tree, own in zip(requests, states, wanted, grown, strict=True):
             nodes = GrowingTree.grown(own.tokens, own.log_probs, own.row_nodes, tree.branch)
             branch_ahead = self._rule.branch_ahead(request.num_tokens, request.max_nodes)
-            state.tree = Tree(tree.start, nodes, min(branch_ahead, self._vocab), own.states)
+            state.tree = DraftedTree(tree.start, nodes, min(branch_ahead, self._vocab), own.states)
             sent = self._rule.send(nodes, request.num_tokens, request.max_nodes)
             entries[request.sequence_id] = nodes.entry(tree.start, sent)
         return entries
@@ -242,7 +247,7 @@ class AutoregressiveDrafter(FeatureFollower[AutoregressiveSequence]):
                 assert state.stable is not None
                 self._drop_drafted(state)
                 state.tree = None
-                state.chain = Chain(len(state.tokens), state.stable.state, state.stable.logits)
+                state.chain = DraftedChain(len(state.tokens), state.stable.state, state.stable.logits)
             if len(state.chain.tokens) < request.num_tokens:
                 growing.append((request, state))
         if not growing:
@@ -270,7 +275,7 @@ class AutoregressiveDrafter(FeatureFollower[AutoregressiveSequence]):
                 if len(chain.tokens) < part[0].num_tokens
             ]
 
-    def _draw(self, logits: Tensor, growing: Sequence[tuple[DraftRequest, Chain]]) -> None:
+    def _draw(self, logits: Tensor, growing: Sequence[tuple[DraftRequest, DraftedChain]]) -> None:
         """Draw the next position of chains in modes that verify draws: `logits` `[chains, draft_vocab]`."""
         draws = draw_chain_tokens(
             logits,
@@ -286,7 +291,7 @@ class AutoregressiveDrafter(FeatureFollower[AutoregressiveSequence]):
             chain.tokens.append(siblings.tokens[0])
             chain.draws.append(siblings)
 
-    def _run_drafted(self, begun: Sequence[tuple[AutoregressiveSequence, Chain]]) -> None:
+    def _run_drafted(self, begun: Sequence[tuple[AutoregressiveSequence, DraftedChain]]) -> None:
         """Run the last drafted token of each chain."""
         if not begun:
             return
@@ -302,7 +307,7 @@ class AutoregressiveDrafter(FeatureFollower[AutoregressiveSequence]):
 
     def _grow_trees(self, requests: Sequence[DraftRequest]) -> dict[int, DraftEntry]:
         """Grow trees by the method's rule, one depth of all sequences at a time, and send what the rule keeps."""
-        growing: list[tuple[DraftRequest, AutoregressiveSequence, Tree]] = []
+        growing: list[tuple[DraftRequest, AutoregressiveSequence, DraftedTree]] = []
         proposed: list[list[int]] = []
         for request in requests:
             state = self._sequences[request.sequence_id]
@@ -311,7 +316,7 @@ class AutoregressiveDrafter(FeatureFollower[AutoregressiveSequence]):
             state.chain = None
             start = len(state.tokens)
             branch = min(self._rule.branch(request.num_tokens, request.max_nodes), self._vocab)
-            state.tree = tree = Tree(start, GrowingTree(), branch, state.stable.state[:0])
+            state.tree = tree = DraftedTree(start, GrowingTree(), branch, state.stable.state[:0])
             best = self._best(state.stable, [start], [request.sampling], branch)
             proposed.append(self._propose(tree, [ROOT], *best))
             growing.append((request, state, tree))
@@ -332,7 +337,7 @@ class AutoregressiveDrafter(FeatureFollower[AutoregressiveSequence]):
             for request, _, tree in growing
         }
 
-    def _tree_of(self, request: OutcomeRequest, state: AutoregressiveSequence) -> Tree | None:
+    def _tree_of(self, request: OutcomeRequest, state: AutoregressiveSequence) -> DraftedTree | None:
         """The tree to grow: the last draft as it is, if it still goes on from the committed tokens."""
         tree = state.tree
         if tree is None or tree.start != len(state.tokens):
@@ -344,7 +349,9 @@ class AutoregressiveDrafter(FeatureFollower[AutoregressiveSequence]):
 
     def _run_nodes(
         self,
-        wanted: Sequence[tuple[DraftRequest | OutcomeRequest, AutoregressiveSequence, Tree, Sequence[int]]],
+        wanted: Sequence[
+            tuple[DraftRequest | OutcomeRequest, AutoregressiveSequence, DraftedTree, Sequence[int]]
+        ],
     ) -> list[list[int]]:
         """Run nodes of several trees in one pass, and propose what follows each; the proposals by tree."""
         proposed: list[list[int]] = [[] for _ in wanted]
@@ -380,7 +387,7 @@ class AutoregressiveDrafter(FeatureFollower[AutoregressiveSequence]):
         return proposed
 
     def _propose(
-        self, tree: Tree, nodes: Sequence[int], log_probs: list[list[float]], ids: list[list[int]]
+        self, tree: DraftedTree, nodes: Sequence[int], log_probs: list[list[float]], ids: list[list[int]]
     ) -> list[int]:
         if self._target_id_of is not None:
             ids = [[self._target_id_of[i] for i in row] for row in ids]

@@ -17,7 +17,7 @@ from paceline.trie import DraftEntry, SiblingDraws
 
 
 @dataclass(slots=True)
-class Chain:
+class DraftedChain:
     """A drafted chain that may be continued.
 
     Attributes:
@@ -44,7 +44,7 @@ class Chain:
 
 
 @dataclass(slots=True)
-class Tree:
+class DraftedTree:
     """A drafted tree that may be grown further.
 
     Attributes:
@@ -65,8 +65,8 @@ class AutoregressiveSequence(FollowedSequence):
     """What the drafter knows of a sequence: what it follows, its last stable row, and what it drafted last."""
 
     stable: StableRow | None = None  # absent before the first
-    chain: Chain | None = None
-    tree: Tree | None = None
+    chain: DraftedChain | None = None
+    tree: DraftedTree | None = None
 
 
 @dataclass(frozen=True, slots=True)

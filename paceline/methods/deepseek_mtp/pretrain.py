@@ -120,7 +120,7 @@ def run(options: PretrainOptions, stop_after: int | None = None) -> PretrainResu
         raise TrainingDataError("head_dim must be even")
     if options.num_threads:
         torch.set_num_threads(options.num_threads)
-    return _Run(options).train(stop_after)
+    return _PretrainingRun(options).train(stop_after)
 
 
 class _Trainee:
@@ -148,7 +148,7 @@ class _Trainee:
         return self._joint.loss(batch.tokens, batch.lengths, self._fraction)
 
 
-class _Run:
+class _PretrainingRun:
     def __init__(self, options: PretrainOptions) -> None:
         self._options = options
         config = json.loads((options.tokenizer_dir / "config.json").read_text())

@@ -17,7 +17,6 @@ from paceline.draft_layer import DraftLayer, Entry, LayerOutput, LayerWeights, R
 from paceline.draft_layer.context import ContextRows, ContextWeights, ContextWriter
 from paceline.methods.checkpoint import CheckpointError, DrafterConfig
 from paceline.methods.decoder_block import block_shapes, read_block, rope_table
-from paceline.methods.eagle3.layer import tap_layers
 from paceline.model.block import BlockWeights, Projection
 from paceline.target.kv_slot import Slot
 
@@ -36,7 +35,7 @@ def dflash_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
             "shape.hidden must equal shape.target_hidden: embedding and head are the target's"
         )
     shapes: dict[str, tuple[int, ...]] = {
-        "fc.weight": (d, len(tap_layers(config)) * d),
+        "fc.weight": (d, len(config.tap_layers()) * d),
         "hidden_norm.weight": (d,),
         "norm.weight": (d,),
         "d2t": (draft_vocab,),

@@ -5,12 +5,11 @@ Called by the method's `recipe.py`. Knows nothing of the loss.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import Tensor
 
-from paceline.methods.dspark.heads import MARKOV_IN
 from paceline.training.data import Batch, Corpus, take_rows
 
 _SCALE_TOKENS = 8192
@@ -26,12 +25,15 @@ def _answer_taps(batch: Batch) -> tuple[Tensor]:
     return (batch.need_taps()[batch.is_answer].float(),)
 
 
-def random_parameters(shapes: Mapping[str, tuple[int, ...]], seed: int) -> dict[str, Tensor]:
-    """Random matrices, with branches and a Markov head that add little at first.
+def random_parameters(
+    shapes: Mapping[str, tuple[int, ...]], seed: int, small: Collection[str] = ()
+) -> dict[str, Tensor]:
+    """Random matrices, with branches that add little at first.
 
     Args:
         shapes: what is trained, by checkpoint name.
         seed: of the random numbers.
+        small: matrices that start with entries of a standard deviation of 0.01.
     """
     random = torch.Generator().manual_seed(seed)
     parameters: dict[str, Tensor] = {}
@@ -42,6 +44,6 @@ def random_parameters(shapes: Mapping[str, tuple[int, ...]], seed: int) -> dict[
         parameters[name] = torch.randn(size, generator=random) * size[1] ** -0.5
         if "o_proj" in name or "down_proj" in name:
             parameters[name] *= 0.1
-        if name == MARKOV_IN:
+        if name in small:
             parameters[name] = torch.randn(size, generator=random) * 0.01
     return parameters

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from paceline.methods.dflash.recipe import BlockOptions, block_parts
 from paceline.methods.dflash.start import random_parameters
-from paceline.methods.dspark.heads import HeadPlan, MarkovHead
+from paceline.methods.dspark.heads import MARKOV_IN, HeadPlan, MarkovHead
 from paceline.methods.dspark.objective import DSparkObjective, LossShares
 from paceline.training.inputs import TrainingInputs
 from paceline.training.options import option
@@ -41,7 +41,7 @@ def _build(options: DSparkOptions, inputs: TrainingInputs) -> DSparkObjective:
     return DSparkObjective(
         shape,
         heads,
-        random_parameters(shapes, inputs.seed),
+        random_parameters(shapes, inputs.seed, small=(MARKOV_IN,)),
         parts.embedding,
         parts.head,
         parts.draft_ids,

@@ -118,7 +118,7 @@ def write_eagle(directory: Path, config: DrafterConfig, tensors: Mapping[str, Te
     if config.method == "eagle3":
         content |= {
             "draft_vocab_size": config.size("draft_vocab"),
-            AUXILIARY_LAYERS: list(eagle3_layer.tap_layers(config)),
+            AUXILIARY_LAYERS: list(config.tap_layers()),
         }
         if config.size("target_hidden") != config.size("hidden"):
             content["target_hidden_size"] = config.size("target_hidden")

@@ -15,7 +15,7 @@ from paceline.methods.autoregressive.drafter import AutoregressiveDrafter
 from paceline.methods.autoregressive.tree_rule import DynamicRule
 from paceline.methods.backend import make_layer
 from paceline.methods.checkpoint import CheckpointError, DrafterConfig, load_tensor, load_tensors
-from paceline.methods.eagle3.layer import parameter_shapes, read_layer, tap_layers
+from paceline.methods.eagle3.layer import parameter_shapes, read_layer
 from paceline.model.weights import SafetensorsDir
 from paceline.target import Device, TapSpec
 
@@ -28,7 +28,7 @@ class Eagle3Drafter(AutoregressiveDrafter):
     @classmethod
     def read_tap(cls, directory: Path, config: DrafterConfig) -> TapSpec:
         """The tap of a checkpoint: its layers, fused by `fc` on the target's side."""
-        return TapSpec(layers=tap_layers(config), projection=load_tensor(directory, "fc.weight"))
+        return TapSpec(layers=config.tap_layers(), projection=load_tensor(directory, "fc.weight"))
 
     @classmethod
     def load(
@@ -57,7 +57,7 @@ class Eagle3Drafter(AutoregressiveDrafter):
                 make_layer(layer, device),
                 draft_ids.to(device.torch_device),
                 len(draft_ids),
-                TapSpec(layers=tap_layers(config), projection=tensors["fc.weight"]),
+                TapSpec(layers=config.tap_layers(), projection=tensors["fc.weight"]),
                 config.size("max_positions"),
                 DynamicRule(),
                 device,

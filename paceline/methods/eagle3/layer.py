@@ -13,7 +13,7 @@ from torch import Tensor
 
 from paceline.draft_layer import Entry, LayerWeights
 from paceline.draft_layer.weights import Residual
-from paceline.methods.checkpoint import CheckpointError, DrafterConfig
+from paceline.methods.checkpoint import DrafterConfig
 from paceline.methods.decoder_block import block_shapes, num_layers, read_block, rope_table
 
 
@@ -27,7 +27,7 @@ def parameter_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
     own = {"embed_tokens.weight": (vocab, target)} if config.flag("has_embedding") else {}
     return {
         **own,
-        "fc.weight": (d, len(tap_layers(config)) * target),
+        "fc.weight": (d, len(config.tap_layers()) * target),
         "midlayer.input_layernorm.weight": (target,),
         "midlayer.hidden_norm.weight": (d,),
         **block_shapes(config, "midlayer.", target + d),
@@ -47,36 +47,6 @@ def _plain_block_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
         prefix = f"layers.{index}."
         shapes |= {prefix + "input_layernorm.weight": (d,), **block_shapes(config, prefix, d)}
     return shapes
-
-
-def tap_layers(config: DrafterConfig) -> tuple[int, ...]:
-    """Target layers whose incoming streams are read.
-
-    Raises:
-        CheckpointError: `shape.tap_layers` is no list of layers.
-    """
-    layers = config.shape.get("tap_layers")
-    if not isinstance(layers, list) or not layers or not all(isinstance(i, int) and i >= 0 for i in layers):
-        raise CheckpointError("shape.tap_layers must list the target layers whose incoming streams are read")
-    return tuple(layers)
-
-
-def read_draft_ids(config: DrafterConfig, offsets: Tensor, device: torch.device) -> Tensor | None:
-    """Target id of each draft id, int64 `[draft_vocab]`; None where they are the same.
-
-    Args:
-        config: the checkpoint's.
-        offsets: `d2t`, `[draft_vocab]`: target id less draft id.
-        device: where the ids are used.
-
-    Raises:
-        CheckpointError: ids that are not the target's, or not distinct.
-    """
-    vocab = config.size("target_vocab")
-    ids = offsets.to(torch.int64) + torch.arange(offsets.shape[0])
-    if int(ids.min()) < 0 or int(ids.max()) >= vocab or len(ids.unique()) < len(ids):
-        raise CheckpointError("d2t does not map draft ids to distinct target ids")
-    return None if len(ids) == vocab and not bool(offsets.any()) else ids.to(device)
 
 
 def read_layer(

@@ -9,144 +9,22 @@ vocabulary is not the target's, `vocabulary.py` says which tokens it may propose
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
 import torch
 
 from paceline.methods.checkpoint import CheckpointError, DrafterConfig
-from paceline.methods.choice import choose_chain_tokens, draw_chain_tokens, rank_children
+from paceline.methods.choice import choose_chain_tokens, draw_chain_tokens
 from paceline.methods.drafter import DraftRequest, OutcomeRequest
-from paceline.methods.sibling_chain import num_draws, sibling_chain_entry
-from paceline.methods.tree import ROOT, GrowingTree
+from paceline.methods.independent.outcome_tree import OutcomeTree
+from paceline.methods.independent.sequence import IndependentSequence
+from paceline.methods.sibling_chain import num_draws
 from paceline.methods.whole_model.draft_model import DraftModel, load_engine, model_directory
-from paceline.methods.whole_model.draft_text import DraftText
-from paceline.methods.whole_model.text_follower import FollowedText, TextFollower
+from paceline.methods.whole_model.text_follower import TextFollower
 from paceline.methods.whole_model.vocabulary import DraftVocabulary
-from paceline.sampling import SamplingParams
-from paceline.target import Device, SequenceRows, common_prefix
-from paceline.trie import DraftEntry, DrawRule, SiblingDraws
-
-BRANCH = 4
-"""Children that every row of a tree proposes."""
-
-
-@dataclass(slots=True)
-class IndependentSequence(FollowedText):
-    """A sequence's committed tokens, and the chain drafted behind them.
-
-    Attributes:
-        own: the same text in the ids of the drafter's model.
-        num_cached: leading ids of `text` whose keys and values are in the slot.
-        chain: drafted, the target's ids.
-        own_chain: the same tokens in the drafter's ids.
-        draws: of each token of the chain, where tokens are drawn; log_probs then stays empty.
-    """
-
-    own: DraftText
-    num_cached: int = 0
-    chain: list[int] = field(default_factory=list)
-    own_chain: list[int] = field(default_factory=list)
-    log_probs: list[float] = field(default_factory=list)
-    draws: list[SiblingDraws] = field(default_factory=list)
-
-    def entry(self) -> DraftEntry:
-        """The chain as a draft entry; where tokens were drawn, with their siblings."""
-        if self.draws:
-            return sibling_chain_entry(len(self.tokens), self.draws)
-        return DraftEntry.chain(len(self.tokens), tuple(self.chain), tuple(self.log_probs))
-
-    @property
-    def text(self) -> list[int]:
-        """What the drafter's model reads: the committed text and the chain."""
-        return self.own.ids + self.own_chain
-
-    @property
-    def next_position(self) -> int:
-        """The target's position of the token that the chain goes on with."""
-        return len(self.tokens) + len(self.chain)
-
-    def commit(self, tokens: Sequence[int]) -> None:
-        """Take in committed tokens; what the chain foretold keeps its place in the cache.
-
-        With another tokenizer a token may also change how the text before it is read: what is cached is then good up to
-        the first id that is another one.
-        """
-        agreed = common_prefix(tokens, self.chain)
-        known = len(self.own.ids)
-        self.tokens.extend(tokens)
-        kept = self.own.extend(tokens)
-        foretold = 0
-        if kept == known:
-            foretold = common_prefix(self.own.ids[known:], self.own_chain)
-        if agreed == len(tokens) and kept == known and len(self.own.ids) == known + foretold:
-            self.chain, self.own_chain = self.chain[agreed:], self.own_chain[foretold:]
-            self.log_probs, self.draws = self.log_probs[agreed:], self.draws[agreed:]
-            return
-        self.chain, self.own_chain, self.log_probs, self.draws = [], [], [], []
-        # The first id that differs, and all behind it, leave the cache.
-        self.num_cached = min(self.num_cached, kept + foretold)
-
-
-class OutcomeTree:
-    """A chain, and what may follow where the target leaves it.
-
-    Attributes:
-        nodes: what was proposed.
-        tokens: of the rows to run: the chain's, then those of the paths behind it.
-        parents: of each row, -1 for the root.
-    """
-
-    def __init__(self, chain: Sequence[int]) -> None:
-        self.nodes = GrowingTree()
-        self.tokens = list(chain)
-        self.parents = list(range(-1, len(chain) - 1))
-        self._rows: list[int] = []  # node of each row, as far as they have been run
-        self._chain = len(chain)
-        self._fresh: list[int] = []
-
-    def run(self, nodes: Sequence[int]) -> None:
-        """Add rows for proposed nodes."""
-        tokens, from_rows, _, _ = self.nodes.run(nodes)
-        self.tokens += tokens
-        self.parents += from_rows
-        self._fresh = list(nodes)
-
-    def propose(
-        self, logits: torch.Tensor, draft_ids: torch.Tensor | None, length: int, sampling: SamplingParams
-    ) -> None:
-        """Take in `[1 + rows, draft_vocab]` float32 logits, the root's first, of a text of `length` committed tokens.
-
-        `draft_ids` are the target's ids of their columns, as in `choose_chain_tokens`.
-        """
-        if self._rows:
-            rows = logits[1 + len(self._rows) :]
-            depths = self.nodes.depths(self._fresh)
-        else:
-            rows, depths = logits, list(range(self._chain + 1))
-        if len(rows) == 0:
-            return
-        positions = [length + depth for depth in depths]
-        log_probs, ids = rank_children(rows, draft_ids, positions, [sampling] * len(positions), BRANCH)
-        if draft_ids is not None:
-            ids = [draft_ids[row].tolist() for row in ids]
-        if self._rows:
-            self.nodes.propose(self._fresh, log_probs, ids)
-            self._rows += self._fresh
-            self._fresh = []
-            return
-        parent = ROOT
-        for place, (own_log_probs, own_ids) in enumerate(zip(log_probs, ids, strict=True)):
-            if (
-                place < self._chain and self.tokens[place] not in own_ids
-            ):  # chosen otherwise: it is kept, as the last
-                own_log_probs[-1], own_ids[-1] = own_log_probs[-1], self.tokens[place]
-            self.nodes.propose([parent], [own_log_probs], [own_ids])
-            if place < self._chain:
-                parent = self.nodes.send_child(parent, self.tokens[place])
-                self.nodes.run([parent])
-                self._rows.append(parent)
+from paceline.target import Device, SequenceRows
+from paceline.trie import DraftEntry, DrawRule
 
 
 class IndependentDrafter(TextFollower[IndependentSequence]):

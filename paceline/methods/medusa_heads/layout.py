@@ -20,8 +20,8 @@ from paceline.methods.checkpoint import CheckpointError, DrafterConfig
 from paceline.methods.layouts.layout import Layout
 from paceline.methods.layouts.target_facts import TargetFacts
 from paceline.methods.layouts.tensor_files import check_finite, check_names, read_tensors, write_tensors
-from paceline.methods.medusa1.drafter import read_target_head
 from paceline.methods.medusa_heads.heads import MedusaShape, OutputHead
+from paceline.methods.medusa_heads.target_side import read_target_head
 
 FILE_NAME = "medusa_lm_head.safetensors"
 """The reference's file is of this name with the suffix `.pt`."""

@@ -28,7 +28,6 @@ from paceline.methods import backend
 from paceline.methods.checkpoint import DrafterConfig, load_tensor
 from paceline.methods.dflash.layer import BlockPlan, BlockRows, DFlashLayer, read_layer
 from paceline.methods.drafter import DraftRequest, OutcomeRequest
-from paceline.methods.eagle3.layer import tap_layers
 from paceline.methods.feature_follower import FeatureFollower, FollowedSequence
 from paceline.methods.one_pass.round import OnePassRound, RoundRequest
 from paceline.methods.target_vocabulary import read_vocabulary
@@ -94,7 +93,7 @@ class BlockDrafter(FeatureFollower[BlockSequence]):
     @classmethod
     def read_tap(cls, directory: Path, config: DrafterConfig) -> TapSpec:
         """The tap of a checkpoint: its layers, fused by `fc` on the target's side."""
-        return TapSpec(layers=tap_layers(config), projection=load_tensor(directory, "fc.weight"))
+        return TapSpec(layers=config.tap_layers(), projection=load_tensor(directory, "fc.weight"))
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[DraftEntry | None]:
         """Draft chains, and trees for requests with more nodes than tokens, all sequences in one pass."""

@@ -28,14 +28,10 @@ from paceline.draft_layer import DraftLayer, Rows, join_rows
 from paceline.methods.backend import make_layer
 from paceline.methods.checkpoint import CheckpointError, DrafterConfig, load_tensor, load_tensors
 from paceline.methods.drafter import DraftRequest, OutcomeRequest
-from paceline.methods.eagle3.layer import (
-    parameter_shapes,
-    read_draft_ids,
-    read_layer,
-    tap_layers,
-)
+from paceline.methods.eagle3.layer import parameter_shapes, read_layer
 from paceline.methods.feature_follower import FeatureFollower, FollowedSequence
 from paceline.methods.one_pass.round import OnePassRound, RoundRequest, round_entries
+from paceline.methods.target_vocabulary import read_draft_ids
 from paceline.target import Device, TapSpec
 from paceline.target.kv_slot import Slot
 from paceline.trie import DraftEntry
@@ -46,7 +42,7 @@ def p_eagle_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
     width, vocab = config.size("target_hidden"), config.size("target_vocab")
     shapes = parameter_shapes(config)
     shapes["embed_tokens.weight"] = (vocab, width)
-    shapes["mask_hidden"] = (1, 1, len(tap_layers(config)) * width)
+    shapes["mask_hidden"] = (1, 1, len(config.tap_layers()) * width)
     return shapes
 
 
@@ -118,7 +114,7 @@ class PEagleDrafter(FeatureFollower[PEagleSequence]):
     @classmethod
     def read_tap(cls, directory: Path, config: DrafterConfig) -> TapSpec:
         """The tap of a checkpoint: its layers, fused by `fc` on the target's side."""
-        return TapSpec(layers=tap_layers(config), projection=load_tensor(directory, "fc.weight"))
+        return TapSpec(layers=config.tap_layers(), projection=load_tensor(directory, "fc.weight"))
 
     @classmethod
     def load(
@@ -139,7 +135,7 @@ class PEagleDrafter(FeatureFollower[PEagleSequence]):
                 masked.to(device.torch_device, dtype),
                 mask_token(config),
                 config.size("num_depths"),
-                TapSpec(layers=tap_layers(config), projection=projection),
+                TapSpec(layers=config.tap_layers(), projection=projection),
                 config.size("max_positions"),
                 device,
             )

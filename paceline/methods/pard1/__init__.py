@@ -9,7 +9,7 @@ METHOD = Method(
     recipe="paceline.methods.pard1.recipe:RECIPE",
     serves=("paceline", "transformers"),
     layouts={
-        "pard": "paceline.methods.pard1.layout:PARD",
+        "pard": "paceline.methods.pard.layout:PARD",
     },
     is_one_pass=True,
 )

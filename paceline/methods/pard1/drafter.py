@@ -24,7 +24,7 @@ from paceline.draft_layer.torch_layer import TorchOutput
 from paceline.methods.checkpoint import DrafterConfig
 from paceline.methods.drafter import DraftRequest, OutcomeRequest
 from paceline.methods.one_pass.round import OnePassRound, RoundRequest, round_entries
-from paceline.methods.pard1.checkpoint import mask_token, read_model_config, read_vocabulary
+from paceline.methods.pard.checkpoint import mask_token, read_model_config, read_vocabulary
 from paceline.methods.whole_model.draft_model import DraftModel, load_engine, model_directory
 from paceline.methods.whole_model.text_follower import FollowedText, TextFollower
 from paceline.target import Device, SequenceRows, TapSpec

@@ -24,10 +24,10 @@ from torch import Tensor, nn
 
 from paceline.contract.errors import TrainingDataError
 from paceline.methods.checkpoint import ANY_TARGET, DrafterConfig
-from paceline.methods.independent.objective import split_shared
 from paceline.methods.one_pass.acceptance import one_pass_acceptance
 from paceline.methods.one_pass.rows import FlatRows, sample_rows
-from paceline.methods.pard1.checkpoint import MODEL_CONFIG, save_pard
+from paceline.methods.pard.checkpoint import MODEL_CONFIG, save_pard
+from paceline.methods.whole_model.cut_model import split_shared
 from paceline.training.acceptance import AcceptanceCounts
 from paceline.training.backbone import Backbone
 from paceline.training.data import Batch

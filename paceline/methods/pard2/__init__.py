@@ -8,7 +8,7 @@ METHOD = Method(
     drafter="paceline.methods.pard2.drafter:Pard2Drafter",
     recipe="paceline.methods.pard2.recipe:RECIPE",
     layouts={
-        "pard": "paceline.methods.pard1.layout:PARD",
+        "pard": "paceline.methods.pard.layout:PARD",
     },
     is_one_pass=True,
 )

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from paceline.methods.checkpoint import CheckpointError, DrafterConfig, load_tensor
 from paceline.methods.drafter import DrafterError, DraftRequest
-from paceline.methods.pard1.checkpoint import PROJECTION, PROJECTION_BIAS
+from paceline.methods.pard.checkpoint import PROJECTION, PROJECTION_BIAS
 from paceline.methods.pard1.drafter import Pard1Drafter, PardSequence, load_model
 from paceline.methods.whole_model.draft_model import DraftModel
 from paceline.target import Device, TapSpec

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.methods.one_pass.rows import FlatRows
-from paceline.methods.pard1.checkpoint import PROJECTION
+from paceline.methods.pard.checkpoint import PROJECTION
 from paceline.methods.pard1.objective import Pard1Objective
 from paceline.training.data import Batch, Corpus
 from paceline.training.head import label_losses

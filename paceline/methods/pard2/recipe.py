@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paceline.methods.pard1.recipe import Pard1Options, pard_parts
+from paceline.methods.pard.options import PardOptions, pard_parts
 from paceline.methods.pard2.objective import FeatureSettings, Pard2Objective, rms_features
 from paceline.training.inputs import TrainingInputs
 from paceline.training.options import option
@@ -13,7 +13,7 @@ from paceline.training.target_weights import read_embedding_and_head
 
 
 @dataclass(frozen=True, slots=True)
-class Pard2Options(Pard1Options):
+class Pard2Options(PardOptions):
     """Options of PARD-2, beside those of PARD.
 
     Attributes:

@@ -19,7 +19,7 @@ from paceline.methods.checkpoint import CheckpointError, DrafterConfig
 from paceline.methods.dflash.layer import dflash_shapes
 from paceline.methods.dspark.drafter import dspark_shapes
 from paceline.methods.dspark.heads import MARKOV_OUT
-from paceline.methods.eagle3.layer import parameter_shapes, read_draft_ids
+from paceline.methods.eagle3.layer import parameter_shapes
 from paceline.methods.layouts.embedding import store_embedding
 from paceline.methods.layouts.layout import Layout
 from paceline.methods.layouts.target_facts import TargetFacts
@@ -34,6 +34,7 @@ from paceline.methods.p_eagle.drafter import p_eagle_shapes
 from paceline.methods.speculators.config import BLOCK_KINDS, KINDS, read_kind, read_shape, write_config
 from paceline.methods.speculators.mtp import KIND as MTP
 from paceline.methods.speculators.mtp import read_mtp, write_mtp
+from paceline.methods.target_vocabulary import read_draft_ids
 
 _EMBEDDING, _HEAD = "embed_tokens.weight", "lm_head.weight"
 _FUSED, _PUBLIC_FUSED = "midlayer.", "layers.0."

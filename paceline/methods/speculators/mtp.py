@@ -24,13 +24,9 @@ from paceline.methods.layouts.tensor_files import (
     read_tensors,
     write_tensors,
 )
-from paceline.methods.speculators.config import (
-    VERSION,
-    check_sizes,
-    layer_config,
-    rope_fields,
-)
+from paceline.methods.speculators.config import VERSION
 from paceline.methods.speculators.fields import is_whole, size_of
+from paceline.methods.speculators.layer_config import check_sizes, layer_config, rope_fields
 
 KIND = "mtp"
 _PUBLIC = "mtp_layers.0."

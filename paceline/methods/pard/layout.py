@@ -24,7 +24,7 @@ from paceline.methods.layouts.tensor_files import (
     read_tensors,
     write_tensors,
 )
-from paceline.methods.pard1.checkpoint import (
+from paceline.methods.pard.checkpoint import (
     BESIDE,
     MODEL_CONFIG,
     PROJECTION,

@@ -1,0 +1,69 @@
+"""What an independent drafter keeps of a sequence: its text in both vocabularies, and the chain drafted behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from paceline.methods.sibling_chain import sibling_chain_entry
+from paceline.methods.whole_model.draft_text import DraftText
+from paceline.methods.whole_model.text_follower import FollowedText
+from paceline.target import common_prefix
+from paceline.trie import DraftEntry, SiblingDraws
+
+
+@dataclass(slots=True)
+class IndependentSequence(FollowedText):
+    """A sequence's committed tokens, and the chain drafted behind them.
+
+    Attributes:
+        own: the same text in the ids of the drafter's model.
+        num_cached: leading ids of `text` whose keys and values are in the slot.
+        chain: drafted, the target's ids.
+        own_chain: the same tokens in the drafter's ids.
+        draws: of each token of the chain, where tokens are drawn; log_probs then stays empty.
+    """
+
+    own: DraftText
+    num_cached: int = 0
+    chain: list[int] = field(default_factory=list)
+    own_chain: list[int] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+    draws: list[SiblingDraws] = field(default_factory=list)
+
+    def entry(self) -> DraftEntry:
+        """The chain as a draft entry; where tokens were drawn, with their siblings."""
+        if self.draws:
+            return sibling_chain_entry(len(self.tokens), self.draws)
+        return DraftEntry.chain(len(self.tokens), tuple(self.chain), tuple(self.log_probs))
+
+    @property
+    def text(self) -> list[int]:
+        """What the drafter's model reads: the committed text and the chain."""
+        return self.own.ids + self.own_chain
+
+    @property
+    def next_position(self) -> int:
+        """The target's position of the token that the chain goes on with."""
+        return len(self.tokens) + len(self.chain)
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        """Take in committed tokens; what the chain foretold keeps its place in the cache.
+
+        With another tokenizer a token may also change how the text before it is read: what is cached is then good up to
+        the first id that is another one.
+        """
+        agreed = common_prefix(tokens, self.chain)
+        known = len(self.own.ids)
+        self.tokens.extend(tokens)
+        kept = self.own.extend(tokens)
+        foretold = 0
+        if kept == known:
+            foretold = common_prefix(self.own.ids[known:], self.own_chain)
+        if agreed == len(tokens) and kept == known and len(self.own.ids) == known + foretold:
+            self.chain, self.own_chain = self.chain[agreed:], self.own_chain[foretold:]
+            self.log_probs, self.draws = self.log_probs[agreed:], self.draws[agreed:]
+            return
+        self.chain, self.own_chain, self.log_probs, self.draws = [], [], [], []
+        # The first id that differs, and all behind it, leave the cache.
+        self.num_cached = min(self.num_cached, kept + foretold)

@@ -1,0 +1,40 @@
+"""What a drafter with Medusa's heads keeps of a sequence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from paceline.trie import SiblingDraws
+
+
+@dataclass(slots=True)
+class MedusaSequence:
+    """What the drafter knows of a sequence.
+
+    Attributes:
+        tokens: committed.
+        features: `[1, hidden]` of the newest position that came in.
+        position: that position, -1 before the first.
+        logits: `[k, draft_vocab]` of the first `k` heads at `logits_length`, as many as a draft has asked for.
+        logits_length: committed length that they, and `draws`, go on from; 0 before the first.
+        draws: of each position of the chain, where tokens are drawn.
+    """
+
+    tokens: list[int]
+    features: Tensor | None = None
+    position: int = -1
+    logits: Tensor | None = None
+    logits_length: int = 0
+    draws: list[SiblingDraws] = field(default_factory=list)
+
+    @property
+    def num_run(self) -> int:
+        """Heads that have been run."""
+        return 0 if self.logits is None else int(self.logits.shape[0])
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the features in hand are those of the position before the root."""
+        return self.position >= 0 and self.position == len(self.tokens) - 2
