@@ -1,8 +1,8 @@
 """The native executor: the Llama family in bfloat16 on CPUs with the bfloat16 dot product, one call a step.
 
-Responsible for turning an architecture and its weights into a program of the CPU kernels. It does not know requests or
-drafts. Called by the engine. A row's logits depend on what the row sees and on nothing else: not on the rows beside
-it, on how a prompt was cut into chunks, or on whether it was reached along a row or a tree.
+Turns an architecture and its weights into a program of the CPU kernels. It does not know requests or drafts. A row's
+logits depend only on what the row sees: not on the rows beside it, not on how a prompt was cut into chunks, and not on
+whether the row was reached along a chain or a tree.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Trees of drafted tokens, grown in one call of the CPU kernels by a program that goes on from its own output.
+"""Trees of draft tokens, grown in one call of the CPU kernels by a program that continues from its own output.
 
-Responsible for describing trees to `kernels/grow.c` and for reading them back. The rule is EAGLE-2's (Li et al.,
-2406.16858, section 4): at each level the nodes with the largest product of probabilities along their path are run. It
-does not know drafters or sequences. Called by `paceline.cpu.draft_layer`.
+Describes trees to `kernels/grow.c` and reads them back. The rule is EAGLE-2's (Li et al., 2406.16858, section 4): each
+level runs the nodes with the largest product of probabilities along their path. This file does not know drafters or
+sequences. Called by `paceline.cpu.draft_layer`.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from paceline.draft_layer.protocol import GrownTree
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """A tree that is wanted of one sequence.
+    """A tree to grow for one sequence.
 
     Attributes:
         storage: its cache, as in :class:`RowSegment`.
-        past: cache rows that all nodes see; what is run is written behind them.
+        past: cache rows that all nodes see; rows of the tree are written behind them.
         position: rotary position of a node at depth d, less d.
-        depth: levels of nodes; those of the last are not run.
+        depth: levels of nodes; the last level is not run.
         width: most nodes that are run at each level.
-        branch: children that every node proposes, at most what the program ranks.
-        ranked: `[2 * best]` int32, what the root's row proposes, as `Program.top` writes it.
-        state: `[hidden]`, what the root's children go on from.
+        branch: children that every node proposes, at most as many as the program ranks.
+        ranked: `[2 * best]` int32, proposals of the root's row, as `Program.top` writes them.
+        state: `[hidden]`, the state that the root's children continue from.
     """
 
     storage: Tensor
@@ -55,8 +55,8 @@ class GrowingBuffers:
     """Bound buffers of a program that grows trees.
 
     Attributes:
-        states: `[hidden]`, what a row goes on from.
-        out: `[hidden]`, what it gives.
+        states: `[hidden]`, the state that a row continues from.
+        out: `[hidden]`, the row's output.
         best: of `Program.top`.
         num_best: its count.
     """
@@ -68,7 +68,7 @@ class GrowingBuffers:
 
 
 class _Arrays:
-    """What one tree is written to."""
+    """The arrays that one tree is written to."""
 
     def __init__(self, growth: Growth) -> None:
         rows = growth.max_rows
@@ -110,17 +110,16 @@ def grow(
     """Grow trees, one level of all of them in a pass.
 
     Args:
-        program: it goes on from its own output.
-        buffers: of it; `ranked` and `state` of the trees are rows of theirs.
+        program: continues from its own output.
+        buffers: of the program; `ranked` and `state` of the trees are rows of these buffers.
         growths: the trees.
-        passes: a run of as many rows as all widths together, whose bound tensors the passes use.
-        first: a run to make before, of the rows that the trees begin behind.
+        passes: describes a run with as many rows as all trees are wide; the passes use its bound tensors.
+        first: a run before the passes, of the rows that the trees begin behind.
         token_of: `[vocab]` int64 target id of each id that the program ranks; None where they are the same.
 
     Raises:
-        ValueError: `token_of` is something else.
-        IndexError: rows do not fit a slot or the passes, a position is out of range, or a token is none that the
-            program can run.
+        ValueError: `token_of` has another type or layout.
+        IndexError: rows do not fit a slot or the passes, a position is out of range, or the program cannot run a token.
     """
     for growth in growths:
         if not (growth.depth >= 1 and growth.width >= 1 and 1 <= growth.branch <= buffers.num_best):
@@ -134,7 +133,7 @@ def grow(
     if passes.step.num_rows < num_wide:
         raise IndexError(f"passes of {passes.step.num_rows} rows for trees {num_wide} wide")
     if token_of is not None and (token_of.dtype != torch.int64 or not token_of.is_contiguous()):
-        raise ValueError(f"target ids are {token_of.dtype}, not dense int64")
+        raise ValueError(f"target ids must be dense int64, not {token_of.dtype}")
     trees = (kernels.Tree * len(growths))()
     arrays = [_Arrays(growth) for growth in growths]
     for growth, own, tree in zip(growths, arrays, trees, strict=True):

@@ -1,10 +1,9 @@
-"""Advise the kernel about memory; above all ask for huge pages under weights that are already there.
+"""Advice to the operating system about memory: huge pages under weights that are loaded already.
 
-Why huge pages: a decode step streams all weights, and with 4 KiB pages address translation takes a
-share of that time. On Linux with transparent huge pages at `madvise` (a common default) nobody asks for them by
-itself, and packed weights are allocated inside oneDNN, out of reach. So after loading, the large anonymous mappings
-of the process are advised. Contents do not change; where the kernel refuses, nothing happens. Called by the engine
-once per load on CPU, and by `memory_pool` for memory that is to come.
+A decode step streams all weights, and with 4 KiB pages address translation takes a part of that time. Where Linux gives
+huge pages only on `madvise` (a common default), no allocator asks for them, and oneDNN allocates packed weights out of
+our reach. So after loading, this file advises all large anonymous mappings of the process. Contents do not change, and
+a refusal changes nothing. `paceline.target.backend` calls it once per load on CPU, `memory_pool` for memory to come.
 
 Starting the process with `GLIBC_TUNABLES=glibc.malloc.hugetlb=1` has the same effect on glibc from the first
 allocation on.

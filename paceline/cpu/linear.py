@@ -1,7 +1,7 @@
-"""Linear maps of small heads on the CPU kernels: bfloat16 weights, a row's result whatever the rows beside it.
+"""Linear maps of small heads on the CPU kernels: bfloat16 weights, and no row depends on the rows beside it.
 
-Responsible for one product as a program of its own. Logits come out in float32: rounded to bfloat16, as torch's product
-gives them, neighbouring ranks would tie. Knows nothing of heads; called by `medusa_heads.py` and `dspark.py`.
+One product is a program of its own. Logits come out in float32: rounded to bfloat16, as torch's product gives them,
+neighbouring ranks would tie. `paceline.methods.backend` chooses this class.
 """
 
 from __future__ import annotations

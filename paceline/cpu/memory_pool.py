@@ -1,12 +1,11 @@
 """Memory that is committed once, before anything waits for it, and pieces of it.
 
-Responsible for: faulting one range in, within a bound of time, and for handing pieces of it out and taking them back.
-The operating system gives a page when it is first written: 4 MiB of keys and values, the slot of one short text, took 1
-to 2 ms in the step that wrote them, and took them again for the next text once the slot had been freed. Pieces of it
-have their pages, on huge ones where the kernel gives such. It does not know what lies in a piece, and does not clear
-it.
+A pool faults one range in, within a limit of time, hands pieces of it out and takes them back. The operating system
+gives a page when it is first written. For 4 MiB of keys and values, the slot of one short text, that took 1 to 2 ms in
+the step that wrote them, and again for the next text after the slot had been freed. Pieces of a pool have their pages,
+huge ones where the system gives them. The pool does not know what a piece holds and does not clear it.
 
-Called by: the key-value cache, on CPU.
+Called by the key-value cache on CPU.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _PORTION = 16 << 20  # faulted in between two looks at the clock
 
 
 class MemoryPool:
-    """One range of memory and what of it is free. Not thread-safe.
+    """One range of memory, and which parts of it are free. Not thread-safe.
 
     Args:
         num_bytes: its size.
@@ -36,7 +35,7 @@ class MemoryPool:
 
     Attributes:
         num_bytes: its size.
-        num_faulted_bytes: how much of it, from its beginning, had its pages when this returned.
+        num_faulted_bytes: bytes, from its beginning, that had their pages when the pool was made.
     """
 
     def __init__(
@@ -46,7 +45,7 @@ class MemoryPool:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if num_bytes < 0:
-            raise ValueError(f"a pool has no {num_bytes} bytes")
+            raise ValueError(f"num_bytes of a pool must be at least 0, not {num_bytes}")
         self.num_bytes = num_bytes
         # numpy asks the allocator for zeroed pages, which nothing has touched yet.
         memory = np.zeros(num_bytes + _HUGE_PAGE, dtype=np.uint8)
@@ -58,13 +57,13 @@ class MemoryPool:
 
     @property
     def num_free_bytes(self) -> int:
-        """Bytes in no piece; the largest hole may be smaller."""
+        """Bytes that are in no piece; the largest hole may be smaller."""
         return sum(self._free.values())
 
     def take(self, num_bytes: int) -> Tensor | None:
-        """A piece `[num_bytes]` uint8 that begins at a page, whatever was left in it; None where no hole is as large.
+        """A piece `[num_bytes]` uint8 that begins at a page, not cleared; None where no hole is large enough.
 
-        The smallest hole that is large enough is cut, so that large ones stay.
+        The smallest hole that is large enough is cut, so that large holes stay.
         """
         size = -(-num_bytes // _PAGE) * _PAGE
         holes = [(hole, first) for first, hole in self._free.items() if hole >= size]
@@ -78,7 +77,7 @@ class MemoryPool:
         return self._memory[first : first + num_bytes]
 
     def give_back(self, piece: Tensor) -> None:
-        """Take a piece back; whoever still holds a view of it reads what comes there next."""
+        """Take a piece back; a view of it that is still held shows what is stored there next."""
         first = piece.data_ptr() - self._memory.data_ptr()
         size = self._taken.pop(first)
         if (after := self._free.pop(first + size, None)) is not None:

@@ -1,7 +1,6 @@
 """Weights in the order in which the CPU kernels read them.
 
-A panel holds some columns of a weight side by side, so that a product reads memory from one end to the other. Called by
-executors and drafters that build a program.
+A panel holds 32 columns of a weight side by side, so that a product reads memory from one end to the other.
 """
 
 from __future__ import annotations
@@ -33,13 +32,16 @@ class PackedWeight:
 
     @classmethod
     def pack(cls, weight: Tensor, bias: Tensor | None = None, *, is_gated: bool = False) -> PackedWeight:
-        """Reorder a bfloat16 weight `[columns, in_width]`; gated ones hold all gates, then what they gate."""
+        """Reorder a bfloat16 weight `[columns, in_width]`; a gated one holds all gates, then what they gate."""
         library = kernels.load()
         assert library is not None
         assert weight.dtype == torch.bfloat16
         columns, in_width = weight.shape
         if in_width % 16 or (is_gated and columns % PANEL_COLUMNS):
-            raise ValueError(f"a weight {list(weight.shape)} does not fall into panels")
+            raise ValueError(
+                f"a weight {list(weight.shape)} does not fill panels: its rows need a multiple of 16 numbers, gated "
+                f"weights a multiple of {PANEL_COLUMNS} columns"
+            )
         source = weight.contiguous()
         panels = torch.empty(num_panels(columns) * PANEL_COLUMNS * in_width, dtype=torch.bfloat16)
         library.pl_pack(source.data_ptr(), columns, in_width, int(is_gated), panels.data_ptr())

@@ -1,8 +1,7 @@
-"""What the lean executor needs to know of a checkpoint, read from its transformers config.
+"""The architecture of a decoder of the Llama family, read from its transformers config.
 
-Responsible for deciding whether a model is of the Llama family that the lean executor runs exactly, and for
-naming its numbers once. It does not know tensors or weights. Called by the engine when it chooses an
-executor.
+Decides whether our own executors run a model exactly, and names its numbers once. It does not know tensors or weights.
+Called when an executor is chosen, and by training.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""What a model directory says of its architecture.
+"""The configuration of a model directory.
 
-Responsible for reading `config.json`: as it stands where it states all that the Llama family's executors ask for, else
-through transformers, which knows the defaults and older spellings of every family. Deliberately does not know: which
-executor runs the model. Called by the engine.
+`config.json` is read directly where it states everything that our executors read. Otherwise transformers reads it: it
+knows the defaults and older spellings of every family. This file does not know which executor runs the model.
 
-The reason for the first way is time: transformers' configuration classes import its models' activations, and those
-torch's distributed tensors and sympy, for 3.4 s of a start that takes 8.
+Reading directly saves time: transformers' configuration classes import its models' activations, which import torch's
+distributed tensors and sympy. That takes 3.4 s of a start that takes 8 s.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-# The value each key must have, or the type: where all of it holds, a Llama configuration of transformers has the same
-# attributes. Its default rope needs nothing else of a configuration.
+# The value or the type that each key must have. Where all hold, transformers' Llama configuration has the same
+# attributes, and its default rope needs nothing else.
 _STATED: dict[str, type | str] = {
     "model_type": "llama",
     "hidden_act": "silu",
@@ -32,7 +31,7 @@ _STATED: dict[str, type | str] = {
     "tie_word_embeddings": bool,
     "rope_parameters": dict,
 }
-# Keys that transformers writes beside them and no executor of the family reads: biases are found by their tensors.
+# Keys that transformers also writes and no executor of the family reads: biases are found by their tensors.
 _UNREAD = frozenset(
     {
         *(
@@ -50,12 +49,12 @@ _UNREAD = frozenset(
 
 
 def read_configuration(model_dir: Path) -> Any:
-    """A configuration with transformers' attributes, for executors of the Llama family as well as for any other."""
+    """A configuration with transformers' attributes, for every executor."""
     return stated_configuration(model_dir) or transformers_configuration(model_dir)
 
 
 def stated_configuration(model_dir: Path) -> SimpleNamespace | None:
-    """The configuration as it is written, or None where a default or another spelling might have a part in it."""
+    """The configuration as it is written, or None where defaults or other spellings may matter."""
     content = json.loads((model_dir / "config.json").read_text(encoding="utf-8"))
     if not isinstance(content, dict) or not content.keys() <= _STATED.keys() | _UNREAD:
         return None

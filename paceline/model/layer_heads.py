@@ -1,4 +1,4 @@
-"""Key heads of each layer, as a transformers configuration has them: in some models not all layers are alike.
+"""Key heads of each layer, from a transformers configuration: in some models layers differ.
 
 Called by the generic executor, and by converters of drafters that read keys and values.
 """
@@ -12,7 +12,7 @@ def layer_heads(config: Any) -> tuple[tuple[int, int], ...]:
     """Key heads and their width, layer by layer.
 
     Args:
-        config: of a decoder, not of what it may be a part of.
+        config: of a decoder, not of a larger model around it.
     """
     heads = config.num_attention_heads
     own = getattr(config, "per_layer_config", None)

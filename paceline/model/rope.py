@@ -1,7 +1,7 @@
 """Rotary position tables, computed once and gathered per step.
 
-Responsible for the cosine and sine of every position in use. It does not know layers or heads. Called by the
-lean executor, once per step and table.
+A table holds the cosine and sine of every position in use. It does not know layers or heads. Executors and draft layers
+gather from it once per step.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class RopeTable:
         self.table = table.to(device=self._device, dtype=self._dtype)  # [positions, 2, head_dim]
 
     def cover(self, num_positions: int) -> None:
-        """Let the table reach so many positions; `table` may be another tensor afterwards."""
+        """Extend the table to so many positions; `table` may be another tensor afterwards."""
         size = self.table.shape[0]
         while size < num_positions:
             size *= 2

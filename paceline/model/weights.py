@@ -1,7 +1,7 @@
 """Tensors of a safetensors model directory, by name.
 
-Responsible for finding the shard of a tensor and refusing anything but safetensors. It does not know what the
-tensors mean. Called by the lean executor and by tests.
+Finds the shard of a tensor and refuses anything but safetensors. It does not know what the tensors mean. Executors,
+drafters and training read through it.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Attention of one step's rows over their sequences' caches.
 
-Responsible for positions, visibility (causal chains, trees, sliding windows) and the attention product. It does
-not know layers' weights or where queries come from. Built once per step by the engine (`StepPlan`), used by each
-layer of either executor.
+A step plan holds positions and visibility (causal chains, trees, sliding windows) and runs the attention product. The
+engine builds one plan per step, and every layer of every executor uses it. This file does not know weights or where
+queries come from.
 
-Query heads that share a key head are folded into the row axis, so keys and values are read once and never
-repeated: queries come as `[n, group, num_kv_heads, head_dim]`, group-major, and leave in the same order.
+Query heads that share a key head are folded into the row axis, so that keys and values are read once and never
+repeated. Queries come as `[n, group, num_kv_heads, head_dim]`, group-major, and the result has the same order.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from torch import Tensor
 from paceline.model.torch_block import Scoring
 from paceline.target.kv_slot import Slot
 
-# From this many query rows (after folding) on, groups are run one by one: their causal form needs no mask.
+# With more query rows than this (after folding), groups run one by one: their causal form needs no mask.
 MAX_FOLDED_ROWS = 256
 
 
 class Unit(Protocol):
-    """Consecutive rows of a step that are attended in one call: a sequence, or several neighbours."""
+    """Consecutive rows of a step that are attended in one call: one sequence, or several neighbours."""
 
     @property
     def first_row(self) -> int:
@@ -117,7 +117,7 @@ class Segment:
         return mixed.transpose(1, 2).reshape(n, -1)
 
     def _attend_by_group(self, queries: Tensor, keys: Tensor, values: Tensor, scoring: Scoring) -> Tensor:
-        """Long chunks: one call for each member of the head groups, without a mask where it is plain causal."""
+        """Long chunks: one call for each member of the head groups, without a mask where visibility is causal."""
         causal = self._is_plain_causal(scoring.window)
         mask = None if causal else self._mask(scoring.window, 1, queries.dtype)
         by_group = [
@@ -161,7 +161,7 @@ class StepPlan:
         positions: `[num_rows]` int64, explicit.
         max_position: the largest of them.
         segments: the rows of each sequence, in order; padding rows after them belong to none.
-        units: the segments, neighbours joined where the executor gains from it.
+        units: the segments, with neighbours joined where the executor gains from that.
         capture: layers whose incoming residual stream is wanted (`num_layers`: after the last).
         logit_rows: `[k]` int64 rows to run through the head, or None for all.
         added: `[num_rows, hidden]` to add to the input embeddings, in any float type; None adds nothing.

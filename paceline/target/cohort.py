@@ -1,7 +1,7 @@
 """Several sequences attended in one call, where their slots are neighbours and their shapes are close.
 
-Responsible for deciding when that pays and for the padding, masks and index lists it needs. It changes no result
-beyond rounding. Called by the engine when it plans a step.
+Decides when joining pays, and makes the padding, masks and index lists for it. Joining changes no result beyond
+rounding. Called by the planner of a step.
 
 On CPU an attention call over a few rows costs mostly its fixed part: eight decode rows over 256 keys took 0.33 ms
 a layer together and 0.49 ms one by one.
@@ -17,9 +17,9 @@ from torch import Tensor
 from paceline.model.torch_block import Scoring
 from paceline.target.attention import Segment, Unit, additive, product
 
-# Longer chunks use their time in the product itself and gain nothing from company.
+# Longer chunks spend their time in the product itself and gain nothing from joining.
 MAX_COHORT_ROWS = 16
-# Fixed cost of a call, in (row, key) pairs of the product: what a member saves, and what a hole costs.
+# Fixed cost of a call, in (row, key) pairs of the product. A member saves it, and an empty slot between costs it.
 CALL_COST_PAIRS = 1000
 
 
@@ -95,7 +95,7 @@ def form_units(segments: Sequence[Segment]) -> list[Unit]:
     """Join neighbouring segments where one call is expected to be faster.
 
     Args:
-        segments: in row order; those of one block consecutive and by slot index.
+        segments: in row order, with those of one block consecutive and ordered by slot index.
     """
     units: list[Unit] = []
     open_cohort: list[Segment] = []

@@ -1,7 +1,7 @@
-"""What an executor is: the part of the engine that runs a model over a planned step.
+"""The protocol of an executor: the part of the engine that runs a model over a planned step.
 
-Responsible for the contract only. Implemented by `native.NativeExecutor`, `llama.LeanExecutor` and
-`generic.GenericExecutor`; called by the engine.
+`paceline.target.lean` and `paceline.target.generic` implement it in torch, `paceline.cpu.executor` on the CPU kernels.
+`paceline.target.backend` chooses one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from paceline.target.attention import StepPlan
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """Numbers of the model that its users size things by.
+    """Sizes of the model that others derive their own sizes from.
 
     Attributes:
         num_kv_heads: key heads, of the layer that has most.
@@ -64,7 +64,7 @@ class ExecutorOutput:
         streams: captured residual streams, layer -> `[num_rows, hidden]`.
         final: output of the final norm `[num_rows, hidden]` if the plan captures `FINAL_NORM`, else None.
         maxima: `[k, ceil(vocab / 32)]` float32, the largest of every 32 logits, NaN if one of them is; None where they
-            are not known. Whoever judges the logits then reads them once less.
+            are not known. Verification then reads the logits one time less.
     """
 
     logits: Tensor
@@ -78,7 +78,7 @@ FINAL_NORM = -1
 
 
 def nothing() -> None:
-    """Nobody waits for a pass to begin."""
+    """The default where no caller waits for a pass to begin."""
 
 
 class Executor(Protocol):

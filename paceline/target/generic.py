@@ -1,9 +1,8 @@
 """The generic executor: any decoder that transformers can load, over our own cache.
 
-Responsible for running a transformers model on the flattened rows of a step. The model's own classes do
-everything but attention, which is replaced through transformers' attention registry and reads and writes our
-slots. It knows no architecture. Called by the engine for models the lean executor does not cover, and by
-tests that hold the two together.
+Runs a transformers model on the flattened rows of a step. The model's own classes do everything except attention:
+transformers' attention registry replaces that by ours, which reads and writes KV slots. This file knows no
+architecture. The engine uses it for models that the lean executor does not cover, and tests compare the two.
 """
 
 from __future__ import annotations

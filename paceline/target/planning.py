@@ -1,7 +1,7 @@
 """From the rows of several sequences to one flattened, ragged step.
 
-Responsible for row order, positions, padding to row buckets and who is attended together. It does not validate
-(`rows.py` did) and runs nothing. Called by the engine once per step.
+Chooses row order, positions, padding to row buckets, and which sequences are attended together. It does not validate
+(`step.py` does) and runs nothing. Called by the engine once per step.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def plan_step(
 
     Args:
         batch: rows per sequence.
-        slots: their slots, with room reserved.
+        slots: their slots, grown to fit the rows.
         capture: residual streams to return.
         row_buckets: ascending row counts to pad to; empty for none.
         device: where the index tensors go.
@@ -102,7 +102,7 @@ def plan_step(
 
 
 def _added(batch: Sequence[SequenceRows], num_rows: int) -> Tensor | None:
-    """What sequences in row order add to their input embeddings, zeros where one adds nothing; None where none does."""
+    """What sequences in row order add to their input embeddings: zeros where one adds nothing, None if none does."""
     some = next((rows.added for rows in batch if rows.added is not None), None)
     if some is None:
         return None
@@ -116,7 +116,7 @@ def _added(batch: Sequence[SequenceRows], num_rows: int) -> Tensor | None:
 
 
 def _row_order(slots: Sequence[Slot]) -> list[int]:
-    """Batch indices with neighbouring slots side by side, so that they can be attended together."""
+    """Batch indices ordered so that neighbouring slots can be attended together."""
     rank: dict[int, int] = {}
     for slot in slots:
         rank.setdefault(id(slot.block), len(rank))

@@ -1,9 +1,9 @@
-"""Kept prefixes: the keys, values and features of texts that have ended, for those that begin alike.
+"""Kept prefixes: keys, values and features of texts that have ended, for new texts that begin alike.
 
-Responsible for holding slots after their sequence ended, within a bound, and for finding the one that a new text
-shares most with. It does not know requests, sampling or transports; what a slot holds depends on its tokens alone, so
-that texts with other sampling parameters share it, and one cache belongs to one engine and so to one model. Called by
-the verifier.
+Keeps slots after their sequence ended, within a limit of bytes, and finds the one that shares the longest prefix with a
+new text. The content of a slot depends on its tokens alone, so that texts with different sampling parameters share it.
+One cache belongs to one engine and so to one model. It does not know requests, sampling or transports. Called by the
+verifier.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 from paceline.target.engine import TargetEngine
 
 MIN_PREFIX_TOKENS = 8
-"""Shorter ones are not worth a slot: they take no longer to run than to look up and copy."""
+"""Shorter prefixes are not worth a slot: running them takes no longer than finding and copying them."""
 
 _CHUNK = 64
 
@@ -29,7 +29,7 @@ def common_prefix(one: Sequence[int], other: Sequence[int], limit: int | None = 
     for begin in range(0, end, _CHUNK):
         stop = min(begin + _CHUNK, end)
         if one[begin:stop] != other[begin:stop]:
-            for place in range(begin, stop):  # none where the two are of different types
+            for place in range(begin, stop):  # no difference where only the types of the two differ
                 if one[place] != other[place]:
                     return place
     return end
@@ -40,11 +40,11 @@ class KeptPrefix:
     """The beginning of a text that has ended.
 
     Attributes:
-        tokens: what the slot holds, one token a row.
+        tokens: in the slot, one token a row.
         slot: an open slot with as many settled rows.
-        features: gives those of its first n tokens, `[n, width]` of the engine's first tap; None where they were never
-            taken. Asked when somebody has need of them: most prefixes end without.
-        num_bytes: of the slot, its room to grow included.
+        features: gives the features of its first n tokens, `[n, width]` of the engine's first tap; None where none were
+            taken. Called only when they are needed: most prefixes never need them.
+        num_bytes: of the slot, its unused capacity included.
     """
 
     tokens: list[int]
@@ -75,14 +75,14 @@ class PrefixCache:
         return sum(kept.num_bytes for kept in self._kept)
 
     def keep(self, slot: int, tokens: Sequence[int], features: FirstFeatures | None) -> None:
-        """Take over the slot of a text that has ended; it is closed at once where keeping it is of no use.
+        """Take over the slot of a text that has ended, or close it at once where keeping it is of no use.
 
-        A kept prefix that the new one begins with goes: whatever it was good for, the new one is too.
+        A kept prefix that the new text begins with is dropped: the new one serves for it.
 
         Args:
             slot: settled, with at least `len(tokens)` rows; later rows are forgotten.
             tokens: of its rows.
-            features: as in `KeptPrefix`, for `len(tokens)` tokens at least.
+            features: see `KeptPrefix`; for at least `len(tokens)` tokens.
         """
         text, num_bytes = list(tokens), self._engine.cache.slot_bytes(slot)
         if len(text) < MIN_PREFIX_TOKENS or num_bytes > self._limit_bytes or self._is_known(text, features):
@@ -100,12 +100,12 @@ class PrefixCache:
     def find(
         self, tokens: Sequence[int], limit: int, *, needs_features: bool
     ) -> tuple[KeptPrefix, int] | None:
-        """The kept prefix that shares most with a text, and how many tokens; None where that is too little.
+        """The kept prefix that shares most tokens with a text, and how many; None where they are too few.
 
         Args:
             tokens: the text.
-            limit: most tokens of use: the last one must be run for its logits.
-            needs_features: leaves out those that were kept without.
+            limit: most tokens to use: the last token must be run for its logits.
+            needs_features: skip prefixes that were kept without features.
         """
         best: tuple[KeptPrefix, int] | None = None
         for kept in reversed(self._kept):
@@ -117,12 +117,12 @@ class PrefixCache:
         return best
 
     def touch(self, kept: KeptPrefix) -> None:
-        """Note that it was used just now."""
+        """Make a kept prefix the most recently used."""
         self._kept.remove(kept)
         self._kept.append(kept)
 
     def take(self, kept: KeptPrefix) -> int:
-        """Hand its slot over to the caller; it is kept no longer."""
+        """Hand the slot of a kept prefix over to the caller and forget the prefix."""
         self._kept.remove(kept)
         return kept.slot
 

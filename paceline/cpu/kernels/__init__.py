@@ -1,7 +1,7 @@
 """The CPU kernels: C sources beside this file, compiled when the package is installed, loaded here.
 
-Responsible for finding the compiled library, checking that it fits this processor and these structures, and naming its
-functions. It does not know models. Called by `program.py`.
+Finds the compiled library, checks that it fits this processor and these structures, and declares its functions. It does
+not know models.
 
 The library is optional: where no C compiler was at hand or the processor lacks the bfloat16 dot product (AVX-512 BF16:
 Intel since Cooper Lake, AMD since Zen 4), `load` returns None and the engine runs on torch's own operators.
