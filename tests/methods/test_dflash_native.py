@@ -14,13 +14,13 @@ from paceline.cpu.draft_layer import NativeLayer
 from paceline.draft_layer.context import TorchContext
 from paceline.draft_layer.torch_layer import TorchLayer
 from paceline.methods.checkpoint import DrafterConfig, load_tensors
+from paceline.methods.dflash.block_drafter import BlockDrafter
 from paceline.methods.dflash.layer import BlockPlan, BlockRows, DFlashLayer, dflash_shapes, read_layer
 from paceline.methods.dflash.objective import DFlashShape
 from paceline.methods.drafter import DraftRequest
 from paceline.methods.dspark.drafter import dspark_shapes
 from paceline.methods.dspark.heads import HeadPlan
 from paceline.methods.loading import load_drafter
-from paceline.methods.one_pass.block_drafter import BlockDrafter
 from paceline.models import model_fingerprint
 from paceline.target import Device
 from paceline.target.kv_cache import KVCache
