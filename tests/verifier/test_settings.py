@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from paceline.cpu.memory_pool import MemoryPool
+from paceline.target.kv_cache import KVCache
 from services.verifier.host import VerifierHost
 from services.verifier.settings import POOL_MIB_WITHOUT_LIMIT, VerifierSettings
 from tests.verifier.conductor import MAX_POSITIONS
@@ -33,6 +35,11 @@ def test_a_pool_above_the_limit_is_refused() -> None:
 def test_no_more_is_committed_than_sequences_can_fill(target_dir: Path) -> None:
     settings = VerifierSettings(model=str(target_dir), dtype="float32", max_sequences=2, profile_s=0)
     cache = VerifierHost.load(settings, 1).engine.cache
-    assert cache.pool.num_faulted_bytes == 2 * MAX_POSITIONS * cache.layout.bytes_per_token
+    assert pool_of(cache).num_faulted_bytes == 2 * MAX_POSITIONS * cache.layout.bytes_per_token
     none = VerifierSettings(model=str(target_dir), dtype="float32", kv_pool_mib=0, profile_s=0)
-    assert VerifierHost.load(none, 1).engine.cache.pool.num_bytes == 0
+    assert pool_of(VerifierHost.load(none, 1).engine.cache).num_bytes == 0
+
+
+def pool_of(cache: KVCache) -> MemoryPool:
+    assert isinstance(cache._pool, MemoryPool)
+    return cache._pool
