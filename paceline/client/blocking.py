@@ -1,7 +1,7 @@
 """The synchronous client.
 
-Responsible for: calls, deadlines, retries before the first token, cancellation. Deliberately does not know: asyncio,
-what is in a request or an event. Its asynchronous twin is :mod:`paceline.client.aio`.
+Responsible for: calls, deadlines, retries before the first token, cancellation. Deliberately does not know:
+asyncio, the content of requests and events. Its asynchronous twin is :mod:`paceline.client.aio`.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class PacelineClient:
 
     Args:
         endpoint: host:port of the gateway.
-        timeout_s: deadline of a call that names none, retries included.
-        retry: when and how often a call is tried again.
-        tls: credentials; None speaks plain text.
+        timeout_s: default deadline of a call, retries included.
+        retry: when and how often a call is retried.
+        tls: credentials; None for a connection without TLS.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class PacelineClient:
         self.close()
 
     def close(self) -> None:
-        """Cancels what is running and closes the channel."""
+        """Cancels running calls and closes the channel."""
         self._channel.close()
 
     def model_info(self, timeout_s: float = 5.0) -> ModelInfo:
@@ -84,9 +84,8 @@ class PacelineClient:
     ) -> Generator[Event, None, None]:
         """Streams a completion: one Started, Chunks, one Finished; with ``n`` choices, each of these n times.
 
-        Where the prompt's log-probabilities were asked for, they come before the first Chunk.
-
-        Closing the iterator (also by leaving it to the garbage collector) cancels the generation.
+        If the prompt's log-probabilities are requested, they precede the first Chunk. Closing the iterator
+        (also by garbage collection) cancels the generation.
 
         Args:
             prompt: a text, a conversation or token ids.
@@ -94,9 +93,10 @@ class PacelineClient:
             **parameters: see :func:`paceline.client.requests.build_request`.
 
         Raises:
-            InvalidRequestError: naming the field.
-            CapacityError, UnavailableError: after all attempts; or at once where text had been shown.
-            DeadlineError: the time was over.
+            InvalidRequestError: names the field.
+            CapacityError, UnavailableError: after all attempts, or at once if an event has been returned
+                already.
+            DeadlineError: the deadline passed.
         """
         request = build_request(prompt, **parameters)
         return self._stream(request, time.monotonic() + (self._timeout_s if timeout_s is None else timeout_s))
@@ -113,7 +113,7 @@ class PacelineClient:
     ) -> list[Completion]:
         """Waits for n completions of one prompt, 1 to 16; arguments and errors as for :meth:`generate`.
 
-        The one at index i has the seed plus i: asked for alone with that seed, it is the same text.
+        The completion at index i has the seed plus i. A single request with that seed gives the same text.
         """
         return Completion.many_from_events(
             self.generate(prompt, timeout_s=timeout_s, n=n, **for_completion(parameters))
@@ -141,7 +141,9 @@ class PacelineClient:
     def _attempt(
         self, request: generation_pb2.GenerateRequest, deadline: float
     ) -> Generator[Event, None, None]:
-        """One call. The started event waits for the next one, so that nothing is shown of a call that fails before."""
+        """One call. The started event is returned with the next event: a call that fails before it returns
+        nothing.
+        """
         call = self._stub.Generate(request, timeout=max(0.001, deadline - time.monotonic()))
         order = EventOrder(request.n if request.HasField("n") else 1)
         try:

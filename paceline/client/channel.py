@@ -1,6 +1,6 @@
 """Channel options of the clients.
 
-Responsible for: message caps, keepalive that notices a dead server, and TLS. Deliberately does not know: calls.
+Responsible for: message caps, keepalive that detects a dead server, and TLS. Deliberately does not know: calls.
 Called by the two clients.
 """
 
@@ -17,7 +17,7 @@ from paceline.contract.limits import (
     PING_TIMEOUT_MS,
 )
 
-# A frozen server is noticed after about keepalive time plus ping timeout; servers accept one ping in 5 s.
+# A frozen server is detected after about keepalive time plus ping timeout; servers accept one ping in 5 s.
 OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -37,8 +37,8 @@ class TlsFiles:
 
     Attributes:
         ca: authorities that signed the server's certificate; None takes the system's.
-        key: of the client, where the server asks who is calling.
-        cert: of the client.
+        key: the client's key, for a server that demands client certificates.
+        cert: the client's certificate.
     """
 
     ca: bytes | None = None

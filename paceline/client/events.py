@@ -1,6 +1,7 @@
-"""What a client gets: the events of a generation, and a completion made of them.
+"""What a client returns: the events of a generation, and a completion made of them.
 
-Responsible for: plain values in Python's types. Deliberately does not know: calls, retries. Made by the two clients.
+Responsible for: plain values in Python's types. Deliberately does not know: calls, retries. Made by the two
+clients.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ class Started:
     """The request was admitted.
 
     Attributes:
-        request_id: stands in the servers' logs.
+        request_id: the request's id in the servers' logs.
         model: name of the model.
         num_prompt_tokens: tokens of the prompt.
-        seed: in force, also where the server drew it; sending it again gives the same text.
+        seed: the seed in use, also if the server drew it; sending it again gives the same text.
         mode: "greedy", "coupled", "rejection", "block" or "typical".
         is_exact: whether the text has the target's own distribution; False for typical acceptance.
-        index: choice that it belongs to; 0 unless several were asked for.
+        index: choice that the event belongs to; 0 unless several were requested.
     """
 
     request_id: str
@@ -37,11 +38,11 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class PromptLogProbs:
-    """Log-probabilities of the prompt; comes before the first chunk, with choice 0.
+    """Log-probabilities of the prompt; precedes the first chunk, with choice 0.
 
     Attributes:
         token_ids: tokens of the prompt.
-        log_probs: of every token but the first, which nothing comes before.
+        log_probs: of every token but the first, which has no text before it.
     """
 
     token_ids: tuple[int, ...]
@@ -54,9 +55,9 @@ class Chunk:
     """More text; it is final.
 
     Attributes:
-        text: since the last chunk; empty while a character is incomplete.
-        token_ids: since the last chunk.
-        log_probs: of these tokens, where the request asked for them.
+        text: text since the last chunk; empty while a character is incomplete.
+        token_ids: tokens since the last chunk.
+        log_probs: of these tokens, if requested.
         index: choice that it belongs to.
     """
 
@@ -68,7 +69,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """Figures of one generation; the contract describes each (generation.proto, GenerationStats)."""
+    """Stats of one generation; generation.proto describes each (GenerationStats)."""
 
     num_prompt_tokens: int
     num_generated_tokens: int
@@ -87,23 +88,23 @@ class Stats:
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens after the first per second after the first; 0 where there was only one."""
+        """Tokens after the first per second after the first; 0 if there was only one."""
         return (self.num_generated_tokens - 1) / self.decode_s if self.decode_s > 0 else 0.0
 
     @property
     def acceptance_per_position(self) -> tuple[float, ...]:
-        """Share of the draft tokens at each depth that were accepted."""
+        """Fraction of the draft tokens at each depth that were accepted."""
         pairs = zip(self.accepted_per_position, self.drafted_per_position, strict=False)
         return tuple(accepted / max(1, drafted) for accepted, drafted in pairs)
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The end.
+    """The end of a choice.
 
     Attributes:
         reason: "stop", "length", "cancelled" or "error".
-        stats: figures.
+        stats: of the generation.
         index: choice that ended.
     """
 
@@ -144,8 +145,8 @@ class Completion:
     """A whole generation.
 
     Attributes:
-        log_probs: of its tokens, where the request asked for them.
-        prompt_log_probs: of the prompt's tokens but the first, where the request asked for them; with choice 0.
+        log_probs: of its tokens, if requested.
+        prompt_log_probs: of the prompt's tokens but the first, if requested; with choice 0.
     """
 
     text: str
@@ -161,7 +162,7 @@ class Completion:
 
     @classmethod
     def many_from_events(cls, events: Iterable[Event]) -> list[Completion]:
-        """Puts the events of several choices together; the result is in order of their index."""
+        """Combines the events of several choices; the result is in order of their index."""
         by_choice: dict[int, list[Event]] = {}
         for event in events:
             by_choice.setdefault(event.index, []).append(event)
@@ -169,7 +170,7 @@ class Completion:
 
     @classmethod
     def from_events(cls, events: Iterable[Event]) -> Completion:
-        """Puts the events of one generation together.
+        """Combines the events of one generation.
 
         Args:
             events: from the started event to the finished one, of one choice.
@@ -201,7 +202,7 @@ class Completion:
 
 
 def from_response(response: generation_pb2.GenerateResponse) -> Event | None:
-    """The event in a response; None for one that this version does not know."""
+    """The event in a response; None for an event that this version does not know."""
     kind = response.WhichOneof("event")
     if kind == "chunk":
         token_ids = tuple(response.chunk.token_ids)

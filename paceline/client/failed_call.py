@@ -1,7 +1,7 @@
-"""From a failed call to an error that says what a caller can do.
+"""From a failed call to a typed error that a caller can act on.
 
-Responsible for: reading status and google.rpc details. Deliberately does not know: retries, requests. Called by the
-two clients.
+Responsible for: reading status and google.rpc details. Deliberately does not know: retries, requests. Called by
+the two clients.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ _DETAILS_KEY = "grpc-status-details-bin"
 
 
 class ServerError(PacelineError):
-    """Anything else that went wrong at the server; `status` and `reason` say more."""
+    """Any other error of the server; see `status` and `reason`."""
 
     status = "UNKNOWN"
     reason = "UNKNOWN"
 
 
 class OverloadedError(CapacityError):
-    """The server has no room now.
+    """The server has no capacity now.
 
     Attributes:
-        retry_after_s: the pause that the server asked for; None where it did not.
+        retry_after_s: the pause that the server asks for; None if it names none.
     """
 
     def __init__(self, message: str, retry_after_s: float | None) -> None:
@@ -38,7 +38,7 @@ class OverloadedError(CapacityError):
 
 
 class FailedCall(Protocol):
-    """What the errors of grpc and grpc.aio have in common."""
+    """The common interface of grpc's and grpc.aio's errors."""
 
     def code(self) -> grpc.StatusCode:
         """Status."""
@@ -54,9 +54,9 @@ class FailedCall(Protocol):
 
 
 def from_failed_call(call: FailedCall) -> PacelineError:
-    """The typed error behind a failed call.
+    """The typed error of a failed call.
 
-    An InvalidRequestError names the field, an OverloadedError the pause that the server asked for.
+    An InvalidRequestError names the field, an OverloadedError the pause that the server asks for.
     """
     code, message = call.code(), call.details() or call.code().name
     reason, violation, retry_after_s = _read_details(call.trailing_metadata())
@@ -90,7 +90,7 @@ def _read_details(
         if key == _DETAILS_KEY and isinstance(value, bytes):
             try:
                 status.ParseFromString(value)
-            except ValueError:  # a proxy's trailer is not ours to judge; the status code still tells
+            except ValueError:  # a proxy may write this trailer; the status code is still valid
                 status.Clear()
     reason, violation, retry_after_s = None, None, None
     for detail in status.details:

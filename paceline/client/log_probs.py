@@ -13,13 +13,13 @@ from paceline.v1 import sampling_pb2
 
 @dataclass(frozen=True, slots=True)
 class TokenLogProb:
-    """What the target thought of one token, before any sampling parameter.
+    """The target's log-probability of one token, before any sampling parameter.
 
     Attributes:
         token_id: the token.
         log_prob: natural logarithm of its probability.
-        rank: its place among all tokens, 1 for the likeliest.
-        top: the likeliest tokens, each with its log-probability; as many as were asked for.
+        rank: its rank among all tokens, 1 for the likeliest.
+        top: the likeliest tokens, each with its log-probability; as many as requested.
     """
 
     token_id: int
@@ -29,14 +29,14 @@ class TokenLogProb:
 
 
 def read_log_probs(token_ids: tuple[int, ...], message: sampling_pb2.LogProbs) -> tuple[TokenLogProb, ...]:
-    """One entry for each token; none where the server sent none."""
+    """One entry for each token; empty if the server sent none."""
     if not message.log_probs:
         return ()
     num_top = message.num_top
     pairs = list(zip(message.top_token_ids, message.top_log_probs, strict=True))
     return tuple(
-        TokenLogProb(token_id, log_prob, rank, tuple(pairs[place * num_top : (place + 1) * num_top]))
-        for place, (token_id, log_prob, rank) in enumerate(
+        TokenLogProb(token_id, log_prob, rank, tuple(pairs[index * num_top : (index + 1) * num_top]))
+        for index, (token_id, log_prob, rank) in enumerate(
             zip(token_ids, message.log_probs, message.ranks, strict=True)
         )
     )

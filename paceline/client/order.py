@@ -1,6 +1,6 @@
-"""In which order the events of a call are shown, and when it is over.
+"""In which order the events of a call are returned, and when the call is over.
 
-Responsible for: holding back what may not be shown yet. Deliberately does not know: calls. Called by the two clients.
+Responsible for: delaying the started event. Deliberately does not know: calls. Called by the two clients.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from paceline.v1 import generation_pb2
 
 
 class EventOrder:
-    """The events of one call in the order in which they are shown, and when the call is over.
+    """The events of one call in the order in which they are returned.
 
-    A started event waits for the next event of its choice, so that nothing is shown of a call that fails before.
+    A started event is returned with the next event of its choice, so that a call that fails before it returns
+    nothing.
 
     Args:
-        num_choices: completions asked for.
+        num_choices: completions requested.
     """
 
     def __init__(self, num_choices: int) -> None:
@@ -28,7 +29,7 @@ class EventOrder:
         return self._num_running == 0
 
     def push(self, response: generation_pb2.GenerateResponse) -> list[Event]:
-        """Takes a response and returns the events to show now."""
+        """Adds a response and returns the events to return now."""
         event = from_response(response)
         if event is None:
             return []

@@ -1,7 +1,7 @@
 """From Python's arguments to a GenerateRequest.
 
-Responsible for: the forms a prompt may take and the names of parameters. Ranges are the server's to check, so that
-there is one place that does. Deliberately does not know: calls. Called by the two clients.
+Responsible for: the forms of a prompt and the names of parameters. The server checks ranges, so that they are
+checked in one place. Deliberately does not know: calls. Called by the two clients.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Prompt = str | Sequence[Message] | Sequence[int]
 """A text, a conversation, or token ids."""
 
 COMPLETION_INTERVAL = 32
-"""Tokens sent together where the whole text is waited for."""
+"""Tokens that are sent together when only the whole text is wanted."""
 
 _MODES = {
     None: sampling_pb2.VERIFY_MODE_UNSPECIFIED,
@@ -78,42 +78,43 @@ def build_request(
 
     Args:
         prompt: a text, a conversation (rendered with the model's chat template) or token ids.
-        model: name of the model; empty takes what is served.
+        model: name of the model; empty takes the served one.
         max_tokens: most tokens to generate.
         temperature: 0 is greedy.
         top_k: keep the k most likely tokens.
         top_p: keep the smallest set with this probability mass.
         min_p: drop tokens less likely than this fraction of the likeliest.
         seed: same seed and prompt, same text.
-        mode: "greedy", "coupled", "rejection", "block" or "typical" (which is not exact); None lets the temperature
-            decide between the first two.
+        mode: "greedy", "coupled", "rejection", "block" or "typical" (which is not exact); with None the
+            temperature chooses between the first two.
         repetition_penalty: divides positive and multiplies negative logits of tokens in prompt or completion.
-        presence_penalty: taken from the logit of each token that the completion has.
-        frequency_penalty: taken once for each time that it has it.
+        presence_penalty: subtracted from the logit of each token that the completion contains.
+        frequency_penalty: subtracted once for each occurrence in the completion.
         logit_bias: numbers added to logits, by token id.
-        bad_words: texts that never stand in the completion.
-        bad_runs: runs of token ids that never do.
-        min_tokens: no stop token and no stop text before so many tokens.
-        log_probs: log-probabilities of the completion's tokens, and of so many likeliest tokens beside each.
+        bad_words: texts that never occur in the completion.
+        bad_runs: runs of token ids that never occur in it.
+        min_tokens: least number of tokens before a stop token or a stop text may end the text.
+        log_probs: log-probabilities of the completion's tokens, and of this many likeliest tokens for each.
         prompt_log_probs: the same for the prompt's tokens.
         n: completions; the one with index i has the seed plus i.
-        stop: texts before which the text ends.
-        stop_token_ids: tokens after which it ends.
-        ignore_eos: go on past the model's end token.
-        speculation: False decodes plainly.
+        stop: the text ends before any of these texts.
+        stop_token_ids: the text ends after any of these tokens.
+        ignore_eos: continue after the model's end token.
+        speculation: False for plain decoding.
         max_draft_tokens: upper bound of the draft length.
-        stream_interval: tokens that are sent together; the first token and the end never wait.
+        stream_interval: tokens that are sent together; the first token and the end are sent at once.
         drafter: name, method or endpoint of the drafter to use; empty takes any.
-        reads_features: False drafts without the target's features, True only with them; None leaves it to the drafter.
+        reads_features: False drafts without the target's features, True only with them; with None the drafter
+            decides.
         json_schema: the completion is JSON of this schema, given as an object or as JSON text.
         json_object: the completion is any JSON object.
         regex: the whole completion matches this regular expression.
-        grammar: it belongs to this context-free grammar, in Lark's notation.
-        choice: it is one of these texts. At most one of these five may be given.
-        tenant: whose request it is, for the server's statistics.
+        grammar: the completion belongs to this context-free grammar, in Lark's notation.
+        choice: the completion is one of these texts. At most one of these five may be given.
+        tenant: name of the tenant, for the server's statistics.
 
     Raises:
-        InvalidRequestError: an argument cannot be put on the wire at all.
+        InvalidRequestError: an argument does not fit into the request's field.
     """
     if mode not in _MODES:
         known = ", ".join(name for name in _MODES if name)
@@ -167,18 +168,18 @@ def build_request(
 
 
 def for_completion(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameters of a call whose text is waited for as a whole: what nobody watches need not be sent token by token."""
+    """Parameters of a call that returns the whole text: tokens are sent in groups, since nobody reads the stream."""
     return {"stream_interval": COMPLETION_INTERVAL} | dict(parameters)
 
 
 def check_single(parameters: Mapping[str, object]) -> None:
-    """Refuses several choices where one completion is the answer.
+    """Refuses several choices for a method that returns one completion.
 
     Raises:
-        InvalidRequestError: naming ``n``.
+        InvalidRequestError: names ``n``.
     """
     if parameters.get("n") not in (None, 1):
-        raise InvalidRequestError("n", "complete gives one completion; complete_many gives several")
+        raise InvalidRequestError("n", "complete returns one completion; call complete_many for several")
 
 
 def _set_constraint(sampling: sampling_pb2.SamplingParams, **forms: Any) -> None:
@@ -234,7 +235,7 @@ def _set(message: object, name: str, value: float | None, field: str) -> None:
 
 @contextmanager
 def _naming(field: str, value: object) -> Iterator[None]:
-    """Names the field of a value that protobuf's own check of type and width refuses."""
+    """Names the field whose value fails protobuf's own check of type and width."""
     try:
         yield
     except (TypeError, ValueError) as error:

@@ -1,7 +1,7 @@
-"""When a request is tried again, and after which pause.
+"""When a request is retried, and after which pause.
 
-Responsible for: the decision. Deliberately does not know: calls, clocks; randomness is passed in. Called by the two
-clients. Only a request of which nothing has been shown is ever tried again, and no other layer retries.
+Responsible for: the decision. Deliberately does not know: calls, clocks; randomness is passed in. Called by the
+two clients. Only a request that has returned no event is ever retried, and no other layer retries.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class RetryPolicy:
     """Exponential backoff with full jitter.
 
     Attributes:
-        max_attempts: calls in all; 1 never tries again.
+        max_attempts: calls in all; 1 never retries.
         base_s: upper bound of the first pause; it doubles with every attempt.
         cap_s: upper bound of every pause.
     """
@@ -34,12 +34,12 @@ class RetryPolicy:
         remaining_s: float,
         uniform: Callable[[float, float], float],
     ) -> float | None:
-        """Seconds to wait before the next attempt; None where there is none.
+        """Seconds to wait before the next attempt; None for no further attempt.
 
         Args:
-            error: what ended the last attempt.
+            error: the error of the last attempt.
             num_attempts: attempts so far.
-            remaining_s: what is left of the caller's deadline.
+            remaining_s: time left until the caller's deadline.
             uniform: draws between two bounds.
         """
         if num_attempts >= self.max_attempts or not isinstance(error, UnavailableError | CapacityError):

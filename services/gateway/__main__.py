@@ -26,7 +26,9 @@ from services.runtime.settings import load
 
 
 async def build(process: Process) -> None:
-    """Adds the generation service to a process; it is ready once the director has said what is served."""
+    """Adds the generation service to a process. The process is ready once the director has described the served
+    model.
+    """
     settings = process.settings
     assert isinstance(settings, GatewaySettings)
     model_dir = find_model_dir(settings.model)
@@ -61,7 +63,7 @@ async def build(process: Process) -> None:
 
 
 def find_model_dir(model: str) -> Path:
-    """The directory of the tokenizer; weights need not be there.
+    """The directory of the tokenizer; it need not contain weights.
 
     Raises:
         PacelineError: neither a directory with a tokenizer nor the name of a fetched model.

@@ -1,7 +1,7 @@
 """A model's chat template: from the turns of a conversation to the text that the model was trained on.
 
-Responsible for: finding the template in a model directory and rendering it in a sandbox. Deliberately does not know:
-token ids, requests, gRPC.
+Responsible for: finding the template in a model directory and rendering it in a sandbox. Deliberately does not
+know: token ids, requests, gRPC.
 
 Called by: :mod:`services.gateway.tokenizer`.
 """
@@ -25,7 +25,7 @@ _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
 class _GenerationBlock(Extension):
-    """Accepts ``{% generation %}``, by which training marks the answer; it changes nothing in the text."""
+    """Accepts ``{% generation %}``, which marks the answer for training. It changes nothing in the text."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja2 reads a plain class attribute)
 
@@ -60,7 +60,7 @@ class ChatTemplate:
 
     @classmethod
     def load(cls, model_dir: Path) -> ChatTemplate | None:
-        """Reads ``chat_template.jinja`` or the template in ``tokenizer_config.json``; None where there is neither."""
+        """Reads ``chat_template.jinja`` or the template in ``tokenizer_config.json``; None if there is neither."""
         config_path = model_dir / "tokenizer_config.json"
         config = json.loads(config_path.read_text(encoding="utf-8")) if config_path.is_file() else {}
         template_path = model_dir / "chat_template.jinja"
@@ -74,17 +74,18 @@ class ChatTemplate:
         return cls(source, {name: _token_text(config[name]) for name in _NAMED_TOKENS if config.get(name)})
 
     def render(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """Renders a conversation up to where the assistant's answer begins.
+        """Renders a conversation up to the beginning of the assistant's answer.
 
         Raises:
-            InvalidRequestError: the template refuses the conversation, for instance because roles do not alternate.
+            InvalidRequestError: the template rejects the conversation, for instance because roles do not
+                alternate.
         """
         try:
             return self._template.render(
                 messages=list(messages), add_generation_prompt=True, **self._named_tokens
             )
         except (TemplateError, TypeError, ValueError) as error:
-            raise InvalidRequestError("chat.messages", f"the chat template refuses them: {error}") from error
+            raise InvalidRequestError("chat.messages", f"the chat template rejects them: {error}") from error
 
 
 def _token_text(token: str | Mapping[str, Any]) -> str:

@@ -1,7 +1,7 @@
-"""From token ids to text, one token at a time, never taking back a character.
+"""From token ids to text, one token at a time, without ever retracting a character.
 
-Responsible for: characters whose bytes are spread over several tokens. The text after n tokens depends on those n
-tokens alone, not on how they arrived, so streamed text equals the text of the whole.
+Responsible for: characters whose bytes are spread over several tokens. The text after n tokens depends on those
+n tokens alone, not on how they arrived, so streamed text equals the text of the whole.
 
 Deliberately does not know: stop conditions, requests, chat templates.
 
@@ -19,17 +19,17 @@ class Detokenizer:
     """The text of one generation, growing token by token."""
 
     def __init__(self, token_bytes: TokenBytes) -> None:
-        self._pieces = token_bytes
+        self._token_bytes = token_bytes
         # Invalid bytes become U+FFFD by the same rule (maximal subparts) that the tokenizers library applies.
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._strip_character, self._num_strippable = token_bytes.leading_strip
 
     def push(self, token_id: int) -> str:
         """Adds a token and returns the characters that it completed; empty while a character is incomplete."""
-        return self._strip(self._decoder.decode(self._pieces[token_id]))
+        return self._strip(self._decoder.decode(self._token_bytes[token_id]))
 
     def flush(self) -> str:
-        """Ends the text; returns the replacement character for a character that stayed incomplete."""
+        """Ends the text; returns the replacement character if the last character is incomplete."""
         return self._strip(self._decoder.decode(b"", final=True))
 
     def _strip(self, text: str) -> str:

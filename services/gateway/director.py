@@ -1,7 +1,7 @@
 """The gateway's side of the orchestrator: admission at the director, runs at its conductors.
 
-Responsible for: channels, deadlines of each call, the silence watchdog, and turning failures of either peer into
-domain errors. Deliberately does not know: text, requests of clients, retries.
+Responsible for: channels, the deadline of each call, the silence watchdog, and turning failures of either peer
+into domain errors. Deliberately does not know: text, clients' requests, retries.
 
 Called by: :mod:`services.gateway.servicer` and the model watch.
 """
@@ -66,25 +66,25 @@ class DirectorClient:
     async def admit(
         self, num_prompt_tokens: int, max_new_tokens: int, timeout_s: float
     ) -> orchestrator_pb2.AdmitResponse:
-        """Asks for a place.
+        """Asks for admission.
 
         Raises:
-            CapacityError: there is none now.
+            CapacityError: no conductor has capacity now.
             UnavailableError: the director does not answer.
-            DeadlineError: the caller's time is over.
+            DeadlineError: the caller's deadline has passed.
         """
         request = orchestrator_pb2.AdmitRequest(
             num_prompt_tokens=num_prompt_tokens, max_new_tokens=max_new_tokens
         )
         try:
-            place: orchestrator_pb2.AdmitResponse = await self._stub.Admit(
+            admitted: orchestrator_pb2.AdmitResponse = await self._stub.Admit(
                 request, timeout=min(timeout_s, _ADMIT_TIMEOUT_S)
             )
         except aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and timeout_s > _ADMIT_TIMEOUT_S:
                 raise UnavailableError("the director does not answer") from error
             raise peer_error("director", error) from error
-        return place
+        return admitted
 
     async def run(
         self, endpoint: str, request: orchestrator_pb2.RunRequest, timeout_s: float
@@ -118,13 +118,15 @@ class DirectorClient:
                 del self._num_runs[endpoint]
 
     def _conductor_channel(self, endpoint: str) -> aio.Channel:
-        """A channel per conductor, kept for the next run; idle ones beyond a bound are closed, oldest first."""
+        """The channel to a conductor, kept for the next run. Beyond a limit the oldest idle channels are closed."""
         channel = self._conductors.pop(endpoint, None)
         if channel is None:
             try:
                 channel = open_channel(endpoint, self._tls)
             except InvalidRequestError as error:
-                raise UnavailableError(f"the director named no usable conductor: {error}") from error
+                raise UnavailableError(
+                    f"the director named a conductor without a valid endpoint: {error}"
+                ) from error
         self._conductors[endpoint] = channel
         idle = [known for known in self._conductors if known not in self._num_runs and known != endpoint]
         for known in idle[: max(0, len(self._conductors) - _MAX_CONDUCTOR_CHANNELS)]:
@@ -140,10 +142,10 @@ class DirectorClient:
 
 
 def peer_error(peer: str, error: aio.AioRpcError) -> PacelineError:
-    """What a failed call to the orchestrator means to the gateway's own caller.
+    """The error that the gateway's caller gets for a failed call to the orchestrator.
 
-    A refused field, a lack of room and a deadline are passed on. Everything else, whatever its status, is a fault
-    behind the gateway that the caller may meet by trying again: UNAVAILABLE.
+    A rejected field, a lack of capacity and a deadline are passed on. Everything else, whatever its status, is
+    a fault behind the gateway, and a retry may succeed: UNAVAILABLE.
     """
     if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
         return DeadlineError(f"the deadline passed while the {peer} worked")

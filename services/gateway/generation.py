@@ -1,10 +1,10 @@
 """One generation as its client sees it: a started event, chunks, and exactly one finished event.
 
-Responsible for: turning committed tokens into final text, stop texts, and the figures at the end. What the client
-gets depends on the tokens alone, not on the frames in which they came. Deliberately does not know: gRPC, where tokens
-come from, deadlines.
+Responsible for: turning committed tokens into final text, stop texts, and the stats at the end. The client's
+text depends on the tokens alone, not on the frames in which they arrive. Deliberately does not know: gRPC,
+where tokens come from, deadlines.
 
-Called by: :mod:`services.gateway.servicer`, which feeds it the conductor's frames.
+Called by: :mod:`services.gateway.servicer`, which passes it the conductor's frames.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ class Generation:
     """State of one generation.
 
     Args:
-        request: what was asked.
-        model: what serves it.
+        request: the checked request.
+        model: the served model.
         detokenizer: a fresh one.
         clock: seconds, monotonic.
         index: choice that its events belong to.
 
     Attributes:
         token_ids: tokens generated so far.
-        finish_reason: why it ended; unspecified while it goes on.
-        first_token_at: clock at the first token; None before.
+        finish_reason: why the generation ended; unspecified while it continues.
+        first_token_at: clock at the first token; None before it.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Generation:
         self._clock = clock
         self._index = index
         self._prompt_log_probs = sampling_pb2.LogProbs()
-        self._wants_prompt = request.log_probs.HasField("num_prompt_top")  # until they are sent
+        self._wants_prompt = request.log_probs.HasField("num_prompt_top")  # False once they are sent
         self._started_at = clock()
         self._num_frames = 0
         self._num_lost_frames = 0
@@ -81,11 +81,11 @@ class Generation:
         )
 
     def push(self, frame: orchestrator_pb2.RunResponse) -> list[generation_pb2.GenerateResponse]:
-        """Takes a frame of the conductor and returns the events that it caused.
+        """Adds a frame of the conductor and returns the events that follow from it.
 
         Raises:
-            UnavailableError: the conductor sent a token that the model does not have, or log-probabilities that do not
-                fit the tokens.
+            UnavailableError: the conductor sent a token that the model does not have, or log-probabilities that
+                do not match the tokens.
         """
         assert not self.is_finished, "a frame after the end"
         events = self._take_prompt_log_probs(frame)
@@ -116,7 +116,7 @@ class Generation:
         return events
 
     def run_lost(self) -> None:
-        """The run died; another goes on from the tokens so far, and its figures begin anew."""
+        """The run failed. The next run continues from the tokens so far, and its stats start again."""
         self._stats = None
         self._num_lost_frames = self._num_frames
 
@@ -127,7 +127,7 @@ class Generation:
             if token_id >= self._model.vocab_size:
                 raise UnavailableError(f"the conductor sent token {token_id}, which the model does not have")
             self.token_ids.append(token_id)
-            if token_id in self._request.stop_token_ids:  # kept among the tokens, its text is not shown
+            if token_id in self._request.stop_token_ids:  # it counts as a token, but its text is not sent
                 return text, index + 1
             may_stop = len(self.token_ids) > self._request.sampling.min_tokens
             text += self._stop_texts.push(self._detokenizer.push(token_id), may_match=may_stop)
@@ -138,7 +138,9 @@ class Generation:
     def _take_prompt_log_probs(
         self, frame: orchestrator_pb2.RunResponse
     ) -> list[generation_pb2.GenerateResponse]:
-        """Gathers the prompt's, which may come in parts, and returns them as one event once they are complete."""
+        """Collects the prompt's log-probabilities, which may arrive in parts, and returns them as one event when
+        complete.
+        """
         if not self._wants_prompt:
             return []
         join_log_probs(self._prompt_log_probs, frame.prompt_log_probs)
@@ -164,7 +166,7 @@ class Generation:
         return text + self._stop_texts.flush()
 
     def _final_stats(self) -> generation_pb2.GenerationStats:
-        """The conductor's figures; where a stop text ended the run before they came, what is known here."""
+        """The conductor's stats. If a stop text ended the run before they arrived, the stats known to the gateway."""
         stats = generation_pb2.GenerationStats()
         now = self._clock()
         first = now if self.first_token_at is None else self.first_token_at

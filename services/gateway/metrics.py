@@ -1,7 +1,7 @@
-"""What the gateway observes of its requests, under the names that vLLM uses for the same things.
+"""What the gateway measures of its requests, under vLLM's names where vLLM has the metric.
 
-Responsible for: which collector of :mod:`services.runtime.metrics` is fed when. Tokens processed and sequences running
-are counted once, at the verifier; here are the requests as their clients see them. Deliberately does not know: how
+Responsible for: when each collector of :mod:`services.runtime.metrics` is set. The verifier counts processed
+tokens and running sequences; the gateway counts requests as clients see them. Deliberately does not know: how
 metrics are served. Called by: :mod:`services.gateway.servicer`.
 """
 

@@ -1,6 +1,6 @@
 """What the deployment serves, as the director last described it.
 
-Responsible for: the limits that requests are checked against, and keeping them fresh. Deliberately does not know:
+Responsible for: the limits that requests are checked against, and refreshing them. Deliberately does not know:
 requests, tokens. Called by :mod:`services.gateway.servicer`; the watch runs beside the server.
 """
 
@@ -43,7 +43,7 @@ class ServedModel:
             tokenizer_fingerprint: of the gateway's own tokenizer; empty skips the comparison.
 
         Raises:
-            IncompatiblePeerError: the target reads other token ids than this gateway writes.
+            IncompatiblePeerError: the target's tokenizer differs from this gateway's.
         """
         verifier = deployment.verifier
         theirs = verifier.tokenizer_fingerprint
@@ -68,11 +68,11 @@ class ServedModel:
 
 
 class ModelWatch:
-    """Holds the served model and asks the director for it again and again.
+    """The served model, refreshed from the director at intervals.
 
     Args:
-        describe: one question to the director.
-        refresh_s: pause between two questions.
+        describe: asks the director once.
+        refresh_s: pause between two refreshes.
         name: name that requests use; None takes the verifier's.
         tokenizer_fingerprint: of the gateway's own tokenizer; empty skips the comparison.
     """
@@ -98,14 +98,14 @@ class ModelWatch:
 
         Raises:
             UnavailableError: the director was never reached.
-            IncompatiblePeerError: the deployment's tokenizer is another one.
+            IncompatiblePeerError: the deployment uses another tokenizer.
         """
         if self._model is None:
             raise type(self._why_not)(str(self._why_not))
         return self._model
 
     async def refresh(self) -> None:
-        """Asks once. Without an answer the last known model stays; a wrong tokenizer takes it away."""
+        """Asks once. Without an answer the last known model stays; a deployment with another tokenizer removes it."""
         try:
             deployment = await self._describe()
             model = ServedModel.from_deployment(deployment, self._name, self._tokenizer_fingerprint)
@@ -130,7 +130,7 @@ class ModelWatch:
         self.known.set()
 
     async def run(self) -> None:
-        """Asks until cancelled: quickly at first, at leisure once the model is known."""
+        """Refreshes until cancelled: in short intervals until the model is known, then every `refresh_s`."""
         while True:
             await self.refresh()
             await asyncio.sleep(self._refresh_s if self._model is not None else min(0.2, self._refresh_s))

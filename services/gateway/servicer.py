@@ -1,7 +1,7 @@
-"""The client-facing gRPC service: one method per rpc, each a short walk through the other files of this package.
+"""The client-facing gRPC service: one method per rpc; the work is done by the other files of this package.
 
-Responsible for: the order of events of a request (check, admit, run, stream), its deadline, and cancelling the run
-when the client goes away. Deliberately does not know: how tokens are made, how errors become statuses.
+Responsible for: the order of a request's stages (check, admit, run, stream), its deadline, and cancelling the
+run when the client disconnects. Deliberately does not know: how tokens are made, how errors become statuses.
 
 Called by: gRPC; built in :mod:`services.gateway.__main__`.
 """
@@ -29,11 +29,11 @@ from services.gateway.served_model import ModelWatch, ServedModel
 from services.gateway.tokenizer import ModelTokenizer
 from services.runtime.tenants import HEADER
 
-# Less time than this is not worth a place in the pipeline.
+# A call with less time left than this is refused.
 _MIN_REMAINING_S = 0.02
-# What stays of the caller's time for the way back.
+# Part of the caller's time that is left for sending the answer.
 _DEADLINE_MARGIN_S = 0.01
-# A conductor that dies is replaced by the director; the run goes on there from the tokens so far.
+# The director replaces a conductor that fails; the run continues there from the tokens so far.
 _MAX_RUNS = 3
 _RESUME_PAUSE_S = 0.5
 
@@ -43,11 +43,11 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
 
     Args:
         tokenizer: of the served model.
-        checker: of requests.
-        constraints: checks what a completion must look like.
-        watch: of what is served.
+        checker: checks requests.
+        constraints: checks constraints on completions.
+        watch: the served model.
         director: the orchestrator.
-        max_requests: most completions in flight; more are refused, to be tried again.
+        max_requests: most completions in flight; further ones are refused and may be retried.
         default_timeout_s: for calls without a deadline.
         clock: seconds, monotonic.
     """
@@ -90,7 +90,8 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         self._num_running += num_choices
         try:
             with metrics.in_flight(model.name):
-                # Long prompts take tens of milliseconds; the library releases the GIL, other streams go on.
+                # Long prompts take tens of milliseconds. The library releases the GIL, so other streams
+                # continue.
                 checked = await asyncio.to_thread(self._checker.check, request, model, _tenant(context))
                 await self._constraints.check(checked.sampling, model)
                 choices = [
@@ -109,7 +110,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     async def GetModelInfo(
         self, request: generation_pb2.GetModelInfoRequest, context: aio.ServicerContext
     ) -> generation_pb2.GetModelInfoResponse:
-        """Says what is served."""
+        """Describes the served model."""
         model = self._watch.current()
         return generation_pb2.GetModelInfoResponse(
             model=model.name,
@@ -138,7 +139,9 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     async def _stream(
         self, request: CheckedRequest, index: int, model: ServedModel, arrived_at: float, deadline: float
     ) -> AsyncGenerator[generation_pb2.GenerateResponse, None]:
-        """Admits and runs one choice; where a conductor dies or gives up, goes on at another from the tokens so far."""
+        """Admits and runs one choice. If a conductor fails or gives up, another one continues from the tokens so
+        far.
+        """
         generation = Generation(request, model, self._tokenizer.detokenizer(), self._clock, index)
         log = self._log
         num_runs = 0
@@ -147,21 +150,22 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             while True:
                 num_runs += 1
                 try:
-                    place = await self._director.admit(
+                    admitted = await self._director.admit(
                         len(request.prompt_token_ids), request.max_new_tokens, self._remaining_s(deadline)
                     )
                     if not is_admitted:
                         is_admitted = True
-                        log = log.bind(request_id=place.request_id)
+                        log = log.bind(request_id=admitted.request_id)
                         metrics.observe_admission(model.name, request)
-                        yield generation.started(place.request_id)
-                    run_request = request.to_run_request(place.request_id, generation.token_ids)
+                        yield generation.started(admitted.request_id)
+                    run_request = request.to_run_request(admitted.request_id, generation.token_ids)
                     frames = self._director.run(
-                        place.conductor_endpoint, run_request, self._remaining_s(deadline)
+                        admitted.conductor_endpoint, run_request, self._remaining_s(deadline)
                     )
                     async with aclosing(frames):
                         async for frame in frames:
-                            # Its verifier is lost for longer than a conductor waits; another one may have its own.
+                            # The conductor's verifier has been lost for too long; another conductor has
+                            # another one.
                             is_given_up = (
                                 frame.finish_reason == sampling_pb2.FINISH_REASON_ERROR
                                 and num_runs < _MAX_RUNS
@@ -172,14 +176,16 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
                             for event in generation.push(frame):
                                 yield event
                             if is_given_up:
-                                raise UnavailableError("the conductor gave the request up")
+                                raise UnavailableError("the conductor gave up the request")
                             if generation.is_finished:
                                 return
                 except UnavailableError as error:
                     if num_runs >= _MAX_RUNS or not generation.token_ids:
-                        raise  # before the first token the client itself tries again
+                        raise  # before the first token the client itself retries
                     log.warning(
-                        "run lost, going on elsewhere", error=str(error), num_tokens=len(generation.token_ids)
+                        "run lost, continuing at another conductor",
+                        error=str(error),
+                        num_tokens=len(generation.token_ids),
                     )
                     generation.run_lost()
                     await asyncio.sleep(min(_RESUME_PAUSE_S, self._remaining_s(deadline)))
@@ -198,7 +204,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
 
 
 def _tenant(context: aio.ServicerContext) -> str:
-    """The tenant that the call's metadata names; empty where it names none."""
+    """The tenant that the call's metadata names; empty if it names none."""
     for name, value in context.invocation_metadata() or ():
         if name == HEADER:
             return value if isinstance(value, str) else value.decode("ascii", "replace")

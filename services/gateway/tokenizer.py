@@ -1,7 +1,7 @@
 """The served model's tokenizer, loaded from its directory without torch or transformers.
 
-Responsible for: text and conversations to token ids, and detokenizers for the way back. Deliberately does not know:
-limits and validation of requests, gRPC.
+Responsible for: text and conversations to token ids, and detokenizers for the reverse. Deliberately does not
+know: limits and validation of requests, gRPC.
 
 Called by: :mod:`services.gateway.prompt` (prompts) and :mod:`services.gateway.servicer` (detokenizers).
 """
@@ -27,7 +27,7 @@ class ModelTokenizer:
         tokenizer.no_padding()
         self._tokenizer = tokenizer
         self._chat_template = chat_template
-        self._pieces = TokenBytes(tokenizer)
+        self._token_bytes = TokenBytes(tokenizer)
 
     @classmethod
     def load(cls, model_dir: Path) -> ModelTokenizer:
@@ -46,18 +46,18 @@ class ModelTokenizer:
         return cls(tokenizer, ChatTemplate.load(model_dir))
 
     def encode_text(self, text: str) -> list[int]:
-        """Token ids of a text, with the special tokens that the tokenizer itself puts around texts."""
+        """Token ids of a text, with the special tokens that the tokenizer adds to whole texts."""
         return list(self._tokenizer.encode(text).ids)
 
     def encode_part(self, text: str) -> list[int]:
-        """Token ids of a piece of text, without special tokens around it."""
+        """Token ids of a piece of text, without added special tokens."""
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """Token ids of a conversation; the template writes all special tokens.
+        """Token ids of a conversation; the template contains all special tokens.
 
         Raises:
-            InvalidRequestError: the model has no chat template, or it refuses the conversation.
+            InvalidRequestError: the model has no chat template, or the template rejects the conversation.
         """
         if self._chat_template is None:
             raise InvalidRequestError("chat", "this model has no chat template; send text or tokens")
@@ -66,4 +66,4 @@ class ModelTokenizer:
 
     def detokenizer(self) -> Detokenizer:
         """A detokenizer for one generation."""
-        return Detokenizer(self._pieces)
+        return Detokenizer(self._token_bytes)
