@@ -33,7 +33,7 @@ from orchestrator.step_handler import StepHandler
 from orchestrator.verifier_link import VerifierLink
 from paceline.contract.errors import DrainingError
 from paceline.v1 import orchestrator_pb2, orchestrator_pb2_grpc, peer_pb2
-from services.runtime.lifecycle import Process
+from services.runtime.process import Process
 
 TICK_S = 0.05
 RUN_METHOD = "/paceline.v1.ConductorService/Run"

@@ -20,7 +20,7 @@ from orchestrator.settings import OrchestratorSettings
 from orchestrator.status import ConductorStatus
 from paceline.contract.errors import UnavailableError
 from paceline.v1 import orchestrator_pb2, orchestrator_pb2_grpc, peer_pb2
-from services.runtime.lifecycle import Process
+from services.runtime.process import Process
 
 POLL_S = 0.2
 POLL_TIMEOUT_S = 5.0

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator
 
-from services.runtime.lifecycle import Build, Process
+from services.runtime.lifecycle import Build
+from services.runtime.process import Process
 from services.runtime.settings import ServerSettings
 
 

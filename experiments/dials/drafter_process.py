@@ -21,7 +21,8 @@ from services.drafter.host import DrafterHost
 from services.drafter.info import peer_info
 from services.drafter.settings import DrafterSettings
 from services.runtime.cores import plan_pinning
-from services.runtime.lifecycle import Process, serve
+from services.runtime.lifecycle import serve
+from services.runtime.process import Process
 from services.runtime.settings import load
 
 _DEFAULT = Dials()

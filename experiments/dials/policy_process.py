@@ -12,7 +12,8 @@ from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
 from experiments.dials.policy import FixablePolicyServicer, read_policy
-from services.runtime.lifecycle import Process, serve
+from services.runtime.lifecycle import serve
+from services.runtime.process import Process
 from services.runtime.settings import load
 from services.scheduler.__main__ import build as build_scheduler
 from services.scheduler.settings import SchedulerSettings

@@ -18,7 +18,7 @@ from paceline.trie import DraftEntry
 from paceline.v1 import peer_pb2
 from services.drafter.host import DrafterHost
 from services.drafter.settings import DrafterSettings
-from services.runtime.lifecycle import Process
+from services.runtime.process import Process
 
 VOCAB_SIZE = 1000
 MAX_POSITIONS = 1 << 20

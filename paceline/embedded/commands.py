@@ -1,6 +1,6 @@
 """Command lines of the server processes.
 
-Responsible for: which module runs a role and with which flags. Deliberately does not know: how processes are started.
+Responsible for: which module runs a role, and its flags. Deliberately does not know: how processes are started.
 The servers are other packages; this file knows their names and flags, and imports none of them. Called by
 :mod:`paceline.embedded.deployment`.
 """
@@ -23,9 +23,9 @@ MODULES = {
 _PLACEMENTS = {Placement.PLAIN: "none", Placement.COLOCATED: "colocated", Placement.SEPARATE: "separate"}
 
 SHARED_MEMORY_SLOWDOWN = 0.3
-"""What a drafter at work costs a target on another core of the same CPU.
+"""The fraction by which a drafter at work slows down a target on another core of the same CPU.
 
-Passes of 15.3 ms, where 11.8 would be enough for their rows (SmolLM2-135M, two cores).
+Measured: passes of 15.3 ms, where 11.8 would be enough for their rows (SmolLM2-135M, two cores).
 """
 
 

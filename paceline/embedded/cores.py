@@ -1,14 +1,16 @@
 """Which cores the processes of one machine get.
 
-Responsible for: the plan, how to say it to people, and the environment that keeps waiting threads off the cores of
-others. Deliberately does not know: how a process is pinned or started. Called by :mod:`paceline.embedded.deployment`.
+Responsible for: the plan, its description for people, and the environment that keeps waiting threads from using
+other processes' cores. Deliberately does not know: how a process is pinned or started. Called by
+:mod:`paceline.embedded.deployment`.
 
-Two torch threads beside another busy process on two cores ran 10 to 20 times slower when it was measured, so a process
-that computes gets cores of its own.
+Two torch threads beside another busy process on two cores ran 10 to 20 times slower when measured, so each
+computing process gets cores of its own.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,10 +28,10 @@ class CorePlan:
     Attributes:
         verifier: cores of the target.
         verifier_threads: its torch threads.
-        drafter: cores of a drafter's own process.
+        drafter: cores of a separate drafter process.
         drafter_threads: its torch threads.
         control: cores of gateway, orchestrator, scheduler and Redis.
-        is_shared: whether target and drafter had to share cores.
+        is_shared: whether target and drafter must share cores.
     """
 
     verifier: tuple[int, ...]
@@ -50,15 +52,23 @@ class CorePlan:
         return lines
 
 
+def available_cores() -> list[int]:
+    """Cores that this process may use, ascending."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
 def plan_cores(options: DeploymentOptions, available: Sequence[int]) -> CorePlan:
     """Divides the cores that this process may use.
 
-    A drafter of its own gets one core, the last; the target gets all others; the processes that do not compute stay
-    off the target's cores. Where all that is left is the drafter's and the target has one thread, they may go on both:
-    while the target waits for drafts they need not take the drafter's core (a held round of SmolLM2 waited 6.9 ms in
-    place of 8.9); of several threads all would wait for one that is interrupted. Without such a drafter the target
-    gets all cores but the last, which the others run on: a step's threads wait for one another, and on two cores that
-    gateway, orchestrator and event loops used as well two threads decoded at 0.5 to 0.85 of the speed of one.
+    A separate drafter gets one core, the last. The target gets all others, and processes that do not compute
+    stay off the target's cores. If only the drafter's core is left and the target has one thread, those
+    processes may use both cores: while the target waits for drafts they need not use the drafter's core (a
+    waiting round of SmolLM2 took 6.9 ms in place of 8.9). With several target threads, all would wait for an
+    interrupted one. Without a separate drafter the target gets all cores but the last, which the other
+    processes use: a step's threads wait for one another. On two cores that gateway, orchestrator and event
+    loops used too, two threads decoded at 0.5 to 0.85 of the speed of one.
 
     Args:
         options: may fix any part of the plan.
@@ -101,11 +111,11 @@ def plan_cores(options: DeploymentOptions, available: Sequence[int]) -> CorePlan
 
 
 def thread_environment(num_threads: int) -> dict[str, str]:
-    """Environment that bounds OpenMP's threads and how long a waiting one spins.
+    """Environment that limits OpenMP's threads and how long a waiting one spins.
 
-    A thread that spins on takes its core from others; one that sleeps at once has to be woken for every product. On
-    two cores a step of SmolLM2 took 31 ms with sleeping threads, 23 ms with those that spin 10,000 times (some tens of
-    microseconds) or without end.
+    A thread that keeps spinning takes its core from others; one that sleeps at once must be woken for every
+    product. On two cores a step of SmolLM2 took 31 ms with sleeping threads, and 23 ms with threads that spin
+    10,000 times (some tens of microseconds) or without limit.
     """
     return {
         "OMP_NUM_THREADS": str(num_threads),
@@ -125,7 +135,7 @@ def parse_cores(text: str) -> tuple[int, ...]:
     """Reads a list such as ``0-3,6``.
 
     Raises:
-        InvalidRequestError: it is not one.
+        InvalidRequestError: the text is not such a list.
     """
     cores: set[int] = set()
     for part in text.split(","):

@@ -1,8 +1,8 @@
 """A whole Paceline on one machine: Redis and every role as real processes.
 
-Responsible for: start order, readiness, restarts, and an end that leaves no process, port or file. Deliberately does
-not know: what the processes do, and how to talk to people. Called by the command line, integration tests and the
-benchmark.
+Responsible for: start order, readiness, restarts, and an end that leaves no process, port or file. Deliberately
+does not know: what the processes do, and how to print for people. Called by the command line, integration tests
+and the benchmark.
 """
 
 from __future__ import annotations
@@ -13,28 +13,26 @@ import shutil
 import signal
 import tempfile
 import time
-import uuid
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 
 from paceline.embedded.commands import MODULES, server_flags
-from paceline.embedded.cores import CorePlan, plan_cores, thread_environment
+from paceline.embedded.cores import CorePlan, available_cores, plan_cores, thread_environment
 from paceline.embedded.failure import DeploymentError
 from paceline.embedded.options import DeploymentOptions
 from paceline.embedded.ports import Ports
 from paceline.embedded.process import ChildProcess, last_lines
 from paceline.embedded.redis_server import RedisServer
-from paceline.embedded.strays import end_marked, end_sessions
+from paceline.embedded.spawner import Spawner
+from paceline.embedded.strays import end_sessions
 
 _POLL_S = 0.02
-# What a process may take beyond its drain to close and exit; Ray needs the most.
+# How long a process may take after its drain to close and exit; Ray needs the most.
 _EXIT_MARGIN_S = 10.0
-_MARKER = "PACELINE_DEPLOYMENT_ID"
-# Clients' side first; the last three know nothing of one another. Redis comes after all of them.
+# The gateway first; the last three do not depend on one another. Redis stops after all of them.
 _STOP_ORDER = (("gateway",), ("orchestrator",), ("drafter", "verifier", "scheduler"))
-# Ray makes sockets far below the temporary directory, and a socket's path has at most 107 bytes.
+# Ray creates sockets deep below the temporary directory, and a socket's path has at most 107 bytes.
 _MAX_TEMP_ROOT = 8
 
 Progress = Callable[[str, str], None]
@@ -45,25 +43,22 @@ class Deployment:
 
     Args:
         options: what to run.
-        progress: told role and state ("starting", "ready", "stopped") as they change.
+        progress: called with role and state ("starting", "ready", "stopped") at every change.
 
     Attributes:
         plan: cores and threads of each process.
-        ports: in use.
+        ports: of every role.
     """
 
     def __init__(self, options: DeploymentOptions, progress: Progress | None = None) -> None:
         self._options = options
         self._progress = progress or (lambda role, state: None)
-        self.plan: CorePlan = plan_cores(options, sorted(_available_cores()))
+        self.plan: CorePlan = plan_cores(options, available_cores())
         self.ports = options.ports or Ports.free()
-        self._id = uuid.uuid4().hex
         self._directory: Path | None = None
         self._redis: RedisServer | None = None
         self._children: dict[str, ChildProcess] = {}
-        self._sessions: set[int] = set()
-        # Children are tied to the thread that started them, so one thread starts them all and lives as long as they.
-        self._spawner: ThreadPoolExecutor | None = None
+        self._spawner: Spawner | None = None
 
     def __enter__(self) -> Deployment:
         self.start()
@@ -81,13 +76,13 @@ class Deployment:
 
     @property
     def processes(self) -> dict[str, int]:
-        """Role to process id of what has been started and not stopped."""
+        """Process ids by role, of processes that were started and not stopped."""
         pids = {role: child.pid for role, child in self._children.items()}
         return {"redis": self._redis.pid, **pids} if self._redis is not None else pids
 
     @property
     def directory(self) -> Path | None:
-        """Where temporary files are; None before the start and after the end, when it is gone."""
+        """The directory of temporary files; None before the start and after the end."""
         return self._directory
 
     @property
@@ -114,7 +109,7 @@ class Deployment:
         """Starts everything and returns once clients can be served.
 
         Raises:
-            DeploymentError: a process did not start; what had been started is gone again.
+            DeploymentError: a process did not start; everything that had been started has ended.
         """
         taken = self.ports.taken()
         if taken:
@@ -122,21 +117,21 @@ class Deployment:
             raise DeploymentError(taken[0][0], f"cannot listen on {listed}", ["Address already in use"])
         deadline = time.monotonic() + self._options.start_timeout_s
         self._directory = Path(tempfile.mkdtemp(prefix="pl-", dir=_temp_root()))
-        self._spawner = ThreadPoolExecutor(1, thread_name_prefix="paceline-spawner")
+        self._spawner = Spawner()
         try:
             if self._options.log_dir is not None:
                 self._options.log_dir.mkdir(parents=True, exist_ok=True)
-            # All at once: weights load while Ray starts, and each waits for those it needs.
+            # All at once: weights load while Ray starts, and each process waits for the peers it needs.
             for role in self.roles:
                 self._start_role(role)
             self._wait_until_ready(self.roles, deadline)
         except BaseException:
-            self.kill_all()  # nothing was admitted, and what is still loading would first finish that
+            self.kill_all()  # nothing was admitted, and a process that is loading would finish loading first
             self.stop()
             raise
 
     def stop(self) -> None:
-        """Ends everything in order, clients' side first. Safe to call twice."""
+        """Ends everything in order, the gateway first. Safe to call twice."""
         for group in _STOP_ORDER:
             children = [self._children[role] for role in group if role in self._children]
             for child in children:
@@ -150,16 +145,14 @@ class Deployment:
             self._redis = None
             self._progress("redis", "stopped")
         if self._spawner is not None:
-            end_sessions(self._sessions)
-            end_marked(_MARKER, self._id)
-            self._spawner.shutdown()
+            self._spawner.close()
             self._spawner = None
         if self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
             self._directory = None
 
     def restart(self, role: str) -> None:
-        """Ends one process, where it still runs, and starts it anew on its old ports; returns once it is ready.
+        """Ends one process, if it runs, and starts it again on its old ports; returns once it is ready.
 
         Raises:
             DeploymentError: it did not start.
@@ -171,7 +164,9 @@ class Deployment:
             child = self._children.get(role)
             if child is not None:
                 child.stop(self._options.drain_s + _EXIT_MARGIN_S)
-                end_sessions({child.pid})  # what a killed orchestrator left holds the ports of the next
+                end_sessions(
+                    {child.pid}
+                )  # a killed orchestrator's leftovers occupy the ports of the next one
         self._start_role(role)
         self._wait_until_ready((role,), time.monotonic() + self._options.start_timeout_s)
 
@@ -184,7 +179,7 @@ class Deployment:
             self._children[role].kill()
 
     def kill_all(self) -> None:
-        """Ends every process at once; ``stop`` still has to clean up. Safe to call from a signal handler."""
+        """Ends every process at once; ``stop`` must still clean up. Safe to call from a signal handler."""
         for pid in self.processes.values():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -194,7 +189,7 @@ class Deployment:
         os.kill(self.processes[role], number)
 
     def dead(self) -> dict[str, int]:
-        """Role to exit code of processes that ended by themselves."""
+        """Exit codes by role, of processes that ended by themselves."""
         codes = {role: child.exit_code for role, child in self._children.items()}
         if self._redis is not None:
             codes["redis"] = self._redis.process.poll()
@@ -214,13 +209,12 @@ class Deployment:
         if role == "redis":
             port = self._redis.port if self._redis is not None else self.ports.redis
             directory = self._require_directory() / "redis"
-            self._redis = self._spawner.submit(RedisServer.start, directory, port=port).result()
+            self._redis = self._spawner.run(RedisServer.start, directory, port=port)
             self._progress("redis", "ready")
         else:
-            child = self._children[role] = self._spawner.submit(self._spawn, role).result()
-            self._sessions.add(child.pid)
+            self._children[role] = self._start_child(role)
 
-    def _spawn(self, role: str) -> ChildProcess:
+    def _start_child(self, role: str) -> ChildProcess:
         directory, plan = self._require_directory(), self.plan
         ready_file = directory / f"{role}.ready"
         assert self._redis is not None, "redis starts first"
@@ -228,13 +222,13 @@ class Deployment:
             "verifier": (plan.verifier_threads, plan.verifier),
             "drafter": (plan.drafter_threads, plan.drafter),
         }.get(role, (1, plan.control))
-        return ChildProcess(
+        assert self._spawner is not None, "not started"
+        return self._spawner.start_child(
             role,
             self._options.modules.get(role, MODULES[role]),
             server_flags(role, self._options, plan, self.ports, self._redis.url, ready_file),
             environment={
                 **thread_environment(threads),
-                _MARKER: self._id,
                 "TMPDIR": str(directory),
                 "PYTHONUNBUFFERED": "1",
                 "RAY_USAGE_STATS_ENABLED": "0",
@@ -265,12 +259,6 @@ class Deployment:
                     child.last_lines(),
                 )
             time.sleep(_POLL_S)
-
-
-def _available_cores() -> set[int]:
-    if hasattr(os, "sched_getaffinity"):
-        return os.sched_getaffinity(0)
-    return set(range(os.cpu_count() or 1))
 
 
 def _temp_root() -> str | None:

@@ -1,7 +1,7 @@
-"""Errors of deployments on one machine, with what to do about them.
+"""Errors of deployments on one machine, with hints.
 
-Responsible for: the errors and the hints. Deliberately does not know: how processes run. Raised by
-:mod:`paceline.embedded.deployment`.
+Responsible for: the errors, and what a user can do about each. Deliberately does not know: how processes run.
+Raised by :mod:`paceline.embedded.deployment`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _HINTS = (
 
 
 class DeploymentError(UnavailableError):
-    """A process of the deployment did not start or did not stay.
+    """A process of the deployment did not start or ended by itself.
 
     Attributes:
         role: of the process.
@@ -51,7 +51,7 @@ class DeploymentError(UnavailableError):
 
 
 def hint_for(log_lines: Sequence[str], exit_code: int | None) -> str:
-    """What to do about a process that ended like this."""
+    """What to do about a process that ended with this log and exit code."""
     text = "\n".join(log_lines)
     for pattern, hint in _HINTS:
         if re.search(pattern, text):

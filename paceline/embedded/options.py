@@ -1,7 +1,7 @@
-"""What a deployment on one machine can be told.
+"""Options of a deployment on one machine.
 
 Responsible for: the options and their defaults. Deliberately does not know: processes. Read by
-:mod:`paceline.embedded.deployment`; made by the command line, tests and benchmarks.
+:mod:`paceline.embedded.deployment`; created by the command line, tests and benchmarks.
 """
 
 from __future__ import annotations

@@ -35,8 +35,8 @@ class Ports:
 
     @classmethod
     def free(cls) -> Ports:
-        """Ports that nothing uses now."""
-        with contextlib.ExitStack() as stack:  # all held at once, so that none is given twice
+        """Ports that no process uses now."""
+        with contextlib.ExitStack() as stack:  # all stay bound until the end, so that none is chosen twice
             numbers = [_bind_free(stack) for _ in range(2 * len(ROLES))]
         return cls(
             grpc=dict(zip(ROLES, numbers[: len(ROLES)], strict=True)),

@@ -1,7 +1,7 @@
 """One child process of a deployment.
 
-Responsible for: starting it tied to this process, its log, readiness, and ending it by its process id. Deliberately
-does not know: what it runs. Called by :mod:`paceline.embedded.deployment`.
+Responsible for: starting it tied to this process, its log, readiness, and ending it by its process id.
+Deliberately does not know: what it runs. Called by :mod:`paceline.embedded.deployment`.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class ChildProcess:
         module: run with ``python -m``.
         flags: its arguments.
         environment: added to this process's own.
-        cores: it may use these alone; empty leaves it free.
-        log_path: takes what it writes, after what is there.
+        cores: the only cores it may use; empty leaves it unpinned.
+        log_path: its output is appended here.
         ready_file: the child writes it once it serves; an old one is removed.
     """
 
@@ -48,7 +48,7 @@ class ChildProcess:
         self.role = role
         self.log_path = log_path
         self._ready_file = ready_file
-        # A server takes a second SIGTERM as the wish to end at once, without draining.
+        # A server exits at once, without draining, on a second SIGTERM.
         self._is_asked_to_end = False
         ready_file.unlink(missing_ok=True)
         tether = [sys.executable, "-I", "-S", str(_TETHER), str(os.getpid()), str(int(signal.SIGTERM))]
@@ -62,7 +62,7 @@ class ChildProcess:
                 start_new_session=True,  # Ctrl-C reaches this process alone, which ends its children in order
             )
         if cores and hasattr(os, "sched_setaffinity"):
-            # Early enough: the child is still in the tether, and threads inherit.
+            # Early enough: the child is still in the tether, and its threads inherit the affinity.
             os.sched_setaffinity(self._process.pid, cores)
 
     @property
@@ -77,17 +77,17 @@ class ChildProcess:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it has said that it serves."""
+        """Whether the child has reported that it serves."""
         return self.exit_code is None and self._ready_file.exists()
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Sends a signal if it still runs."""
+        """Sends a signal if the child still runs."""
         if self.exit_code is None:
             self._is_asked_to_end |= number == signal.SIGTERM
             self._process.send_signal(number)
 
     def stop(self, timeout_s: float) -> bool:
-        """Asks it to end and insists after ``timeout_s``; returns whether asking was enough."""
+        """Sends SIGTERM, and SIGKILL after ``timeout_s``; returns whether SIGTERM was enough."""
         if not self._is_asked_to_end:
             self.send_signal(signal.SIGTERM)
         try:
@@ -98,7 +98,7 @@ class ChildProcess:
         return True
 
     def kill(self) -> None:
-        """Ends it at once."""
+        """Ends the child at once."""
         self.send_signal(signal.SIGKILL)
         self._process.wait(_KILL_TIMEOUT_S)
 

@@ -1,10 +1,11 @@
 """A Redis (or Valkey) server as a child process.
 
-Responsible for: finding a server binary, starting it on the loopback interface without persistence, waiting until
-it answers, stopping it by its process id. The child dies with its parent (PR_SET_PDEATHSIG), even when that is
-killed. By parent the kernel means the thread that started it, so start it from one that lives as long as the process.
+Responsible for: finding a server binary, starting it on the loopback interface without persistence, waiting
+until it answers, stopping it by its process id. The child dies with its parent (PR_SET_PDEATHSIG), even when
+the parent is killed. The parent is the thread that started it, so start it from a thread that lives as long as
+the process.
 
-Deliberately does not know: any Redis client library or what is stored. Called by `paceline up` and by tests.
+Deliberately does not know: any Redis client library, or what is stored. Called by `paceline up` and by tests.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from paceline.contract.errors import UnavailableError
 _START_TIMEOUT_S = 10.0
 _STOP_TIMEOUT_S = 5.0
 
-# Runs in the child and becomes the server. A preexec_fn would do the same between fork and exec, which is not safe in
+# Runs in the child and becomes the server. A preexec_fn would run between fork and exec, which is not safe in
 # a parent with threads in gRPC or torch.
 _LAUNCHER = """
 import ctypes, os, signal, sys
@@ -137,7 +138,7 @@ class RedisServer:
         return self.process.poll() is None
 
     def stop(self) -> None:
-        """Ask it to end (SIGTERM), insist after a while. Safe to call twice."""
+        """Send SIGTERM, and SIGKILL after a while. Safe to call twice."""
         if self.is_running:
             self.process.terminate()
             try:
@@ -147,7 +148,7 @@ class RedisServer:
         self.process.wait()
 
     def kill(self) -> None:
-        """End it at once (SIGKILL)."""
+        """End the server at once (SIGKILL)."""
         if self.is_running:
             self.process.kill()
         self.process.wait()

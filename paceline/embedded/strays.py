@@ -1,8 +1,9 @@
-"""Ends what the children of a deployment left behind, and nothing else.
+"""Ends leftover processes of a deployment's children, and no other processes.
 
-Responsible for: telling our own leftovers from everybody else's processes. A killed orchestrator leaves Ray's
-processes; some of them write their title over their environment, so the environment alone does not find them.
-Deliberately does not know: which roles there are. Called by :mod:`paceline.embedded.deployment`.
+Responsible for: distinguishing our leftovers from other processes. A killed orchestrator leaves Ray's
+processes; some of them overwrite their environment with their title, so the environment alone does not find
+them. Deliberately does not know: roles. Called by :mod:`paceline.embedded.spawner` and
+:mod:`paceline.embedded.deployment`.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ _EXIT_TIMEOUT_S = 10.0
 def end_sessions(leaders: Collection[int]) -> None:
     """Ends processes that are left in the sessions of children that have ended.
 
-    A session's number is not given again while a process is left in it. So where a process with that number is alive,
-    the session is somebody else's by now, or the child has not ended; neither is touched.
+    The kernel does not reuse a session's number while a process is left in it. If a process with that number is
+    alive, then either the session belongs to somebody else or the child has not ended; neither is touched.
 
     Args:
         leaders: process ids of children; each was started in a session of its own.
@@ -30,7 +31,7 @@ def end_sessions(leaders: Collection[int]) -> None:
 
 
 def end_marked(name: str, value: str) -> None:
-    """Ends processes whose environment has this entry; only children of ours were ever given it."""
+    """Ends processes whose environment has this entry; only our children were ever given it."""
     _end(process for process in psutil.process_iter() if _entry(process, name) == value)
 
 

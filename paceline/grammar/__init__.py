@@ -1,13 +1,13 @@
-"""Structured output: a completion that belongs to a formal language, whatever is drafted.
+"""Structured output: the completion belongs to a formal language, whatever is drafted.
 
 `forms` writes a request's constraint as a grammar, `compiler` compiles it for one tokenizer, `rule` masks a
-sequence's logits with it. A grammar is text from a stranger, and compiling it runs deep recursions over it: `checker`
-has every new one tried in a child process first (`trial`), where one that never ends, or overruns the stack, harms
-nobody.
+sequence's logits with it. A grammar is text from an untrusted client, and compiling it recurses deeply. So
+`checker` has every new one tried first in a child process (`trial`), where a grammar that never ends, or
+overflows the stack, harms nobody.
 
-Grammars and masks are the library llguidance's (MIT): Earley parsing over a lexer of regular-expression derivatives,
-walked along a trie of the vocabulary. Names are loaded on first use, so that a process without torch or llguidance
-(the gateway) can check constraints.
+Grammars and masks are the library llguidance's (MIT): Earley parsing over a lexer of regular-expression
+derivatives, walked along a trie of the vocabulary. Names are loaded on first use, so that a process without
+torch or llguidance (the gateway) can check constraints.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""What was worked out for a constraint, kept for the next request that sends it.
+"""Results for constraints, kept for the next request with the same constraint.
 
-Responsible for: the bound, in entries and in bytes of constraint text; the least recently used leaves first.
-Deliberately does not know: what is kept. For one thread at a time. Called by `checker` and by the verifier.
+Responsible for: the limits, in entries and in bytes of constraint text; the least recently used entry is
+dropped first. Deliberately does not know: what is kept. For one thread at a time. Called by `checker` and by
+the verifier.
 """
 
 from __future__ import annotations
@@ -31,18 +32,18 @@ class ConstraintCache(Generic[T]):
 
     @property
     def num_text_bytes(self) -> int:
-        """Bytes of text of all constraints in here."""
+        """Bytes of text of all constraints in the cache."""
         return self._num_text_bytes
 
     def get(self, constraint: Constraint) -> T | None:
-        """The value, which then counts as used; None where there is none."""
+        """The value, which then counts as used; None if there is none."""
         value = self._values.get(constraint)
         if value is not None:
             self._values.move_to_end(constraint)
         return value
 
     def put(self, constraint: Constraint, value: T) -> None:
-        """Keep a value; others leave until the bounds hold."""
+        """Keep a value; others are dropped until the limits are met."""
         if constraint not in self._values:
             self._num_text_bytes += _num_text_bytes(constraint)
         self._values[constraint] = value

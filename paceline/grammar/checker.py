@@ -1,7 +1,7 @@
-"""Whether a constraint can be honoured, found out where it can harm nobody.
+"""Whether a constraint can be enforced, decided in a child process.
 
-Responsible for: the child process that tries grammars (started on first use, replaced when one killed it), and
-remembering verdicts. Deliberately does not know: llguidance, sequences, requests.
+Responsible for: the child process that tries grammars (started on first use, replaced when a grammar killed
+it), and remembering verdicts. Deliberately does not know: llguidance, sequences, requests.
 
 Called by: gateway and verifier, on a thread of their own; a verdict may take seconds.
 """
@@ -27,7 +27,7 @@ from paceline.grammar.cache import ConstraintCache
 from paceline.grammar.refusal import ConstraintError
 from paceline.sampling.params import Constraint
 
-# Wall-clock bounds; processor time is the child's own to limit, so that a busy machine refuses nothing that is sound.
+# Wall-clock limits. The child limits its own processor time, so that a busy machine rejects no sound grammar.
 _START_TIMEOUT_S = 60.0
 _ANSWER_TIMEOUT_S = 20.0
 
@@ -46,14 +46,14 @@ class _Verdict:
 
 
 class _ModelError(Exception):
-    """The model's tokenizer is not one that grammars work with."""
+    """Grammars cannot be used with the model's tokenizer."""
 
 
 class GrammarChecker:
     """Verdicts on constraints for one tokenizer; safe to call from several threads.
 
     Args:
-        model_dir: where its tokenizer.json is.
+        model_dir: directory of its tokenizer.json.
         vocab_size: columns of its logits.
         end_token_ids: its end tokens.
     """
@@ -69,7 +69,7 @@ class GrammarChecker:
         self._child: subprocess.Popen[str] | None = None
 
     def check(self, constraint: Constraint) -> None:
-        """Say whether a constraint can be honoured.
+        """Check whether a constraint can be enforced.
 
         Raises:
             ConstraintError: it cannot.
@@ -135,7 +135,7 @@ class GrammarChecker:
 
     @staticmethod
     def _ask(child: subprocess.Popen[str], asked: dict[str, Any], timeout_s: float) -> dict[str, Any] | None:
-        """One line there, one line back; None if the child died over it."""
+        """Send one line and read one line; None if the child died."""
         assert child.stdin is not None
         assert child.stdout is not None
         try:
@@ -159,5 +159,5 @@ class GrammarChecker:
         child.wait()
         for pipe in (child.stdin, child.stdout):
             if pipe is not None:
-                with contextlib.suppress(OSError):  # what was not flushed cannot be any more
+                with contextlib.suppress(OSError):  # closing flushes, and the reader has ended
                     pipe.close()

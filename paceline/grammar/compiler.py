@@ -1,10 +1,11 @@
 """Compiles constraints for one tokenizer.
 
-Responsible for: the tokenizer's bytes from tokenizer.json (no transformers needed), the limits of size and memory, and
-refusing a grammar without any text. Deliberately does not know: sequences, logits, caches. Compiling takes about a
-millisecond for a common schema and may take seconds, or the whole process, for a hostile one: see `checker`.
+Responsible for: the tokenizer's bytes from tokenizer.json (no transformers needed), the limits of size and
+memory, and rejecting a grammar that matches no text. Deliberately does not know: sequences, logits, caches.
+Compiling takes about a millisecond for a common schema, and may take seconds, or kill the process, for a
+hostile one: see `checker`.
 
-Called by: `trial`, and by the verifier on a thread that is not its step loop's.
+Called by: `trial`, and by the verifier on a thread other than its step loop's.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from paceline.grammar.forms import grammar_text
 from paceline.grammar.refusal import ConstraintError
 from paceline.sampling.params import Constraint, ConstraintKind
 
-# Largest grammar in symbols, and states of its lexer: 1 to 2 KB each, for every running sequence. The fuel of a step is
-# what llguidance takes for some 15 ms. Errors that quote the parser's state would carry text into logs.
+# Limits: symbols of a grammar, and states of its lexer at 1 to 2 KB each, for every running sequence. The
+# fuel of a step lasts llguidance some 15 ms. Verbose errors quote the parser's state and would put clients'
+# text into logs.
 _LIMITS = LLParserLimits(
     max_grammar_size=100_000, max_lexer_states=20_000, step_lexer_fuel=200_000, verbose_errors=False
 )
@@ -28,11 +30,11 @@ _LIMITS = LLParserLimits(
 
 @dataclass(frozen=True, slots=True)
 class CompiledGrammar:
-    """A grammar at its start; every sequence gets a copy.
+    """A grammar in its initial state; every sequence gets a copy.
 
     Attributes:
         kind: form of the constraint, for errors.
-        vocab_size: columns of the target's logits; ids past the tokenizer's own are never allowed.
+        vocab_size: columns of the target's logits; ids beyond the tokenizer's own are never allowed.
         end_token_ids: what a mask allows where the text may end.
     """
 
@@ -42,7 +44,7 @@ class CompiledGrammar:
     matcher: LLMatcher
 
     def start(self) -> LLMatcher:
-        """A matcher at the start, with nothing shared that changes; some 20 microseconds."""
+        """A matcher in the initial state that shares nothing mutable; takes some 20 microseconds."""
         return self.matcher.deep_copy()
 
 
@@ -60,7 +62,7 @@ class GrammarCompiler:
 
     def __init__(self, tokenizer_json: str, vocab_size: int, end_token_ids: Sequence[int]) -> None:
         if not end_token_ids:
-            raise ValueError("the model names no end token, and without one no text can end")
+            raise ValueError("the model names no end token: without one no text can end")
         self._vocab_size = vocab_size
         self._end_token_ids = frozenset(end_token_ids)
         self._tokenizer = LLTokenizer(tokenizer_json, n_vocab=vocab_size, eos_token=list(end_token_ids))
@@ -72,10 +74,10 @@ class GrammarCompiler:
         return cls(text, vocab_size, end_token_ids)
 
     def compile(self, constraint: Constraint) -> CompiledGrammar:
-        """A grammar with at least one text.
+        """A grammar that matches at least one text.
 
         Raises:
-            ConstraintError: syntax, something unsupported, a limit, or no text at all.
+            ConstraintError: a syntax error, an unsupported feature, a limit, or no text at all.
         """
         matcher = LLMatcher(self._tokenizer, grammar_text(constraint), log_level=0, limits=_LIMITS)
         if matcher.is_error():
@@ -90,5 +92,5 @@ class GrammarCompiler:
 
 
 def is_dead_end(matcher: LLMatcher) -> bool:
-    """Whether a matcher stopped because nothing goes on from where it is; its other errors are limits."""
+    """Whether a matcher stopped because no token can follow; its other errors are limits."""
     return matcher.is_error() and matcher.get_error().startswith("NoExtension")

@@ -1,7 +1,7 @@
-"""A constraint as llguidance reads it.
+"""A constraint in the form that llguidance reads.
 
-Responsible for: one grammar text for each form, and refusing what the library would ignore. Deliberately does not know:
-tokenizers, masks. Called by `compiler`.
+Responsible for: one grammar text for each form, and rejecting options that the library would ignore.
+Deliberately does not know: tokenizers, masks. Called by `compiler`.
 """
 
 from __future__ import annotations
@@ -19,19 +19,21 @@ if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
 JSON_WHITESPACE = r"[ \n\r\t]{1,20}"
-"""Between two tokens of a JSON text. Bounded, since small models like to go on with spaces for ever."""
+"""White space between two tokens of a JSON text. It is bounded, since small models tend to write spaces without
+end.
+"""
 
-# Sampling belongs to the request, and text once committed is never taken back.
+# The request sets sampling, and committed text is never retracted: so rules may not set these options.
 _RULE_OPTIONS = re.compile(
     r"^[ \t]*[?!]?[\w-]+\[[^\]\n]*\b(temperature|max_tokens|stop)[ \t]*=", re.MULTILINE
 )
 
 
 def grammar_text(constraint: Constraint) -> str:
-    """The constraint as a grammar for `LLMatcher`; whether it is a sound one shows when it is compiled.
+    """The constraint as a grammar for `LLMatcher`; compiling shows whether it is sound.
 
     Raises:
-        ConstraintError: it cannot be written as a grammar at all.
+        ConstraintError: the constraint cannot be written as a grammar.
     """
     kind, text = constraint.kind, constraint.text
     if kind is ConstraintKind.JSON_OBJECT:
@@ -46,12 +48,12 @@ def grammar_text(constraint: Constraint) -> str:
         return LLMatcher.grammar_from_lark("start: " + "\n  | ".join(literals))
     option = _RULE_OPTIONS.search(text)
     if option is not None:
-        raise ConstraintError(kind, f"a rule cannot set {option.group(1)} here; the request does")
+        raise ConstraintError(kind, f"a rule cannot set {option.group(1)} here; set it in the request")
     return LLMatcher.grammar_from_lark(text)
 
 
 def _json_grammar(kind: ConstraintKind, schema: str) -> str:
-    """With white space bounded, unless the schema itself says what there may be (llguidance's top-level x-guidance)."""
+    """With bounded white space, unless the schema itself defines it (llguidance's top-level x-guidance)."""
     try:
         parsed = json.loads(schema)
         options = parsed.get("x-guidance") if isinstance(parsed, dict) else None

@@ -1,7 +1,7 @@
 """Packed token masks on logits.
 
-Responsible for: `-inf` at every token whose bit is not set, without a loop over the vocabulary, on any device.
-Deliberately does not know: grammars. Called by `rule`.
+Responsible for: setting `-inf` at every token whose bit is not set, without a loop over the vocabulary, on any
+device. Deliberately does not know: grammars. Called by `rule`.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from torch import Tensor
 
 
 def num_words(vocab_size: int) -> int:
-    """Words of 32 bits in a mask over so many tokens."""
+    """Words of 32 bits in a mask over that many tokens."""
     return (vocab_size + 31) // 32
 
 
 def forbid(logits: Tensor, allowed: NDArray[np.int32]) -> None:
-    """Set what is not allowed to -inf, in place; the rest keeps its bits.
+    """Set forbidden tokens to -inf, in place; the other logits keep their bits.
 
     Args:
         logits: `[rows, vocab]` float32.
@@ -32,7 +32,9 @@ def forbid(logits: Tensor, allowed: NDArray[np.int32]) -> None:
 
 
 def forbid_on_device(logits: Tensor, allowed: NDArray[np.int32]) -> None:
-    """The same with torch alone: the mask travels packed (6 KB a row for 49,152 tokens) and is unpacked there."""
+    """The same with torch alone: the mask is copied packed (6 KB a row for 49,152 tokens) and unpacked on the
+    device.
+    """
     words = torch.from_numpy(allowed).to(logits.device, non_blocking=True)
     shifts = torch.arange(32, dtype=torch.int32, device=logits.device)
     bits = words.unsqueeze(-1).bitwise_right_shift(shifts).bitwise_and_(1)  # [rows, words, 32]

@@ -1,4 +1,4 @@
-"""The error of a constraint that cannot be honoured."""
+"""The error for a constraint that cannot be enforced."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ _MAX_MESSAGE_CHARACTERS = 300
 
 
 class ConstraintError(InvalidRequestError):
-    """A constraint is wrong, is not supported, or costs too much. ``field`` names its form."""
+    """A constraint is wrong, unsupported, or too expensive. ``field`` names its form."""
 
     def __init__(self, kind: ConstraintKind, description: str) -> None:
         super().__init__(f"constraint.{kind}", shortened(description))
 
 
 def shortened(text: str) -> str:
-    """A text on one line, cut in the middle where it quotes a whole grammar: short enough for a status."""
+    """A text on one line, cut in the middle if it quotes a whole grammar: short enough for a status."""
     line = " ".join(text.split())
     if len(line) <= _MAX_MESSAGE_CHARACTERS:
         return line

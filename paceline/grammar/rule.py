@@ -1,8 +1,8 @@
 """The rule that keeps one sequence inside its grammar.
 
-Responsible for: masking the rows of a step, each for the text that leads to it, and advancing on what is committed.
-A row's mask depends on that text alone: drafts decide which rows there are, never what stands in them. Deliberately
-does not know: how the grammar was written or compiled, other rules, verification.
+Responsible for: masking the rows of a step, each for the text that leads to it, and advancing over committed
+tokens. A row's mask depends on that text alone: drafts decide which rows exist, never what is in them.
+Deliberately does not know: how the grammar was written or compiled, other rules, verification.
 
 Called by: the verifier, on its step loop's thread.
 """
@@ -23,20 +23,20 @@ from paceline.grammar.masks import forbid, num_words
 from paceline.grammar.refusal import shortened
 from paceline.sampling.rules import RuleError
 
-# Processor time of masks: each row earns its sequence some, saved up to a bound. Common masks take 0.02 to 2 ms; a
-# grammar that goes on costing more would hold up every other sequence of the step.
+# Budget of processor time for masks: each row adds to its sequence's budget, up to a limit. Common masks take
+# 0.02 to 2 ms; a grammar that keeps costing more would delay every other sequence of the step.
 _EARNED_PER_ROW_S = 0.005
 _MAX_SAVED_S = 0.5
 
 
 class GrammarRule:
-    """A constraint at work on one sequence.
+    """A constraint applied to one sequence.
 
     Args:
         grammar: compiled for the target's tokenizer.
-        end_token_ids: what ends the sequence, the grammar's own end tokens included; allowed wherever the text may
-            end, and nothing but them where it must.
-        resumed: tokens that the sequence generated elsewhere, before it came here.
+        end_token_ids: tokens that end the sequence, including the grammar's own end tokens. They are allowed
+            wherever the text may end, and are the only allowed tokens where it must.
+        resumed: tokens that the sequence generated at another verifier before.
 
     Raises:
         RuleError: the resumed tokens do not belong to the grammar.
@@ -61,24 +61,26 @@ class GrammarRule:
         self.commit(resumed)
 
     def keep(self, tree: DraftTree) -> DraftTree:
-        """The nodes that the grammar allows; a drafter knows nothing of it, and each forbidden node costs a row."""
+        """The nodes that the grammar allows. A drafter does not know the grammar, and each forbidden node costs a
+        row.
+        """
         if not len(tree):
             return tree
         started_s = time.thread_time()
         try:
             with self._guarded():
                 kept = self._allowed_nodes(tree)
-        except RuleError:  # applying it meets the same, where the sequence can be ended
+        except RuleError:  # `apply` meets the same error, and there the sequence can be ended
             return tree
         finally:
             self._saved_s -= time.thread_time() - started_s
         return tree.only(kept)
 
     def apply(self, logits: Tensor, tree: DraftTree) -> None:
-        """Mask the root's row and the row of every node that can be reached; see `LogitRule.apply`.
+        """Mask the root's row and the row of every reachable node; see `LogitRule.apply`.
 
         Raises:
-            RuleError: the text cannot go on, or masks take more time than a sequence may have.
+            RuleError: no token can follow, or masks take more time than a sequence may use.
         """
         started_s = time.thread_time()
         allowed = np.full((1 + len(tree), self._num_words), -1, dtype=np.int32)
@@ -91,10 +93,10 @@ class GrammarRule:
         self._pay(time.thread_time() - started_s, 1 + len(tree))
 
     def commit(self, tokens: Sequence[int]) -> None:
-        """Advance over committed tokens; a token that ends the sequence is none of the text.
+        """Advance over committed tokens; a token that ends the sequence is not part of the text.
 
         Raises:
-            RuleError: a token is not allowed; the masks left none that was.
+            RuleError: a token is not allowed; the masks left no allowed token.
         """
         text = []
         for token in tokens:
@@ -112,16 +114,16 @@ class GrammarRule:
             raise self._error(f"the text cannot go on: {shortened(self._matcher.get_error())}")
 
     def _mask_behind(self, path: tuple[int, ...], row: NDArray[np.int32]) -> bool:
-        """Mask a row behind a drafted path; False if nothing goes on from there."""
+        """Mask the row after a drafted path; False if no token can follow."""
         if self._move_to(path) and self._fill(row):
             return True
-        # What drafts made the matcher remember counts towards its limits; without that it may well go on.
+        # State from drafts counts towards the matcher's limits; a fresh matcher may still succeed.
         return self._begin_again(self._committed) and self._move_to(path) and self._fill(row)
 
     def _mask_nodes(self, allowed: NDArray[np.int32], tree: DraftTree) -> None:
-        """Depth first, so that every step of the matcher is one token forth or some back.
+        """Depth first, so that every step of the matcher advances by one token or rolls back.
 
-        Rows of nodes that the sequence cannot get to stay as they are.
+        Rows of unreachable nodes are left unmasked.
         """
         children = _children(tree)
         paths: list[tuple[int, ...]] = [()] * (1 + len(tree))
@@ -134,12 +136,12 @@ class GrammarRule:
             paths[1 + node] = (*paths[parent_row], token)
             if self._mask_behind(paths[1 + node], allowed[1 + node]):
                 pending += children[1 + node][::-1]
-            else:  # a dead end: what chooses here chooses nothing, and the sequence ends when it is committed
+            else:  # a dead end: no token can be chosen here, and the sequence ends when the node is committed
                 allowed[1 + node] = 0
                 self._begin_again(self._committed)
 
     def _allowed_nodes(self, tree: DraftTree) -> list[int]:
-        """In the same order, without masks."""
+        """The same order, without masks."""
         children = _children(tree)
         paths: list[tuple[int, ...]] = [()] * (1 + len(tree))
         kept = []
@@ -161,7 +163,7 @@ class GrammarRule:
         return sorted(kept)
 
     def _fill(self, row: NDArray[np.int32]) -> bool:
-        """Put the mask of the matcher's place into a row; False if there is none."""
+        """Write the mask of the matcher's state into a row; False if there is none."""
         mask = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.int32)
         if self._matcher.is_error():
             return False
@@ -171,14 +173,14 @@ class GrammarRule:
         return True
 
     def _let_end(self, logits: Tensor, allowed: NDArray[np.int32]) -> None:
-        """Where nothing but the end is left, no other rule (such as a number of tokens to reach) may forbid it."""
+        """Where only the end is allowed, no other rule (such as a least number of tokens) may forbid it."""
         is_over = ~(allowed & ~self._end_bits).any(axis=1) & allowed.any(axis=1)
         ends = sorted(self._ends)
         for row in np.flatnonzero(is_over).tolist():
             logits[row, ends] = logits[row, ends].nan_to_num(neginf=0.0)
 
     def _move_to(self, path: tuple[int, ...]) -> bool:
-        """Bring the matcher from where it is behind a drafted path; False if it cannot take that in."""
+        """Move the matcher to the state after a drafted path; False if it does not accept the path."""
         shared = 0
         while shared < min(len(path), len(self._path)) and path[shared] == self._path[shared]:
             shared += 1
@@ -188,7 +190,7 @@ class GrammarRule:
         return len(path) == shared or self._matcher.consume_tokens(list(path[shared:]))
 
     def _begin_again(self, text: Sequence[int]) -> bool:
-        """A new matcher behind a text: one that met an error never leaves it."""
+        """A new matcher after a text; a matcher never recovers from an error."""
         self._matcher, self._path = self._grammar.start(), ()
         return self._matcher.consume_tokens(list(text))
 
@@ -202,7 +204,7 @@ class GrammarRule:
 
     @contextlib.contextmanager
     def _guarded(self) -> Iterator[None]:
-        """A panic of the library ends this sequence, not the loop; it does not derive from Exception."""
+        """A panic of the library ends this sequence, not the loop. Panics do not derive from Exception."""
         try:
             yield
         except RuleError:

@@ -1,10 +1,12 @@
-"""A child process that compiles grammars first, so that one that goes wrong takes no server with it.
+"""A child process that compiles grammars first, so that a bad one cannot kill a server.
 
-Responsible for: trying what a server would do (compile, then mask and advance a few times) under a limit of processor
-time, memory and stack. Where a limit is overrun the process dies of it; its parent knows what that means.
+Responsible for: doing what a server would do (compile, then mask and advance a few times) under limits of
+processor time, memory and stack. A grammar that exceeds a limit kills the process, and the parent interprets
+the signal.
 
-Reads one JSON object a line on standard input, answers each with one: {"refusal": null or text}. Ends with its input.
-Started by `checker` as ``python -m paceline.grammar.trial``; the first line it gets says which tokenizer.
+Reads one JSON object per line on standard input, and answers each with one line: {"refusal": null or text}.
+Ends with its input. Started by `checker` as ``python -m paceline.grammar.trial``; the first line names the
+tokenizer.
 """
 
 from __future__ import annotations
@@ -25,15 +27,15 @@ from paceline.sampling.params import Constraint, ConstraintKind
 MAX_CPU_S = 1.0
 """Processor time for one grammar; a common schema takes a few milliseconds."""
 MAX_MEMORY_BYTES = 384 << 20
-"""Address space beyond what the tokenizer takes."""
+"""Address space beyond that of the tokenizer."""
 STACK_BYTES = 1 << 20
-"""Less than any thread of a server has, so that what passes here has room there."""
+"""Less than any thread of a server has, so that a grammar that passes here fits there."""
 NUM_TOKENS = 16
-"""Tokens of a random text that are tried, each with its mask."""
+"""Tokens of the random text that is tried, each with its mask."""
 
 
 def try_grammar(compiler: GrammarCompiler, constraint: Constraint) -> str | None:
-    """What is wrong with a constraint; None if nothing is."""
+    """Why a constraint is rejected; None if it is accepted."""
     try:
         grammar = compiler.compile(constraint)
     except ConstraintError as error:
@@ -44,7 +46,7 @@ def try_grammar(compiler: GrammarCompiler, constraint: Constraint) -> str | None
         if matcher.is_error():
             return None if is_dead_end(matcher) else f"is too complex: {matcher.get_error()}"
         allowed = [
-            8 * place + bit for place, byte in enumerate(mask) if byte for bit in range(8) if byte >> bit & 1
+            8 * index + bit for index, byte in enumerate(mask) if byte for bit in range(8) if byte >> bit & 1
         ]
         texts = [token for token in allowed if token not in grammar.end_token_ids]
         if not texts:
@@ -57,32 +59,32 @@ def _serve(compiler: GrammarCompiler) -> None:
     for line in sys.stdin:
         asked = json.loads(line)
         constraint = Constraint(ConstraintKind(asked["kind"]), asked["text"], tuple(asked["choices"]))
-        # The default action of its signal ends the process, in whatever code it is.
+        # The default action of the timer's signal ends the process, whatever code it runs.
         signal.setitimer(signal.ITIMER_PROF, MAX_CPU_S)
         refusal = try_grammar(compiler, constraint)
         signal.setitimer(signal.ITIMER_PROF, 0)
-        _say({"refusal": refusal})
+        _answer({"refusal": refusal})
 
 
-def _say(answer: dict[str, Any]) -> None:
+def _answer(answer: dict[str, Any]) -> None:
     sys.stdout.write(json.dumps(answer) + "\n")
     sys.stdout.flush()
 
 
 def main() -> None:
-    """Read which tokenizer, then grammars, until the input ends."""
+    """Read the tokenizer's line, then grammars, until the input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's; the parent ends this process by its input
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     model = json.loads(sys.stdin.readline())
     try:
         compiler = GrammarCompiler.load(Path(model["model_dir"]), model["vocab_size"], model["end_token_ids"])
     except (OSError, ValueError) as error:
-        _say({"failure": str(error)})
+        _answer({"failure": str(error)})
         return
     num_pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = num_pages * resource.getpagesize() + MAX_MEMORY_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    _say({})
+    _answer({})
     threading.stack_size(STACK_BYTES)
     server = threading.Thread(target=_serve, args=(compiler,))
     server.start()

@@ -6,7 +6,7 @@ Importing this package imports neither torch nor transformers.
 from paceline.models.cache import NotFetchedError, cache_dir, cached, resolve
 from paceline.models.end_tokens import end_tokens
 from paceline.models.fingerprint import model_fingerprint, tokenizer_fingerprint
-from paceline.models.registry import DEFAULT_MODEL, MODELS, ModelEntry, UnknownModelError, lookup
+from paceline.models.registry import DEFAULT_MODEL, MODELS, ModelEntry, UnknownModelError, find_entry
 from paceline.models.tokenizer_files import copy_tokenizer
 
 __all__ = [
@@ -19,7 +19,7 @@ __all__ = [
     "cached",
     "copy_tokenizer",
     "end_tokens",
-    "lookup",
+    "find_entry",
     "model_fingerprint",
     "resolve",
     "tokenizer_fingerprint",

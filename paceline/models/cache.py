@@ -1,7 +1,7 @@
-"""Where converted models live on this machine, and how a name or path becomes a directory.
+"""Where converted models are stored on this machine, and from a name or path to a directory.
 
-Responsible for the cache location and look-ups in it. It never downloads. Called by process entry points,
-the command line and `fetch.py`.
+Responsible for: the cache location and finding models in it. It never downloads. Called by process entry
+points, the command line and `fetch.py`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def model_path(name: str) -> Path:
 
 
 def is_model_dir(path: Path) -> bool:
-    """Whether `path` holds a config and safetensors weights."""
+    """Whether `path` contains a config and safetensors weights."""
     return (path / "config.json").is_file() and (
         (path / "model.safetensors").is_file() or (path / "model.safetensors.index.json").is_file()
     )

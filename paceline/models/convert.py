@@ -1,7 +1,7 @@
-"""A GGUF file becomes a directory that transformers and the target engine load.
+"""From a GGUF file to a directory that transformers and the target engine load.
 
-Responsible for dequantising once and for the tokenizer. It does not download, cache or check licences. Called by
-`fetch.py`; slow (tens of seconds) and hungry (the float32 weights twice in memory).
+Responsible for: dequantising once, and the tokenizer. It does not download, cache or check licences. Called by
+`fetch.py`; slow (tens of seconds), and it needs the float32 weights twice in memory.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from paceline.models.registry import ModelError
 
-# transformers wants these for GGUF files and would say so late.
+# transformers needs these for GGUF files, and would report a missing one late.
 NEEDED = ("accelerate", "gguf", "sentencepiece", "torch", "transformers")
 
 

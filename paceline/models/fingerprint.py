@@ -1,8 +1,8 @@
-"""Short identities of a model and of a tokenizer, so that peers can tell whether they belong together.
+"""Short identities of a model and of a tokenizer, by which peers check that they belong together.
 
-Responsible for a stable digest from files alone: no torch, no transformers, a few milliseconds. It guards against
-mistakes, not against forgery: weights are sampled, not read in full. Called by verifier, drafter and gateway for
-their handshakes, and as a key of stored cost curves.
+Responsible for: a stable digest from files alone: no torch, no transformers, a few milliseconds. It protects
+against mistakes, not against forgery: weights are sampled, not read in full. Called by verifier, drafter and
+gateway for their handshakes, and as a key of stored cost curves.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from paceline.models.registry import UnknownModelError
 BLOCKS_PER_TENSOR = 8
 BLOCK_BYTES = 64
 MAX_HEADER_BYTES = 100 << 20
-# Written by whoever saved the files, without a meaning for what the model computes.
+# Keys that depend on how the files were saved, and do not change what the model computes.
 VOLATILE_CONFIG_KEYS = frozenset(
     {"transformers_version", "_name_or_path", "_model_name_or_path", "torch_dtype", "dtype", "use_cache"}
 )
-# What decides token ids; the chat template decides text before it, so it belongs to the prompt, not here.
+# The rest of the file determines token ids. The chat template determines text, so it belongs to the prompt,
+# not here.
 TOKENIZER_VOLATILE_KEYS = frozenset({"truncation", "padding"})
 
 

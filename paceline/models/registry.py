@@ -1,7 +1,7 @@
-"""Real small models that travel inside ordinary packages, and what is known of each.
+"""Real small models that travel inside ordinary packages, with what is known of each.
 
-Responsible for names, exact versions, checksums, licences and origins. It does not download or convert. Read by
-`fetch.py`, the command line and the docs.
+Responsible for: names, exact versions, checksums, licences and origins. It does not download or convert. Read
+by `fetch.py`, the command line and the docs.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ MODELS: dict[str, ModelEntry] = {entry.name: entry for entry in (SMOLLM2, GEMMA3
 DEFAULT_MODEL = SMOLLM2.name
 
 
-def lookup(name: str) -> ModelEntry:
+def find_entry(name: str) -> ModelEntry:
     """The entry of this name.
 
     Raises:

@@ -1,4 +1,6 @@
-"""The files of a model directory that make a tokenizer, for those who write a model that has another one's."""
+"""The files of a model directory that make a tokenizer, for code that writes a model with another model's
+tokenizer.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,11 @@ TOKENIZER_FILES = (
     "special_tokens_map.json",
     "chat_template.jinja",
 )
-"""Those that a directory may have; the first decides what its ids mean."""
+"""Files that a directory may have; the first one determines the ids."""
 
 
 def copy_tokenizer(source: Path, output: Path) -> None:
-    """Copy a directory's tokenizer, as far as it has one; `output` exists."""
+    """Copy a directory's tokenizer files, as far as they exist; `output` must exist."""
     for name in TOKENIZER_FILES:
         if (source / name).is_file():
             copy_file(source / name, output / name)

@@ -8,7 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 from services.drafter.settings import DrafterSettings
 from services.runtime.cores import plan_pinning, share_interpreter
-from services.runtime.lifecycle import Process, serve
+from services.runtime.lifecycle import serve
+from services.runtime.process import Process
 from services.runtime.settings import load
 
 

@@ -24,7 +24,7 @@ from services.drafter.rounds import RoundLimits
 from services.drafter.servicer import DrafterServicer
 from services.drafter.settings import DrafterSettings
 from services.runtime import metrics
-from services.runtime.lifecycle import Process
+from services.runtime.process import Process
 
 LOOP_CHECK_S = 0.5
 

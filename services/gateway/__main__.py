@@ -21,7 +21,8 @@ from services.gateway.served_model import ModelWatch
 from services.gateway.servicer import GenerationServicer
 from services.gateway.settings import GatewaySettings
 from services.gateway.tokenizer import ModelTokenizer
-from services.runtime.lifecycle import Process, serve
+from services.runtime.lifecycle import serve
+from services.runtime.process import Process
 from services.runtime.settings import load
 
 

@@ -1,11 +1,11 @@
 """Which processor cores a computing process may use.
 
-Responsible for: parsing a core list, pinning the thread that computes, and telling OpenMP (before torch is
-imported) how many threads to start and how long a waiting one spins. Two torch threads that spin beside another
-busy process on two cores ran 10 to 20 times slower when measured.
+Responsible for: parsing a core list, pinning the computing thread, and setting how many threads OpenMP starts
+and how long a waiting one spins, before torch is imported. Two torch threads that spin beside another busy
+process on two cores ran 10 to 20 times slower when measured.
 
 Only the threads that load and compute, and the OpenMP threads they start, are pinned. The event loop and gRPC's
-threads go where there is room: on the same core their messages would wait behind the next step.
+threads may run on any core: on the computing core their messages would wait for the next step.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ SWITCH_INTERVAL_S = 0.0002
 
 @dataclass(frozen=True, slots=True)
 class Pinning:
-    """The cores to compute on and the threads to compute with.
+    """The cores and the number of threads to compute with.
 
     Attributes:
-        cores: all allowed ones where none were asked for.
+        cores: the requested cores, or all allowed ones.
         num_threads: OpenMP threads, the computing thread included.
-        is_fixed: whether cores were asked for.
+        is_fixed: whether cores were requested.
     """
 
     cores: tuple[int, ...]
@@ -34,7 +34,7 @@ class Pinning:
     is_fixed: bool = False
 
     def pin_thread(self) -> None:
-        """Pin the calling thread, and what it starts from now on, if cores were asked for."""
+        """Pin the calling thread, and the threads it starts from now on, if cores were requested."""
         if self.is_fixed:
             os.sched_setaffinity(0, self.cores)
 
@@ -43,7 +43,7 @@ def parse_cores(text: str) -> tuple[int, ...]:
     """Parse ``0-3,6`` into core numbers, ascending and unique.
 
     Raises:
-        InvalidRequestError: not a core list.
+        InvalidRequestError: the text is not a core list.
     """
     cores: set[int] = set()
     for part in text.split(","):
@@ -59,10 +59,10 @@ def parse_cores(text: str) -> tuple[int, ...]:
 
 
 def plan_pinning(cores: str | None = None, threads: int | None = None) -> Pinning:
-    """Check the cores asked for and settle the thread count (one per core where absent) in the environment.
+    """Check the requested cores, and set the thread count in the environment (one per core by default).
 
     Raises:
-        InvalidRequestError: a core this process may not use, or a thread count below 1.
+        InvalidRequestError: a core that this process may not use, or a thread count below 1.
     """
     allowed = os.sched_getaffinity(0)
     wanted = tuple(sorted(allowed)) if cores is None else parse_cores(cores)
@@ -73,15 +73,16 @@ def plan_pinning(cores: str | None = None, threads: int | None = None) -> Pinnin
     if num_threads < 1:
         raise InvalidRequestError("threads", "must be at least 1")
     os.environ["OMP_NUM_THREADS"] = str(num_threads)
-    # Short spins: a waiting thread neither holds a core from others nor has to be woken for every product.
+    # Short spins: a waiting thread neither blocks a core for long nor needs to be woken for every product.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000" if num_threads > 1 else "0")
     return Pinning(wanted, num_threads, cores is not None)
 
 
 def share_interpreter() -> None:
-    """Let a computing thread have the interpreter back soon after each call into a kernel.
+    """Return the interpreter lock to a computing thread soon after each call into a kernel.
 
-    The event loop takes it while the kernel runs, and may keep it for the switch interval, by default five
-    milliseconds: half a step of a small target. With this one a co-located round of SmolLM2 took 17.3 ms, not 18.6.
+    The event loop takes the lock while the kernel runs, and may keep it for the switch interval: five
+    milliseconds by default, which is half a step of a small target. With this setting a co-located round of
+    SmolLM2 took 17.3 ms, not 18.6.
     """
     sys.setswitchinterval(SWITCH_INTERVAL_S)

@@ -1,8 +1,7 @@
-"""What a process computes on, as told to peers and people.
+"""What a process computes on, as described to peers and people.
 
-Responsible for: describing ``cpu`` through psutil and ``cuda[:index]`` through NVML, with a plain note where
-there is no GPU. Deliberately does not know torch: it works in processes that never load it, and it never
-fails.
+Responsible for: describing ``cpu`` through psutil and ``cuda[:index]`` through NVML, with a note where there is
+no GPU. Deliberately does not know: torch. It works in processes that never load torch, and it never raises.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ def describe_device(device: str, environ: Mapping[str, str] | None = None) -> pe
     """Describe ``cpu``, ``cuda`` or ``cuda:<index>``; never raises.
 
     Args:
-        device: as given by --device. An index counts the devices this process may see.
-        environ: where CUDA_VISIBLE_DEVICES is looked up; the process environment by default.
+        device: as given by --device. An index counts the devices visible to this process.
+        environ: where CUDA_VISIBLE_DEVICES is read; the process environment by default.
     """
     kind, _, index = device.partition(":")
     if kind == "cuda":

@@ -1,7 +1,8 @@
-"""The lease that a bidirectional stream's hello asks for: what was opened on a silent stream is freed.
+"""The lease that a bidirectional stream's hello requests: the sequences of a silent stream are freed when it
+expires.
 
-Responsible for: checking a hello, and waiting for the next frame no longer than the lease. Deliberately does not know
-what the frames say. Called by: the servicers of verifier and drafter.
+Responsible for: checking a hello, and waiting for the next frame no longer than the lease. Deliberately does
+not know: what the frames say. Called by: the servicers of verifier and drafter.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Frames on their way to one stream's reader, from a thread that must not wait for it.
 
-Responsible for: handing frames from a compute thread to the event loop, in order and within a bound: a reader that does
-not keep up is marked and cut off, so that it costs a bounded amount of memory and never holds up a step. Deliberately
-does not know what the frames say. Called by: verifier and drafter, for every stream that their threads write to.
+Responsible for: handing frames from a compute thread to the event loop, in order and bounded. A reader that
+does not keep up is marked and disconnected: it costs a bounded amount of memory and never delays a step.
+Deliberately does not know: what the frames say. Called by: verifier and drafter, for every stream that their
+threads write to.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ class Outbox(Generic[FrameT]):
     """A bounded queue from any thread to one reader on the event loop.
 
     Attributes:
-        is_overrun: the reader did not keep up and has lost frames; its stream is to be cut off.
+        is_overrun: whether the reader was too slow and has lost frames; its stream must be ended.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, max_frames: int) -> None:
@@ -30,11 +31,11 @@ class Outbox(Generic[FrameT]):
         self._loop.call_soon_threadsafe(self.put, frame)
 
     def end(self) -> None:
-        """Let the reader finish once all frames are out; from the event loop's thread."""
+        """Let the reader finish after all queued frames; called on the event loop's thread."""
         self.put(None)
 
     def put(self, frame: FrameT | None) -> None:
-        """Queue a frame, or the end, from the event loop's thread."""
+        """Queue a frame, or the end, on the event loop's thread."""
         try:
             self._frames.put_nowait(frame)
         except asyncio.QueueFull:

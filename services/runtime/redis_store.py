@@ -1,12 +1,11 @@
-"""One Redis connection that may come and go.
+"""One Redis connection that may be lost and restored.
 
-Responsible for: bounded time-outs, telling whether Redis can be reached, reconnecting with bounded back-off and
-full jitter, never letting a caller wait for a Redis that is known to be gone. Deliberately does not know: keys or
-values.
+Responsible for: bounded time-outs, whether Redis can be reached, reconnecting with bounded back-off and full
+jitter, and failing fast while Redis is unreachable. Deliberately does not know: keys or values.
 
-Called by services.scheduler.store. Works with servers that speak Redis 6.2 or newer (Redis, Valkey). It uses
-asyncio.timeout rather than wait_for throughout: on Python 3.11 the latter swallows a cancellation that comes in the
-moment the awaited thing is done.
+Called by services.scheduler.store. Works with servers of Redis 6.2 or newer (Redis, Valkey). It uses
+asyncio.timeout and never wait_for: on Python 3.11 the latter swallows a cancellation that arrives at the moment
+when the awaited call is done.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from services.runtime.tasks import end_task
 T = TypeVar("T")
 Listener = Callable[[bool], Awaitable[None]]
 
-_PROBE_KEY = "paceline:v1:probe"  # a look-up, so that a user whose ACL misses our keys shows as unavailable
+_PROBE_KEY = "paceline:v1:probe"  # reading a key shows a user whose ACL excludes our keys as unavailable
 
 _log = structlog.get_logger()
 
@@ -47,13 +46,13 @@ class RedisStore:
     """A Redis connection with an `available` flag.
 
     Args:
-        url: ``redis://``, ``rediss://`` or ``unix://``; may carry user and password.
-        username: ACL user, where the URL names none.
-        password: its password, where the URL has none.
+        url: ``redis://``, ``rediss://`` or ``unix://``; may contain user and password.
+        username: ACL user, if the URL names none.
+        password: its password, if the URL has none.
         ca_file: PEM authorities for ``rediss://``.
-        timeout_s: bound of connecting and of each operation.
+        timeout_s: time limit of connecting and of each operation.
         max_backoff_s: longest pause between attempts to reconnect.
-        probe_interval_s: pause between probes while connected, so that a dead Redis is noticed without
+        probe_interval_s: pause between probes while connected, so that a lost Redis is detected without
             traffic.
     """
 
@@ -107,7 +106,7 @@ class RedisStore:
         self._listeners.append(listener)
 
     async def start(self, wait_s: float = 0.0) -> bool:
-        """Begin to connect; wait up to ``wait_s`` for the first success. Returns `available`."""
+        """Begin to connect, and wait up to ``wait_s`` for the first success. Returns `available`."""
         if self._task is None:
             self._task = asyncio.create_task(self._keep_connected(), name="redis")
         return await self.wait_available(wait_s)
@@ -129,7 +128,7 @@ class RedisStore:
         await self._client.aclose()
 
     async def run(self, operation: Callable[[redis_asyncio.Redis], Awaitable[T]]) -> T:
-        """Run one operation, bounded in time; at once an error while Redis is known to be gone.
+        """Run one operation, bounded in time; fails at once while Redis is unreachable.
 
         Raises:
             StoreUnavailableError: see the class.
@@ -146,7 +145,7 @@ class RedisStore:
             OSError,
         ) as error:
             REDIS_FAILURES.labels("connection").inc()
-            self._is_available = False  # for callers, at once; the task tells listeners
+            self._is_available = False  # callers see it at once; the task notifies listeners
             self._lost.set()
             raise StoreUnavailableError(f"redis was lost: {type(error).__name__}") from error
         except redis_exceptions.RedisError as error:  # reachable, but it said no
@@ -163,8 +162,8 @@ class RedisStore:
             self._is_available = is_available
             if is_available != was_available:
                 was_available = is_available
-                await self._tell(is_available, cause)
-            elif is_available:  # one operation may have failed and this probe not: waiters go on all the same
+                await self._publish(is_available, cause)
+            elif is_available:  # an operation may have failed although this probe did not: waiters continue
                 await self._notify()
             if is_available:
                 num_failures = 0
@@ -173,10 +172,10 @@ class RedisStore:
                         await self._lost.wait()
                 if self._lost.is_set() and was_available:
                     was_available = False
-                    await self._tell(False, "operation failed")
+                    await self._publish(False, "operation failed")
             else:
                 num_failures += 1
-                await self._client.connection_pool.disconnect()  # none of them outlives what was lost
+                await self._client.connection_pool.disconnect()  # connections to a lost server are useless
                 limit_s = min(self._max_backoff_s, 0.05 * 2 ** min(num_failures, 16))
                 await asyncio.sleep(random.uniform(0.02, limit_s))  # full jitter
 
@@ -188,7 +187,7 @@ class RedisStore:
             return False, f"{type(error).__name__}: {error}"
         return True, ""
 
-    async def _tell(self, is_available: bool, cause: str) -> None:
+    async def _publish(self, is_available: bool, cause: str) -> None:
         REDIS_CONNECTED.set(1.0 if is_available else 0.0)
         if is_available:
             _log.info("redis connected")
@@ -198,7 +197,7 @@ class RedisStore:
         for listener in self._listeners:
             try:
                 await listener(is_available)
-            except Exception as error:  # a listener's trouble must not end reconnection
+            except Exception as error:  # an error in a listener must not end reconnection
                 _log.error("redis listener failed", exc_info=error)
 
     async def _notify(self) -> None:

@@ -15,7 +15,7 @@ OTHER = "other"
 
 
 class TenantLabels:
-    """A label for each of the first MAX_TENANTS tenants by name, and one label for all others."""
+    """Labels for the first 64 tenants; all further tenants get one label."""
 
     def __init__(self) -> None:
         self._known: set[str] = set()

@@ -9,7 +9,8 @@ from urllib.parse import urlsplit
 
 from paceline.contract.errors import InvalidRequestError
 from paceline.v1 import scheduler_pb2_grpc
-from services.runtime.lifecycle import Process, serve
+from services.runtime.lifecycle import serve
+from services.runtime.process import Process
 from services.runtime.redis_store import RedisStore
 from services.runtime.settings import load
 from services.runtime.tasks import end_task

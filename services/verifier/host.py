@@ -19,7 +19,7 @@ from paceline.methods.loading import drafter_tap, load_drafter
 from paceline.models import resolve
 from paceline.target import Device, TargetEngine
 from paceline.v1 import target_pb2, target_pb2_grpc
-from services.runtime.lifecycle import Process
+from services.runtime.process import Process
 from services.verifier.budget import NodeBudget
 from services.verifier.colocated import ColocatedDrafter
 from services.verifier.feature_hub import FeatureHub

@@ -8,7 +8,7 @@ from experiments.planner.record import Frame, Recorder, trace_of
 from experiments.planner.trace import Trace
 from paceline.v1 import scheduler_pb2, scheduler_pb2_grpc
 from services.runtime.channel import open_channel
-from services.runtime.lifecycle import Process
+from services.runtime.process import Process
 from services.scheduler.settings import SchedulerSettings
 from tests.hosting import hosted
 

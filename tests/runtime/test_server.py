@@ -29,7 +29,7 @@ from paceline.v1 import (
 from services.runtime import metrics
 from services.runtime.channel import open_channel, split_endpoint
 from services.runtime.error_mapping import from_rpc_error
-from services.runtime.lifecycle import Process
+from services.runtime.process import Process
 from services.runtime.settings import ServerSettings
 from tests.hosting import hosted
 

@@ -12,7 +12,7 @@ from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from services.runtime.channel import open_channel
-from services.runtime.lifecycle import Process
+from services.runtime.process import Process
 from services.runtime.settings import ServerSettings
 from services.runtime.tls import Tls
 from tests.hosting import hosted

@@ -12,7 +12,7 @@ import pytest
 
 from paceline.v1 import scheduler_pb2, scheduler_pb2_grpc
 from services.runtime.channel import open_channel
-from services.runtime.lifecycle import Process
+from services.runtime.process import Process
 from services.scheduler.__main__ import build
 from services.scheduler.settings import SchedulerSettings
 from tests.hosting import hosted

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, models
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from paceline.target import SequenceRows, TargetEngine
-from services.runtime.lifecycle import Process
+from services.runtime.process import Process
 from services.verifier.host import VerifierHost
 from services.verifier.settings import VerifierSettings
 from tests.hosting import hosted

@@ -12,7 +12,7 @@ from paceline.sampling import SamplingParams, VerifyMode
 from paceline.scheduling.calibration import Calibrator, Node
 from paceline.trie import DraftEntry, DraftError, DrawRule, SiblingDraws
 from paceline.v1 import peer_pb2
-from services.runtime.lifecycle import Process
+from services.runtime.process import Process
 from services.verifier.calibration import Calibrators, learn
 from services.verifier.sequence import SequenceSpec, TargetSequence
 from services.verifier.session import VerifySession

@@ -13,7 +13,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from paceline.v1 import peer_pb2, sampling_pb2, target_pb2
-from services.runtime.lifecycle import Process
+from services.runtime.process import Process
 from tests.gateway.tiny_model import byte_level_tokenizer
 from tests.verifier.conductor import Conductor
 from tests.verifier.conftest import save_target, serving

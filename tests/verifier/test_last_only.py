@@ -15,7 +15,7 @@ from paceline.methods.medusa_heads.target_side import TAP
 from paceline.target import SequenceRows, TargetEngine
 from paceline.v1 import peer_pb2, target_pb2
 from services.runtime import tensors
-from services.runtime.lifecycle import Process
+from services.runtime.process import Process
 from services.verifier.host import VerifierHost
 from services.verifier.settings import VerifierSettings
 from tests.hosting import hosted

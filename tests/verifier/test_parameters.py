@@ -13,7 +13,7 @@ import torch
 
 from paceline.target import SequenceRows, TargetEngine
 from paceline.v1 import peer_pb2, sampling_pb2, target_pb2
-from services.runtime.lifecycle import Process
+from services.runtime.process import Process
 from tests.verifier.conductor import VOCAB_SIZE, Conductor
 from tests.verifier.test_stream import PROMPT, SLOW_POLICY, long_drafts
 

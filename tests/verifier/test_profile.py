@@ -13,7 +13,7 @@ from paceline.scheduling import StepCurve
 from paceline.target import SequenceRows, TargetEngine
 from paceline.v1 import peer_pb2, target_pb2, target_pb2_grpc
 from services.runtime.channel import open_channel
-from services.runtime.lifecycle import Process
+from services.runtime.process import Process
 from services.verifier.profile import profile_steps
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from paceline.v1 import peer_pb2, sampling_pb2, target_pb2
 from services.runtime import metrics
-from services.runtime.lifecycle import Process
+from services.runtime.process import Process
 from tests.verifier.conductor import MAX_POSITIONS, VOCAB_SIZE, Conductor
 from tests.verifier.conftest import serving
 
