@@ -16,7 +16,9 @@ from orchestrator.settings import OrchestratorSettings
 from orchestrator.status import ConductorStatus
 from paceline.v1 import generation_pb2, orchestrator_pb2, orchestrator_pb2_grpc, sampling_pb2
 from services.runtime.channel import open_channel
-from tests.orchestrator.scripted_peers import ScriptedDrafter, ScriptedVerifier, Server
+from tests.orchestrator.scripted_drafter import ScriptedDrafter
+from tests.orchestrator.scripted_peers import Server
+from tests.orchestrator.scripted_verifier import ScriptedVerifier
 
 _request_ids = itertools.count(1)
 

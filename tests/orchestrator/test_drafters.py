@@ -9,7 +9,9 @@ import pytest
 
 from paceline.v1 import peer_pb2, sampling_pb2
 from tests.orchestrator.conftest import Bench, eventually, run_request
-from tests.orchestrator.scripted_peers import ScriptedDrafter, ScriptedVerifier, continuation
+from tests.orchestrator.scripted_drafter import ScriptedDrafter
+from tests.orchestrator.scripted_peers import continuation
+from tests.orchestrator.scripted_verifier import ScriptedVerifier
 
 PROMPT = [5, 6, 7]
 
@@ -23,7 +25,8 @@ async def test_a_hung_drafter_delays_no_text_and_draft_waits_are_called_off(benc
     await eventually(lambda: verifier.policies[-1].wait_budget_us == 0)
     await bench.until(lambda status: not status.drafters)  # the watchdog gave it up
     drafter.is_silent = False
-    await eventually(lambda: drafter.open)  # and it was opened again, with the text so far
+    # It is opened again, with the text so far. Its old stream may end only after the conductor has given it up.
+    await eventually(lambda: drafter.open and len(drafter.opens) > 1)
     assert len(drafter.opens[-1].token_ids) > len(PROMPT)
     outcome = await running
     assert outcome.tokens == continuation(PROMPT, 3000)

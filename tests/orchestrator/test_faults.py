@@ -9,7 +9,9 @@ import pytest
 
 from paceline.v1 import sampling_pb2
 from tests.orchestrator.conftest import Bench, eventually, run_request
-from tests.orchestrator.scripted_peers import ScriptedDrafter, ScriptedVerifier, continuation
+from tests.orchestrator.scripted_drafter import ScriptedDrafter
+from tests.orchestrator.scripted_peers import continuation
+from tests.orchestrator.scripted_verifier import ScriptedVerifier
 
 NUM_REQUESTS = 6
 LENGTH = 900

@@ -8,7 +8,9 @@ import pytest
 from orchestrator.placement import DrafterRequirement, choose_drafter
 from paceline.v1 import peer_pb2, sampling_pb2
 from tests.orchestrator.conftest import Bench, run_request
-from tests.orchestrator.scripted_peers import ScriptedDrafter, ScriptedVerifier, continuation, peer_info
+from tests.orchestrator.scripted_drafter import ScriptedDrafter
+from tests.orchestrator.scripted_peers import continuation, peer_info
+from tests.orchestrator.scripted_verifier import ScriptedVerifier
 from tests.orchestrator.test_placement import Drafter
 
 PROMPT = [5, 6, 7]

@@ -9,7 +9,9 @@ import pytest
 
 from paceline.v1 import orchestrator_pb2, sampling_pb2
 from tests.orchestrator.conftest import Bench, Outcome, eventually, run_request
-from tests.orchestrator.scripted_peers import ScriptedDrafter, ScriptedVerifier, continuation, log_probs_of
+from tests.orchestrator.scripted_drafter import ScriptedDrafter
+from tests.orchestrator.scripted_peers import continuation, log_probs_of
+from tests.orchestrator.scripted_verifier import ScriptedVerifier
 
 PROMPT = list(range(3, 60))
 OPTIONS = sampling_pb2.LogProbOptions(num_top=2, num_prompt_top=3)

@@ -24,7 +24,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from paceline.v1 import orchestrator_pb2, orchestrator_pb2_grpc
 from services.runtime.channel import open_channel
 from tests.orchestrator.conftest import eventually, run_request
-from tests.orchestrator.scripted_peers import ScriptedDrafter, ScriptedVerifier, continuation
+from tests.orchestrator.scripted_drafter import ScriptedDrafter
+from tests.orchestrator.scripted_peers import continuation
+from tests.orchestrator.scripted_verifier import ScriptedVerifier
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 

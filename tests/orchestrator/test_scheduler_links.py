@@ -13,7 +13,9 @@ import pytest_asyncio
 
 from paceline.v1 import peer_pb2, scheduler_pb2, scheduler_pb2_grpc
 from tests.orchestrator.conftest import Bench, eventually, run_request
-from tests.orchestrator.scripted_peers import ScriptedDrafter, ScriptedVerifier, Server, continuation
+from tests.orchestrator.scripted_drafter import ScriptedDrafter
+from tests.orchestrator.scripted_peers import Server, continuation
+from tests.orchestrator.scripted_verifier import ScriptedVerifier
 
 PROMPT = [5, 6, 7]
 

@@ -9,7 +9,9 @@ import pytest
 
 from paceline.v1 import peer_pb2, sampling_pb2
 from tests.orchestrator.conftest import Bench, Outcome, eventually, run_request
-from tests.orchestrator.scripted_peers import ScriptedDrafter, ScriptedVerifier, continuation
+from tests.orchestrator.scripted_drafter import ScriptedDrafter
+from tests.orchestrator.scripted_peers import continuation
+from tests.orchestrator.scripted_verifier import ScriptedVerifier
 
 PROMPT = [5, 6, 7]
 
