@@ -1,18 +1,13 @@
-"""Drafters that go on from their own layer's output: the state of sequences, and how chains, trees and outcomes grow.
+"""Drafters that continue from their own layer's output: how chains, trees and paths past outcomes grow.
 
-Row `r` of a sequence joins the target's feature of position `r` with token `r + 1` and proposes token `r + 2`. Rows
-made of true features are *stable* and stay in the drafter's cache; rows that continue from the layer's own output are
-*drafted* and fall away once true features for their positions arrive (Li et al., 2401.15077, section 4).
-
-Responsible for all of that, over any `DraftLayer`. A method adds how a checkpoint becomes a layer, what it taps, and
-the rule by which its trees grow (`tree_rule.py`).
+Responsible for that over any `DraftLayer`; `passes.py` runs the layer's rows. A method adds how a checkpoint becomes a
+layer, what it taps, and the rule by which its trees grow (`tree_rule.py`).
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from itertools import accumulate
 from pathlib import Path
 from typing import ClassVar, Self
 
@@ -20,70 +15,34 @@ import torch
 from torch import Tensor
 
 from paceline.draft_layer import (
-    DraftLayer,
-    LayerOutput,
-    Rows,
-    StableRow,
     TreeGrower,
     TreeWanted,
     join_rows,
 )
+from paceline.methods.autoregressive.passes import LayerPasses
 from paceline.methods.autoregressive.sequence import (
     AutoregressiveSequence,
     DraftedChain,
     DraftedTree,
-    StableRows,
 )
-from paceline.methods.autoregressive.tree_rule import TreeRule
 from paceline.methods.checkpoint import DrafterConfig
-from paceline.methods.choice import choose_chain_tokens, draw_chain_tokens, rank_children
+from paceline.methods.choice import choose_chain_tokens, draw_chain_tokens
 from paceline.methods.drafter import (
     DraftRequest,
     OutcomeRequest,
     may_rank,
 )
-from paceline.methods.feature_follower import FeatureFollower
 from paceline.methods.sibling_chain import num_draws
 from paceline.methods.tree import ROOT, GrowingTree
-from paceline.sampling import SamplingParams, VerifyMode
+from paceline.sampling import VerifyMode
 from paceline.target import Device, TapSpec
-from paceline.target.kv_slot import Slot
 from paceline.trie import DraftEntry, DrawRule
 
 
-class AutoregressiveDrafter(FeatureFollower[AutoregressiveSequence]):
-    """Drafts with a layer that goes on from its own output; see `paceline.methods.drafter.Drafter`.
-
-    Args:
-        layer: what proposes tokens.
-        draft_ids: `[draft_vocab]` int64 target id of each draft id; None where they are the same.
-        vocab: draft ids.
-        tap: what is read from the target.
-        max_positions: the longest text that is drafted for.
-        rule: how trees grow.
-        device: where the layer runs.
-        num_layers: of the cache.
-    """
+class AutoregressiveDrafter(LayerPasses):
+    """Drafts with a layer that continues from its own output; see `paceline.methods.drafter.Drafter`."""
 
     method: ClassVar[str]
-
-    def __init__(
-        self,
-        layer: DraftLayer,
-        draft_ids: Tensor | None,
-        vocab: int,
-        tap: TapSpec,
-        max_positions: int,
-        rule: TreeRule,
-        device: Device,
-        num_layers: int = 1,
-    ) -> None:
-        super().__init__(layer, tap, max_positions, device, num_layers)
-        self._layer = layer
-        self._draft_ids = draft_ids
-        self._target_id_of: list[int] | None = None if draft_ids is None else draft_ids.tolist()
-        self._vocab = vocab
-        self._rule = rule
 
     @classmethod
     @abstractmethod
@@ -104,9 +63,6 @@ class AutoregressiveDrafter(FeatureFollower[AutoregressiveSequence]):
         Raises:
             CheckpointError: the checkpoint cannot be used.
         """
-
-    def _begin(self, tokens: list[int], slot: Slot, slot_id: int) -> AutoregressiveSequence:
-        return AutoregressiveSequence(tokens, slot, slot_id)
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[DraftEntry | None]:
         """Draft chains, and trees for requests with more nodes than tokens, all sequences together."""
@@ -159,44 +115,6 @@ class AutoregressiveDrafter(FeatureFollower[AutoregressiveSequence]):
             and state.is_ready
             and len(state.tokens) + request.num_tokens <= self.max_positions
         )
-
-    def _reserve(self, states: Sequence[AutoregressiveSequence], num_rows: Sequence[int]) -> None:
-        self._cache.reserve([(state.slot_id, count) for state, count in zip(states, num_rows, strict=True)])
-
-    def _drop_drafted(self, state: AutoregressiveSequence) -> None:
-        """Drafted rows fall away."""
-        state.slot.num_pending = 0
-
-    def _run_stable_rows(self, states: Sequence[AutoregressiveSequence]) -> None:
-        """Run what true features have come in since, dropping drafted rows; one pass over all sequences."""
-        stable = self._take_stable_rows(states)
-        if stable.states:
-            self._reserve(stable.states, [part.num_rows for part in stable.rows])
-            self._settle(stable, self._layer.forward(stable.rows, stable.last))
-
-    def _take_stable_rows(self, states: Sequence[AutoregressiveSequence]) -> StableRows:
-        """What is to be run of true features that have come in since; drafted rows of those sequences are dropped."""
-        behind = [state for state in states if state.pending and state.slot.length < len(state.tokens) - 1]
-        rows, left = [], []
-        for state in behind:
-            self._drop_drafted(state)
-            state.chain = state.tree = None
-            features, first = join_rows(state.pending), state.slot.length
-            count = min(int(features.shape[0]), len(state.tokens) - 1 - first)
-            left.append([features[count:]] if count < features.shape[0] else [])
-            tokens = state.tokens[first + 1 : first + 1 + count]
-            rows.append(Rows(state.slot, tokens, features[:count], range(first, first + count)))
-        return StableRows(behind, rows, left, [end - 1 for end in accumulate(part.num_rows for part in rows)])
-
-    def _settle(self, stable: StableRows, output: LayerOutput) -> None:
-        """Take in what stable rows gave. Not before the pass, which may fail."""
-        for place, (state, part, left) in enumerate(
-            zip(stable.states, stable.rows, stable.left, strict=True)
-        ):
-            state.stable = StableRow(output, stable.last[place], place)
-            state.pending = left
-            state.slot.length += part.num_rows
-            state.slot.num_pending -= part.num_rows
 
     def _ranks_by_draft(self, requests: Sequence[DraftRequest]) -> bool:
         """Whether trees grow by the drafter's own probabilities alone: not by a shape, nor by the target's noise."""
@@ -291,20 +209,6 @@ class AutoregressiveDrafter(FeatureFollower[AutoregressiveSequence]):
             chain.tokens.append(siblings.tokens[0])
             chain.draws.append(siblings)
 
-    def _run_drafted(self, begun: Sequence[tuple[AutoregressiveSequence, DraftedChain]]) -> None:
-        """Run the last drafted token of each chain."""
-        if not begun:
-            return
-        rows = []
-        for state, chain in begun:
-            # Token start + k - 1 stands in row start + k - 2, the row of the position before it.
-            position = chain.start + len(chain.tokens) - 2
-            depths = [len(chain.tokens)]
-            rows.append(Rows(state.slot, [chain.tokens[-1]], chain.state, [position], depths=depths))
-        output = self._layer.forward(rows, range(len(rows)))
-        for index, (_, chain) in enumerate(begun):
-            chain.state, chain.logits = output.states[index : index + 1], output.logits[index : index + 1]
-
     def _grow_trees(self, requests: Sequence[DraftRequest]) -> dict[int, DraftEntry]:
         """Grow trees by the method's rule, one depth of all sequences at a time, and send what the rule keeps."""
         growing: list[tuple[DraftRequest, AutoregressiveSequence, DraftedTree]] = []
@@ -346,61 +250,3 @@ class AutoregressiveDrafter(FeatureFollower[AutoregressiveSequence]):
             return None
         last = tree.start + tree.nodes.depth + request.num_tokens
         return tree if last <= self.max_positions else None
-
-    def _run_nodes(
-        self,
-        wanted: Sequence[
-            tuple[DraftRequest | OutcomeRequest, AutoregressiveSequence, DraftedTree, Sequence[int]]
-        ],
-    ) -> list[list[int]]:
-        """Run nodes of several trees in one pass, and propose what follows each; the proposals by tree."""
-        proposed: list[list[int]] = [[] for _ in wanted]
-        running = [i for i, (*_, nodes) in enumerate(wanted) if nodes]
-        if not running:
-            return proposed
-        self._reserve([wanted[i][1] for i in running], [len(wanted[i][3]) for i in running])
-        rows, positions, params = [], [], []
-        for i in running:
-            request, state, tree, nodes = wanted[i]
-            assert state.stable is not None
-            tokens, from_rows, depths, paths = tree.nodes.run(nodes)
-            # The root's state stands in front, so that its children find it where `ROOT` points.
-            states = torch.cat((tree.states, state.stable.state))[from_rows]
-            places = [tree.start - 2 + depth for depth in depths]
-            rows.append(Rows(state.slot, tokens, states, places, paths, depths))
-            positions += [tree.start + depth for depth in depths]
-            params += [request.sampling] * len(nodes)
-        output = self._layer.forward(rows, range(len(positions)))
-        # Chances in coupled mode are shares of what is ranked: trees that rank more must not change another's.
-        best = {
-            branch: self._best(output, positions, params, branch)
-            for branch in {wanted[i][2].branch for i in running}
-        }
-        first = 0
-        for i in running:
-            _, _, tree, nodes = wanted[i]
-            span = slice(first, first + len(nodes))
-            first += len(nodes)
-            tree.states = torch.cat((tree.states, output.states[span]))
-            log_probs, ids = best[tree.branch]
-            proposed[i] = self._propose(tree, nodes, log_probs[span], ids[span])
-        return proposed
-
-    def _propose(
-        self, tree: DraftedTree, nodes: Sequence[int], log_probs: list[list[float]], ids: list[list[int]]
-    ) -> list[int]:
-        if self._target_id_of is not None:
-            ids = [[self._target_id_of[i] for i in row] for row in ids]
-        return tree.nodes.propose(nodes, log_probs, ids)
-
-    def _best(
-        self,
-        output: LayerOutput | StableRow,
-        positions: Sequence[int],
-        params: Sequence[SamplingParams],
-        count: int,
-    ) -> tuple[list[list[float]], list[list[int]]]:
-        """What the target is likeliest to choose after each wanted row: log-probabilities and draft ids."""
-        if any(param.resolved_mode is VerifyMode.COUPLED for param in params):
-            return rank_children(output.logits, self._draft_ids, positions, params, count)
-        return output.best(count)
