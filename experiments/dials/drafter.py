@@ -171,12 +171,12 @@ class DialledDrafter:
         return entries
 
     def draft_outcomes(
-        self, requests: Sequence[OutcomeRequest], may_go_on: Callable[[], bool] = lambda: True
+        self, requests: Sequence[OutcomeRequest], may_continue: Callable[[], bool] = lambda: True
     ) -> list[DraftEntry | None]:
         """Draft past the likeliest outcomes of the verification of each sequence's last draft, a token at a time.
 
         Returns:
-            For each request an entry of whole paths, as long as they were when `may_go_on` said no, which starts where
+            For each request an entry of whole paths, as long as they were when `may_continue` said no. It starts where
             that draft did. None where there is no draft, its text has gone on since, this drafter's share of the
             outcomes is empty, or there was no time for a token.
         """
@@ -188,7 +188,7 @@ class DialledDrafter:
         wanted = max(
             (r.num_tokens for r, partition in zip(requests, shares, strict=True) if partition), default=0
         )
-        while num_passes < wanted and may_go_on():
+        while num_passes < wanted and may_continue():
             # A block comes out whole.
             num_passes = wanted if any(each.is_parallel for each in dials) else num_passes + 1
             self._sleep_until(begun_s + max(each.draft_s(num_passes, num_rows) for each in dials))

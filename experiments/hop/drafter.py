@@ -73,7 +73,7 @@ class InstantDrafter:
         ]
 
     def draft_outcomes(
-        self, requests: Sequence[OutcomeRequest], may_go_on: Callable[[], bool] = lambda: True
+        self, requests: Sequence[OutcomeRequest], may_continue: Callable[[], bool] = lambda: True
     ) -> list[DraftEntry | None]:
         """None."""
         return [None for _ in requests]

@@ -1,7 +1,7 @@
 """Drafter checkpoints in Paceline's own layout: a directory with `config.json` and `model.safetensors`.
 
-Tensor names are those of the method's public format, so that a converter only has to rename what differs. Nothing is
-unpickled, and no code is loaded. Written by training, read by `paceline.methods.loading.load_drafter`.
+Tensors have the names of the method's public layout, so a converter renames only what differs. Nothing is unpickled,
+and no code is loaded. Training writes it, and `paceline.methods.loading.load_drafter` reads it.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from paceline.safetensors_io import write_weights
 FORMAT_VERSION = 1
 
 ANY_TARGET = "*"
-"""Stands for the target's fingerprint where a drafter was made for none in particular: its tokenizer decides."""
+"""In place of the target's fingerprint: the drafter fits every target with its tokenizer."""
 
 
 class CheckpointError(IncompatiblePeerError):
-    """A drafter checkpoint that cannot be used; says what is wrong with it."""
+    """A drafter checkpoint that cannot be used; the message says why."""
 
     reason = "BAD_CHECKPOINT"
 
 
 @dataclass(frozen=True, slots=True)
 class DrafterConfig:
-    """What stands in a drafter's `config.json`.
+    """Content of a drafter's `config.json`.
 
     Attributes:
-        method: drafting method; names the file in `paceline.methods`.
+        method: name of the method in `paceline.methods.registry.METHODS`.
         target_fingerprint: `paceline.models.model_fingerprint` of the target it was made for, or `ANY_TARGET`.
         target_name: the target's name for people.
         shape: the method's own sizes.
-        training: how it was made, for people: command, seed, figures.
+        training: how it was made, for people: command, seed, measurements.
     """
 
     method: str
@@ -54,11 +54,11 @@ class DrafterConfig:
     def read(cls, directory: Path) -> DrafterConfig:
         """Read a checkpoint's configuration.
 
-        A causal language model as transformers saves it is an independent drafter for any target; one that names a
-        `pard_token` drafts by mask tokens.
+        A causal language model that transformers saved is an independent drafter for any target. If it names a
+        `pard_token`, it drafts by mask tokens.
 
         Raises:
-            CheckpointError: there is none, or it is not one of ours.
+            CheckpointError: there is no configuration, or it is not one of a drafter.
         """
         path = directory / "config.json"
         try:
@@ -111,7 +111,7 @@ class DrafterConfig:
         return value
 
     def flag(self, name: str) -> bool:
-        """A switch of the method's shape; off where it is absent."""
+        """A switch of the method's shape; off if it is absent."""
         value = self.shape.get(name, False)
         if not isinstance(value, bool):
             raise CheckpointError(f"shape.{name} must be true or false, not {value!r}")
@@ -136,7 +136,7 @@ class DrafterConfig:
 
 
 def save_drafter(directory: Path, config: DrafterConfig, tensors: Mapping[str, Tensor]) -> None:
-    """Write a checkpoint; the weights first, so that a directory with a configuration is whole."""
+    """Write a checkpoint: first the weights, so that a directory with a configuration is complete."""
     write_weights(directory / "model.safetensors", tensors)
     write_json(directory / "config.json", asdict(config))
 
@@ -164,10 +164,10 @@ def load_tensors(directory: Path, expected: Mapping[str, tuple[int, ...]]) -> di
 
 
 def read_all_tensors(directory: Path) -> dict[str, Tensor]:
-    """Read whatever tensors there are; for converters, which check them against the format they write.
+    """Read all tensors, unchecked: converters check them against the layout that they write.
 
     Raises:
-        CheckpointError: there is no file of them.
+        CheckpointError: there is no `model.safetensors`.
     """
     path = directory / "model.safetensors"
     if not path.is_file():
@@ -180,7 +180,7 @@ def load_tensor(directory: Path, name: str) -> Tensor:
     """Read one tensor.
 
     Raises:
-        CheckpointError: it is not there.
+        CheckpointError: the file or the tensor is missing.
     """
     path = directory / "model.safetensors"
     if not path.is_file():

@@ -30,9 +30,9 @@ def choose_chain_tokens(
 ) -> tuple[Tensor, Tensor]:
     """One token for each row.
 
-    All but coupled rows take the largest logit (a token that was not drawn is accepted with the target's probability of
-    it, which the likeliest token maximises). Coupled rows run the target's own Gumbel race on the drafter's
-    distribution, with the noise of the *target's* ids, so that equal distributions give equal tokens.
+    Rows that are not coupled take the largest logit: a token that was not drawn is accepted with the target's
+    probability of it, which the likeliest token maximises. Coupled rows run the target's own Gumbel race on the
+    drafter's distribution, with the noise of the *target's* ids, so that equal distributions give equal tokens.
 
     Args:
         logits: `[rows, draft_vocab]` float32.
@@ -87,15 +87,15 @@ def rank_by_race(
 ) -> tuple[list[list[float]], list[list[int]]]:
     """The tokens that the target is likeliest to choose in coupled mode, best first, for each row.
 
-    The target's noise is known, so what is not known is how its logits differ from the drafter's. Taken as a Gumbel
-    number for each token again, the chance to win is a softmax over the sums of logit and noise.
+    The target's noise is known; only the difference between its logits and the drafter's is not. If that difference is
+    a Gumbel number for each token, the chance to win is a softmax over the sums of logit and noise.
 
     Args:
         logits: `[rows, draft_vocab]` float32.
         draft_ids: as in `choose_chain_tokens`.
         positions: absolute position of the token that each row proposes.
         params: how the target will choose, for each row; all in coupled mode.
-        count: tokens wanted of each row; fewer where filters left fewer.
+        count: tokens wanted of each row; fewer if filters left fewer.
 
     Returns:
         Natural logarithms of the chances, and draft ids.
@@ -119,11 +119,11 @@ def draw_chain_tokens(
     Args:
         logits: `[rows, draft_vocab]` float32.
         draft_ids: `[draft_vocab]` int64 target id of each draft id; None where they are the same.
-        starts: committed length that each row's draft goes on from.
+        starts: committed length that each row's draft continues.
         positions: absolute position of the tokens that each row proposes.
         params: the request's, for each row.
         rules: with or without replacement.
-        counts: children of each row, at least 1; block verification takes one, whatever the count.
+        counts: children of each row, at least 1; block verification always takes one.
         support_sizes: most tokens that each row draws from.
     """
     rows = RowParams.build(params, [1] * len(params), logits.device)

@@ -1,8 +1,8 @@
-"""What every drafter is: the protocol that verifier and drafter processes host, whatever the method.
+"""The protocol of a drafter, which verifier and drafter processes host.
 
-A drafter follows each sequence's committed tokens and, where its method reads them, the target's features, and
-proposes how the text may go on. It knows nothing of services, transports or the verifier's decisions beyond the
-tokens it is told.
+A drafter follows the committed tokens of each sequence, and the target's features if its method reads them. It proposes
+how the text may continue. It does not depend on services or transports, and learns of the verifier's decisions only
+through committed tokens.
 """
 
 from __future__ import annotations
@@ -28,25 +28,24 @@ DEFAULT_RULES = {
 
 
 class DrafterError(Exception):
-    """A drafter was told something that does not fit what it was told before."""
+    """Tokens or features that do not fit those that came before."""
 
 
 class UnknownDraftSequenceError(DrafterError):
-    """The drafter holds no such sequence."""
+    """The drafter has no sequence with this id."""
 
 
 @dataclass(frozen=True, slots=True)
 class DraftRequest:
-    """A wish for a draft that goes on from a sequence's committed tokens.
+    """A request for a draft that continues a sequence's committed tokens.
 
     Attributes:
-        num_tokens: tokens in a row, at least 1.
-        max_nodes: nodes in all; more than `num_tokens` lets methods that can branch draft a tree of that depth.
-        sampling: how the target will choose, so that the drafter chooses alike.
+        num_tokens: length of the longest path, at least 1.
+        max_nodes: number of nodes of the draft. If it exceeds `num_tokens`, methods that can branch draft a tree.
+        sampling: how the target will choose; the drafter chooses by the same rule.
         rule: how to choose tokens in a mode that verifies draws; None takes `DEFAULT_RULES`.
         support_size: most tokens that a token is drawn from.
-        reads_features: False drafts without the target's features, for methods that can do with and without them; such
-            a draft does not wait for them.
+        reads_features: False drafts without the target's features and does not wait for them, if the method can.
     """
 
     sequence_id: int
@@ -71,19 +70,19 @@ class DraftRequest:
 
 @dataclass(frozen=True, slots=True)
 class OutcomeRequest:
-    """A wish for what follows the likely outcomes of the step that verifies a sequence's last draft.
+    """A request for paths past the likely verification outcomes of a sequence's last draft.
 
-    An outcome is what the target may commit: some of the draft's tokens, and one that is not in it. Where the paths
-    behind it reach the target before it has committed one of them, the next step needs no round trip (outcome
-    enumeration: Kumar et al., 2603.03251, whose cache of outcomes here is the target's own trie).
+    A verification outcome is what the target may commit: some of the draft's tokens, and one token that is not in the
+    draft. If paths past the real outcome are in the target's trie when it commits, the next step needs no round trip
+    (speculation cache: Kumar et al., 2603.03251).
 
     Attributes:
-        num_tokens: tokens in a row behind each outcome, at least 1.
-        max_outcomes: outcomes, the likeliest first; at least 1.
-        max_nodes: nodes in all, those that lead to the outcomes included.
+        num_tokens: length of the path past each outcome, at least 1.
+        max_outcomes: number of outcomes, the likeliest first; at least 1.
+        max_nodes: number of nodes, including those that lead to the outcomes.
         sampling: as in `DraftRequest`.
-        partition: of drafters that share a sequence's outcomes, which this one is.
-        num_partitions: how many they are.
+        partition: index of this drafter among those that share the sequence's outcomes.
+        num_partitions: number of those drafters.
     """
 
     sequence_id: int
@@ -96,9 +95,9 @@ class OutcomeRequest:
 
 
 def may_rank(sampling: SamplingParams, rule: DrawRule | None = None) -> bool:
-    """Whether tokens may be chosen for a tree by how likely the target is to choose them.
+    """Whether a tree may take the tokens that the target is likeliest to choose.
 
-    Not where it verifies draws, as it does under the rule, or by default in the request's mode. In block mode a draft
+    It may not if the target verifies draws, by the rule or by the default of the request's mode. In block mode a draft
     is a chain.
     """
     mode = sampling.resolved_mode
@@ -110,9 +109,9 @@ def may_rank(sampling: SamplingParams, rule: DrawRule | None = None) -> bool:
 class Drafter(Protocol):
     """A drafting method with its weights and the state of the sequences it drafts for.
 
-    Not thread-safe: one thread owns it. Drafts may be asked for more than once from the same committed tokens: a
-    longer wish continues the chain that is there and costs only the tokens that are new, which is how a drafter
-    drafts ahead while the target verifies.
+    Not thread-safe: one thread owns it. Several requests may follow for the same committed tokens. A longer request
+    continues the existing chain and costs only its new tokens; this is how a drafter drafts ahead while the target
+    verifies.
     """
 
     @property
@@ -121,15 +120,15 @@ class Drafter(Protocol):
 
     @property
     def tap(self) -> TapSpec | None:
-        """The target's features it reads; None for methods that read tokens alone."""
+        """The target's features that it reads; None for methods that read only tokens."""
 
     @property
     def max_positions(self) -> int:
-        """Positions it can draft within; past them the text goes on without it."""
+        """Longest text that it can draft for."""
 
     @property
     def longest_draft(self) -> int | None:
-        """Most tokens in a row that a draft can have, whatever is asked for; None where positions alone bound it."""
+        """Longest path that a draft can have; None if only `max_positions` limits it."""
 
     def open(self, sequence_id: int, tokens: Sequence[int]) -> None:
         """Start following a sequence with these committed tokens."""
@@ -139,38 +138,37 @@ class Drafter(Protocol):
 
         Raises:
             UnknownDraftSequenceError: the sequence is not open.
-            DrafterError: tokens are missing between what is known and `start`.
+            DrafterError: tokens are missing before `start`.
         """
 
     def feed(self, sequence_id: int, start: int, features: Tensor) -> None:
-        """Take in features `[n, width]` of positions `start` to `start + n - 1`; what is known already is skipped.
+        """Take in features `[n, width]` of positions `start` to `start + n - 1`; positions that it has are skipped.
 
         Raises:
             UnknownDraftSequenceError: the sequence is not open.
-            DrafterError: features are missing between what is known and `start`.
+            DrafterError: features are missing before `start`.
         """
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[DraftEntry | None]:
         """Draft for several sequences together.
 
         Returns:
-            For each request an entry that starts at the committed length, or None where the drafter cannot yet (its
-            features are still on the way) or not any more (out of positions).
+            For each request an entry that starts at the committed length. None if the drafter cannot draft yet
+            (features have not arrived) or any more (out of positions).
         """
 
     def draft_outcomes(
-        self, requests: Sequence[OutcomeRequest], may_go_on: Callable[[], bool] = lambda: True
+        self, requests: Sequence[OutcomeRequest], may_continue: Callable[[], bool] = lambda: True
     ) -> list[DraftEntry | None]:
         """Draft past the likely outcomes of the steps that verify the sequences' last drafts.
 
         Args:
             requests: one for each sequence.
-            may_go_on: asked before every pass; once it says no, what there is by then is returned.
+            may_continue: called before every pass; once it returns False, the paths found so far are returned.
 
         Returns:
             For each request an entry from the committed length of the last draft: paths of its tokens, an outcome's
-            token, and what may follow. None where there is no draft to go on from, where it was drawn, or where the
-            method cannot.
+            token, and tokens after it. None if there is no such draft, if it was drawn, or if the method cannot.
         """
 
     def close(self, sequence_id: int) -> None:
@@ -179,12 +177,12 @@ class Drafter(Protocol):
 
 @runtime_checkable
 class ReadsInPlace(Protocol):
-    """A drafter that can read the target's key-value cache where it lies, if it stands beside the target."""
+    """A drafter that can read the target's key-value cache in place, if it runs in the target's process."""
 
     def read_in_place(self, find: Callable[[int], Slot | None]) -> None:
-        """Read slots of the target from now on; `tap` may be another one afterwards.
+        """Read slots of the target from now on; `tap` may change.
 
         Args:
-            find: the slot of a sequence, which holds its committed tokens but the last whenever a draft is asked for;
-                None where it has none now.
+            find: returns the slot of a sequence, or None if it has none now. When a draft is requested, the slot holds
+                all committed tokens but the last.
         """

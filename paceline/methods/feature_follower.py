@@ -1,7 +1,7 @@
-"""What drafters over the target's features share: sequences, what they have committed, and features still to be run.
+"""Follows sequences for drafters over the target's features: committed tokens, features to run, a cache slot each.
 
-Responsible for following sequences in whatever order tokens and features come, and for a cache slot each. Knows nothing
-of how drafts are made; `autoregressive.py`, `block_drafter.py` and `p_eagle.py` build on it.
+Tokens and features may arrive in any order. How drafts are made is in the classes that build on this one: drafters
+that continue from their own output, block drafters, and P-EAGLE.
 """
 
 from __future__ import annotations
@@ -28,14 +28,12 @@ class FollowedSequence:
     tokens: list[int]
     slot: Slot
     slot_id: int
-    pending: list[Tensor] = field(
-        default_factory=list
-    )  # features behind the rows that were run, each [n, hidden]
+    pending: list[Tensor] = field(default_factory=list)  # features not yet run, each [n, hidden]
     num_features: int = 0
 
     @property
     def is_ready(self) -> bool:
-        """True once features for all positions but the root's are in."""
+        """Whether features of all positions but the root's have arrived."""
         return self.num_features >= len(self.tokens) - 1 and len(self.tokens) > 1
 
 
@@ -46,11 +44,11 @@ class FeatureFollower(ABC, Generic[State]):
     """Follows sequences for a drafter with a layer of its own, as `paceline.methods.drafter.Drafter` says.
 
     Args:
-        layer: what runs the features.
+        layer: sizes of the layer that runs the features.
         tap: what is read from the target.
-        max_positions: the longest text that is drafted for.
+        max_positions: longest text that is drafted for.
         device: where the layer runs.
-        num_layers: of the cache.
+        num_layers: layers of the cache.
     """
 
     def __init__(
@@ -66,12 +64,12 @@ class FeatureFollower(ABC, Generic[State]):
 
     @abstractmethod
     def _begin(self, tokens: list[int], slot: Slot, slot_id: int) -> State:
-        """What is kept of a sequence that is opened."""
+        """The state of a new sequence."""
 
     def open(self, sequence_id: int, tokens: Sequence[int]) -> None:
         """Start following a sequence."""
         self.close(sequence_id)
-        # A slot may be one that grew while drafting, and what grew then can only be written in that mode.
+        # A reused slot may have grown in inference mode; such tensors can only be written in that mode.
         with torch.inference_mode():
             slot_id = self._cache.open(len(tokens) + 64)
         self._sequences[sequence_id] = self._begin(list(tokens), self._cache.get(slot_id), slot_id)

@@ -1,10 +1,7 @@
-"""A drafted chain whose tokens were drawn, with the siblings drawn beside them: a comb.
+"""A sibling chain: a drafted chain whose tokens were drawn, with further draws at each position.
 
-Responsible for: how many siblings each position gets, and the entry made of the draws. The chain goes on from the
-first draw of each position, so that siblings cost no pass of the drafter; and the shape is fixed before anything is
-drawn, as exactness asks.
-
-Deliberately does not know: models, noise. Called by the drafters.
+The chain continues from the first draw of each position, so siblings cost no pass of the drafter. The number of draws
+at each position is fixed before anything is drawn, because exactness requires it. Called by the drafters.
 """
 
 from __future__ import annotations
@@ -16,7 +13,7 @@ from paceline.trie import DraftEntry, SiblingDraws
 
 
 def num_draws(place: int, num_tokens: int, max_nodes: int) -> int:
-    """Draws at one position of a chain of `num_tokens` tokens and `max_nodes` nodes; more where the chain begins."""
+    """Draws at one position of a chain of `num_tokens` tokens and `max_nodes` nodes; first positions get one more."""
     spare = max(max_nodes - num_tokens, 0)
     return 1 + spare // num_tokens + (place < spare % num_tokens)
 

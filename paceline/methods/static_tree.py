@@ -1,8 +1,8 @@
-"""Medusa's static tree: which ranks of which heads are worth a node, whatever the text.
+"""Medusa's static tree: which ranks of which heads get a node, for every text.
 
-Responsible for the greedy search of 2401.10774 ("Searching for the optimized tree construction"): a node is
-a path of ranks, worth the product of the accuracies along it; the tree grows by the best node whose parent is in it,
-until the budget is spent. Knows neither tokens nor models.
+The greedy search of 2401.10774 ("Searching for the optimized tree construction"): a node is a path of ranks, and its
+value is the product of the accuracies along the path. The tree grows by the best node whose parent is in the tree,
+until it has the wanted number of nodes. Contains no token and no model.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ PRIOR_BY_RANK = 0.55
 
 
 def prior_accuracies(num_heads: int, num_ranks: int) -> tuple[tuple[float, ...], ...]:
-    """What is taken where a checkpoint tells no accuracies: by head and rank, falling in both.
+    """Accuracies by head and rank for a checkpoint without measured ones; they fall in both.
 
-    A head further on is right three quarters as often, a token one rank lower about half as often. The tree of 63 nodes
+    The next head is right three quarters as often, the next rank about half as often. The tree of 63 nodes
     that this gives has 9, 28, 21 and 5 by depth; the one that the authors measured for a 7B model has 10, 28, 23 and 2.
     """
     return tuple(
@@ -44,18 +44,18 @@ class StaticTree:
 
 
 def search_tree(accuracies: Sequence[Sequence[float]], max_nodes: int, max_depth: int) -> StaticTree:
-    """The best tree of at most so many nodes and so deep.
+    """The best tree within a number of nodes and a depth.
 
     Args:
-        accuracies: by head and rank, P(the head's token of this rank is the one that comes).
+        accuracies: by head and rank, P(the head's token of this rank is the next token).
         max_nodes: nodes without the root.
-        max_depth: tokens in a row, at most as many as there are heads.
+        max_depth: length of the longest path, at most the number of heads.
     """
     depth = min(max_depth, len(accuracies))
     parents: list[int] = []
     heads: list[int] = []
     ranks: list[int] = []
-    # (-value, order, parent, head, rank): of equals the one that was reachable first.
+    # (-value, order, parent, head, rank): of equal values the node that was reachable first comes first.
     reachable: list[tuple[float, int, int, int, int]] = []
     order = 0
 

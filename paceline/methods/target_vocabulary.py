@@ -1,8 +1,8 @@
 """The target's own token embedding and output head, for drafters that share them.
 
-Responsible for finding both in the target's directory, and for the part of the vocabulary that such a drafter proposes:
-at one row a head of 49,152 tokens is read for longer than the rest of a small layer takes (frequency-ranked heads:
-Zhao et al., 2502.14856). Knows no drafter; called when one is loaded.
+Finds both in the target's directory, and reads which part of the vocabulary such a drafter proposes. At one row,
+reading a head of 49,152 tokens takes longer than the rest of a small layer (frequency-ranked heads: Zhao et al.,
+2502.14856). Called when a drafter is loaded.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from paceline.methods.checkpoint import CheckpointError, DrafterConfig
 from paceline.model.weights import SafetensorsDir
 
 TOKEN_MAP = "token_map"
-"""Of a checkpoint that proposes a part of the target's vocabulary: the target's id of each draft id."""
+"""Tensor of a checkpoint that proposes a part of the vocabulary: the target's id of each draft id."""
 
 
 @dataclass(frozen=True, slots=True)
 class SharedVocabulary:
-    """What a drafter takes over from its target.
+    """The embedding and the head that a drafter shares with its target.
 
     Attributes:
         embedding: `[target_vocab, hidden]`.
@@ -50,10 +50,10 @@ class SharedVocabulary:
         where: torch.device,
         dtype: torch.dtype,
     ) -> SharedVocabulary:
-        """As a checkpoint says, with the tensors of `map_shapes` among its own; the head stays where it was read.
+        """Read what a checkpoint shares; its own tensors include those of `map_shapes`. The head stays on the CPU.
 
         Raises:
-            CheckpointError: the target's have another shape, or the map names no distinct tokens.
+            CheckpointError: the target's tensors have another shape, or the map does not name distinct tokens.
         """
         vocab = config.size("target_vocab")
         embedding, head = read_vocabulary(target_dir, vocab, config.size("hidden"), dtype)
@@ -65,7 +65,7 @@ class SharedVocabulary:
 
 
 def map_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
-    """The map's shape by name where `shape.draft_vocab` says that a part is proposed; nothing else."""
+    """The map's shape by name, if `shape.draft_vocab` says that a part is proposed; else empty."""
     if not config.shape.get("draft_vocab"):
         return {}
     return {TOKEN_MAP: (config.size("draft_vocab"),)}
@@ -75,7 +75,7 @@ def check_token_map(token_map: Tensor, draft_vocab: int, target_vocab: int) -> T
     """A reduced vocabulary's target ids as int64 `[draft_vocab]`.
 
     Raises:
-        CheckpointError: it does not name distinct tokens of the target.
+        CheckpointError: the map does not name distinct tokens of the target.
     """
     ids = token_map.to(torch.int64)
     is_map = (
@@ -93,12 +93,12 @@ def read_draft_ids(config: DrafterConfig, offsets: Tensor, device: torch.device)
     """Target id of each draft id, int64 `[draft_vocab]`; None where they are the same.
 
     Args:
-        config: the checkpoint's.
+        config: configuration of the checkpoint.
         offsets: `d2t`, `[draft_vocab]`: target id less draft id.
         device: where the ids are used.
 
     Raises:
-        CheckpointError: ids that are not the target's, or not distinct.
+        CheckpointError: the ids are not the target's, or not distinct.
     """
     vocab = config.size("target_vocab")
     ids = offsets.to(torch.int64) + torch.arange(offsets.shape[0])
@@ -111,12 +111,12 @@ def read_vocabulary(target_dir: Path, vocab: int, width: int, dtype: torch.dtype
     """Embedding and head, each `[vocab, width]` in `dtype`; the same tensor where the target ties them.
 
     Raises:
-        CheckpointError: the target's have another shape.
+        CheckpointError: the target's tensors have another shape.
     """
     is_tied = bool(json.loads((target_dir / "config.json").read_text()).get("tie_word_embeddings", False))
     with SafetensorsDir(target_dir) as weights:
         embedding = weights.get("model.embed_tokens.weight", dtype)
-        # Some classes tie by default and leave the switch out; without a head of its own there is no other way.
+        # Some classes tie by default and leave the switch out; a file without a head can only be tied.
         is_tied = is_tied or "lm_head.weight" not in weights
         head = embedding if is_tied else weights.get("lm_head.weight", dtype)
     for name, tensor in (("embedding", embedding), ("head", head)):

@@ -1,11 +1,10 @@
-"""A draft tree while it grows: which nodes to run next, which to send, and which outcomes to go on from.
+"""A draft tree while it grows: which nodes to run next, which to send, and which verification outcomes are likely.
 
-Responsible for EAGLE-2's rule (Li et al., 2406.16858, section 4): run the nodes with the largest product of draft
-probabilities along their path, then keep the best of all that were proposed; and for the outcomes of the step that
-verifies what was sent: a path of sent nodes, and one token that was not.
+EAGLE-2's rule (Li et al., 2406.16858, section 4) runs the nodes with the largest product of draft probabilities along
+their path, then keeps the best of all proposed nodes. A log-probability never rises along a path, so the best nodes
+always contain their ancestors. A verification outcome is a path of sent nodes and one token that was not sent.
 
-Deliberately does not know: models, tensors, sequences. A log-probability never rises along a path, so the best nodes
-always contain their ancestors.
+Contains no model, tensor or sequence.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ from collections.abc import Iterable, Sequence
 from paceline.trie import DraftEntry
 
 ROOT = -1
-"""Stands for the last committed token, where a node is asked for."""
+"""Number of the last committed token, in place of a node's."""
 
 
 class GrowingTree:
-    """Nodes proposed so far, by number, in the order they were proposed.
+    """Nodes by number, in the order in which they were proposed.
 
-    A node is *proposed* as a child of another, and *run* when the drafter has computed what follows it; each run node
+    A node is *proposed* as a child of another. It is *run* when the drafter has computed what follows it. Each run node
     has a row, counted from the first that was run.
     """
 
@@ -40,7 +39,7 @@ class GrowingTree:
     def grown(
         cls, tokens: Sequence[int], log_probs: Sequence[float], rows: Iterable[int], branch: int
     ) -> GrowingTree:
-        """A tree whose nodes lie as in :class:`paceline.cpu.growth.GrownTree`.
+        """A tree with nodes in the order of :class:`paceline.cpu.growth.GrownTree`.
 
         Args:
             tokens: target id of each node.
@@ -82,11 +81,11 @@ class GrowingTree:
         return list(range(first, len(self._tokens)))
 
     def run(self, nodes: Sequence[int]) -> tuple[list[int], list[int], list[int], list[list[int]]]:
-        """Note that nodes are run, in this order; their parents must have been.
+        """Record that nodes are run, in this order; their parents must have been run before.
 
         Returns:
             Their tokens; the row of each one's parent, `ROOT` for children of the root; their depths; and the rows
-            that each sees, its own last.
+            that each attends to, its own last.
         """
         first = len(self._paths) - 1
         for row, node in enumerate(nodes, start=first):
@@ -101,7 +100,7 @@ class GrowingTree:
         return max(self._depths, default=0)
 
     def depths(self, nodes: Iterable[int]) -> list[int]:
-        """How deep nodes lie; the root's children at 1."""
+        """Depths of nodes; the root's children have depth 1."""
         return [self._depths[node] for node in nodes]
 
     def ranks(self, node: int) -> tuple[int, ...]:
@@ -128,17 +127,17 @@ class GrowingTree:
         return heapq.nsmallest(count, nodes, key=lambda node: (-self._scores[node], node))
 
     def send(self, count: int) -> list[int]:
-        """The likeliest `count` nodes of all, from now on the ones that are verified next."""
+        """Mark the likeliest `count` nodes of all as sent, and return them."""
         return self.send_nodes(self.best(range(len(self._tokens)), count))
 
     def send_nodes(self, nodes: Iterable[int]) -> list[int]:
-        """These nodes, each after its parent, from now on the ones that are verified next."""
+        """Mark these nodes as sent, and return them, each after its parent."""
         sent = list(nodes)
         self._sent = set(sent)
         return sent
 
     def send_child(self, parent: int, token: int) -> int:
-        """One node more that is verified next: the child of a sent one, or of the root, with this token.
+        """Mark one more node as sent: the child with this token of a sent node, or of the root.
 
         Raises:
             KeyError: no such child was proposed.
@@ -150,19 +149,19 @@ class GrowingTree:
         raise KeyError(token)
 
     def sent_not_run(self) -> list[int]:
-        """Sent nodes without proposals of what follows them, parents before children."""
+        """Sent nodes that have not been run, parents before children."""
         return sorted(self.not_run(self._sent))
 
     def not_run(self, nodes: Iterable[int]) -> list[int]:
-        """Those of some nodes that have no proposals of what follows them."""
+        """Those of some nodes that have not been run."""
         return [node for node in nodes if node not in self._children]
 
     def outcomes(self, count: int, partition: int = 0, num_partitions: int = 1) -> list[int]:
-        """The likeliest ends of the step that verifies what was sent: a sent path, and a token that was not sent.
+        """The likeliest verification outcomes: the nodes that are a sent path and then a token that was not sent.
 
         Args:
-            count: at most so many, of all shares together.
-            partition: every `num_partitions`-th from this one on is meant.
+            count: most outcomes of all partitions together.
+            partition: this drafter takes every `num_partitions`-th outcome, beginning with this one.
             num_partitions: drafters that work on the same sent nodes.
         """
         ends = (
@@ -175,13 +174,13 @@ class GrowingTree:
         return self.best(ends, count)[partition::num_partitions]
 
     def best_child(self, node: int) -> int:
-        """The likeliest proposal behind a node."""
+        """The likeliest child of a node."""
         return min(self._children[node], key=lambda child: (-self._log_probs[child], child))
 
     def behind(self, outcomes: Iterable[int], count: int) -> list[int]:
-        """What follows some outcomes: the likeliest such nodes, at most `count` with all that lead to them.
+        """The likeliest nodes past some outcomes, at most `count` with all that lead to them.
 
-        An outcome that nothing follows is left out: once it is committed there would be nothing to verify.
+        An outcome without children is left out: once it is committed there would be nothing to verify.
         """
         ends, kept = set(outcomes), set[int]()
         followers = (n for n in range(len(self._tokens)) if n not in ends and self._outcome_of(n) in ends)
@@ -196,7 +195,7 @@ class GrowingTree:
         return sorted(kept)
 
     def _outcome_of(self, node: int) -> int:
-        """Where a node's path leaves what was sent; `ROOT` for one that was sent."""
+        """The first node of a node's path that was not sent; `ROOT` for a node that was sent."""
         outcome = ROOT
         while node != ROOT and node not in self._sent:
             outcome, node = node, self._parents[node]

@@ -100,12 +100,12 @@ class ScriptedDrafter:
         return entries
 
     def draft_outcomes(
-        self, requests: Sequence[OutcomeRequest], may_go_on: Callable[[], bool] = lambda: True
+        self, requests: Sequence[OutcomeRequest], may_continue: Callable[[], bool] = lambda: True
     ) -> list[DraftEntry | None]:
         """Outcome i of a text is the first i tokens of its continuation and a wrong one; what follows goes on there."""
         self.outcome_batches.append(list(requests))
         while not self.may_finish_outcomes.wait(0.001):
-            if not may_go_on():
+            if not may_continue():
                 return [None] * len(requests)
         entries: list[DraftEntry | None] = []
         for request in requests:

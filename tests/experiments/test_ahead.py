@@ -53,7 +53,7 @@ class Prophet:
         return [DraftEntry.chain(self.length, self.says(self.length, request.num_tokens))]
 
     def draft_outcomes(
-        self, requests: Sequence[OutcomeRequest], may_go_on: Callable[[], bool] = lambda: True
+        self, requests: Sequence[OutcomeRequest], may_continue: Callable[[], bool] = lambda: True
     ) -> list[DraftEntry | None]:
         (request,) = requests
         if not self.foretells:

@@ -57,10 +57,10 @@ def outcomes(
     behind: int = 3,
     partition: int = 0,
     num_partitions: int = 1,
-    may_go_on: Callable[[], bool] = lambda: True,
+    may_continue: Callable[[], bool] = lambda: True,
 ) -> DraftEntry:
     request = OutcomeRequest(sequence_id, behind, count, 64, sampling, partition, num_partitions)
-    (entry,) = drafter.draft_outcomes([request], may_go_on)
+    (entry,) = drafter.draft_outcomes([request], may_continue)
     assert entry is not None
     entry.check(64, VOCAB)
     return entry
@@ -185,7 +185,7 @@ def test_it_breaks_off_with_what_there_is(drafter: Drafter, target: Target) -> N
         start(drafter, target, 1, tokens)
         draft(drafter, 1)
         looks = iter(range(99))
-        sizes.append(len(outcomes(drafter, 1, may_go_on=lambda n=patience, it=looks: next(it) < n).tokens))  # type: ignore[misc]
+        sizes.append(len(outcomes(drafter, 1, may_continue=lambda n=patience, it=looks: next(it) < n).tokens))  # type: ignore[misc]
     assert 0 < sizes[0] < sizes[1] < sizes[2]
     start(drafter, target, 1, tokens)
     sent = draft(drafter, 1)

@@ -1,1 +1,1 @@
-"""Drafters that go on from the output of their own layer."""
+"""Drafters that continue from the output of their own layer."""

@@ -1,7 +1,7 @@
 """Drafters that continue from their own layer's output: how chains, trees and paths past outcomes grow.
 
-Responsible for that over any `DraftLayer`; `passes.py` runs the layer's rows. A method adds how a checkpoint becomes a
-layer, what it taps, and the rule by which its trees grow (`tree_rule.py`).
+They do so over any `DraftLayer`, whose rows `passes.py` runs. A method adds how a checkpoint becomes a layer, what the
+layer reads of the target, and the rule by which its trees grow (`tree_rule.py`).
 """
 
 from __future__ import annotations
@@ -82,21 +82,21 @@ class AutoregressiveDrafter(LayerPasses):
         return [entries.get(request.sequence_id) for request in requests]
 
     def draft_outcomes(
-        self, requests: Sequence[OutcomeRequest], may_go_on: Callable[[], bool] = lambda: True
+        self, requests: Sequence[OutcomeRequest], may_continue: Callable[[], bool] = lambda: True
     ) -> list[DraftEntry | None]:
-        """Draft past likely outcomes, on the layer's own outputs; all sequences together, pass by pass."""
+        """Draft past likely outcomes on the layer's own outputs, one pass over all sequences at a time."""
         with torch.inference_mode():
             growing = [
                 (request, state, tree)
                 for request in requests
                 if (tree := self._tree_of(request, state := self._get(request.sequence_id))) is not None
             ]
-            if may_go_on():
+            if may_continue():
                 self._run_nodes([(r, s, t, t.nodes.sent_not_run()) for r, s, t in growing])
             ends = [t.nodes.outcomes(r.max_outcomes, r.partition, r.num_partitions) for r, _, t in growing]
             tips = list(ends)
             for step in range(max((request.num_tokens for request, _, _ in growing), default=0)):
-                if not may_go_on():
+                if not may_continue():
                     break
                 going_on = [i for i, (request, _, _) in enumerate(growing) if step < request.num_tokens]
                 self._run_nodes([(*growing[i], growing[i][2].nodes.not_run(tips[i])) for i in going_on])
@@ -117,7 +117,7 @@ class AutoregressiveDrafter(LayerPasses):
         )
 
     def _ranks_by_draft(self, requests: Sequence[DraftRequest]) -> bool:
-        """Whether trees grow by the drafter's own probabilities alone: not by a shape, nor by the target's noise."""
+        """Whether trees grow only by the drafter's own probabilities, not by a static shape or the target's noise."""
         return all(
             self._rule.width(request.num_tokens, request.max_nodes) is not None
             and request.sampling.resolved_mode is not VerifyMode.COUPLED
@@ -134,7 +134,7 @@ class AutoregressiveDrafter(LayerPasses):
         wanted, num_rows = [], []
         for request, state in zip(requests, states, strict=True):
             self._drop_drafted(state)
-            state.chain = state.tree = None  # now: should a pass fail, their rows are gone
+            state.chain = state.tree = None  # before the pass: if it fails, their rows are gone
             size = request.num_tokens, request.max_nodes
             width, branch = self._rule.width(*size), min(self._rule.branch(*size), self._vocab)
             root = place_of.get(id(state), state.stable)
@@ -242,7 +242,7 @@ class AutoregressiveDrafter(LayerPasses):
         }
 
     def _tree_of(self, request: OutcomeRequest, state: AutoregressiveSequence) -> DraftedTree | None:
-        """The tree to grow: the last draft as it is, if it still goes on from the committed tokens."""
+        """The tree of the last draft, if it still continues the committed tokens."""
         tree = state.tree
         if tree is None or tree.start != len(state.tokens):
             return None

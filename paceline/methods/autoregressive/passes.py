@@ -70,18 +70,18 @@ class LayerPasses(FeatureFollower[AutoregressiveSequence]):
         self._cache.reserve([(state.slot_id, count) for state, count in zip(states, num_rows, strict=True)])
 
     def _drop_drafted(self, state: AutoregressiveSequence) -> None:
-        """Drafted rows fall away."""
+        """Drop drafted rows."""
         state.slot.num_pending = 0
 
     def _run_stable_rows(self, states: Sequence[AutoregressiveSequence]) -> None:
-        """Run what true features have come in since, dropping drafted rows; one pass over all sequences."""
+        """Run rows of the features that have arrived since the last pass, one pass over all sequences."""
         stable = self._take_stable_rows(states)
         if stable.states:
             self._reserve(stable.states, [part.num_rows for part in stable.rows])
             self._settle(stable, self._layer.forward(stable.rows, stable.last))
 
     def _take_stable_rows(self, states: Sequence[AutoregressiveSequence]) -> StableRows:
-        """What is to be run of true features that have come in since; drafted rows of those sequences are dropped."""
+        """Rows of the features that have arrived since the last pass; drafted rows of those sequences are dropped."""
         behind = [state for state in states if state.pending and state.slot.length < len(state.tokens) - 1]
         rows, left = [], []
         for state in behind:
@@ -95,7 +95,7 @@ class LayerPasses(FeatureFollower[AutoregressiveSequence]):
         return StableRows(behind, rows, left, [end - 1 for end in accumulate(part.num_rows for part in rows)])
 
     def _settle(self, stable: StableRows, output: LayerOutput) -> None:
-        """Take in what stable rows gave. Not before the pass, which may fail."""
+        """Keep the outputs of stable rows. Called after the pass, because a pass may fail."""
         for place, (state, part, left) in enumerate(
             zip(stable.states, stable.rows, stable.left, strict=True)
         ):
@@ -110,7 +110,7 @@ class LayerPasses(FeatureFollower[AutoregressiveSequence]):
             return
         rows = []
         for state, chain in begun:
-            # Token start + k - 1 stands in row start + k - 2, the row of the position before it.
+            # Token start + k - 1 is in row start + k - 2, the row of the position before it.
             position = chain.start + len(chain.tokens) - 2
             depths = [len(chain.tokens)]
             rows.append(Rows(state.slot, [chain.tokens[-1]], chain.state, [position], depths=depths))
@@ -124,7 +124,7 @@ class LayerPasses(FeatureFollower[AutoregressiveSequence]):
             tuple[DraftRequest | OutcomeRequest, AutoregressiveSequence, DraftedTree, Sequence[int]]
         ],
     ) -> list[list[int]]:
-        """Run nodes of several trees in one pass, and propose what follows each; the proposals by tree."""
+        """Run nodes of several trees in one pass and propose their children; returns the proposals by tree."""
         proposed: list[list[int]] = [[] for _ in wanted]
         running = [i for i, (*_, nodes) in enumerate(wanted) if nodes]
         if not running:
@@ -135,14 +135,14 @@ class LayerPasses(FeatureFollower[AutoregressiveSequence]):
             request, state, tree, nodes = wanted[i]
             assert state.stable is not None
             tokens, from_rows, depths, paths = tree.nodes.run(nodes)
-            # The root's state stands in front, so that its children find it where `ROOT` points.
+            # The root's state comes last, where the index `ROOT` finds it.
             states = torch.cat((tree.states, state.stable.state))[from_rows]
             places = [tree.start - 2 + depth for depth in depths]
             rows.append(Rows(state.slot, tokens, states, places, paths, depths))
             positions += [tree.start + depth for depth in depths]
             params += [request.sampling] * len(nodes)
         output = self._layer.forward(rows, range(len(positions)))
-        # Chances in coupled mode are shares of what is ranked: trees that rank more must not change another's.
+        # In coupled mode a chance depends on how many tokens are ranked, so each width is ranked on its own.
         best = {
             branch: self._best(output, positions, params, branch)
             for branch in {wanted[i][2].branch for i in running}

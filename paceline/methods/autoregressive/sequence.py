@@ -21,12 +21,12 @@ class DraftedChain:
     """A drafted chain that may be continued.
 
     Attributes:
-        start: committed length it goes on from.
+        start: committed length that it continues.
         tokens: drafted so far.
         log_probs: of each token.
         state: layer output behind the last token, `[1, hidden]`.
-        logits: draft logits of what comes next, `[1, draft_vocab]`.
-        draws: of each token, where tokens are drawn; log_probs then stays empty.
+        logits: draft logits of the next token, `[1, draft_vocab]`.
+        draws: of each token, if tokens are drawn; `log_probs` is empty then.
     """
 
     start: int
@@ -37,7 +37,7 @@ class DraftedChain:
     draws: list[SiblingDraws] = field(default_factory=list)
 
     def entry(self) -> DraftEntry:
-        """As a draft entry; where tokens were drawn, with their siblings."""
+        """The chain as a draft entry, with siblings if tokens were drawn."""
         if self.draws:
             return sibling_chain_entry(self.start, self.draws)
         return DraftEntry.chain(self.start, tuple(self.tokens), tuple(self.log_probs))
@@ -48,9 +48,9 @@ class DraftedTree:
     """A drafted tree that may be grown further.
 
     Attributes:
-        start: committed length it goes on from.
-        nodes: what was proposed.
-        branch: proposals behind every node that is run next.
+        start: committed length that it continues.
+        nodes: the proposed nodes.
+        branch: children that the next nodes to run propose.
         states: layer output of each row that was run, `[rows, hidden]`.
     """
 
@@ -62,7 +62,7 @@ class DraftedTree:
 
 @dataclass(slots=True)
 class AutoregressiveSequence(FollowedSequence):
-    """What the drafter knows of a sequence: what it follows, its last stable row, and what it drafted last."""
+    """State of a sequence: its tokens and features, its last stable row, and its last draft."""
 
     stable: StableRow | None = None  # absent before the first
     chain: DraftedChain | None = None
@@ -74,10 +74,10 @@ class StableRows:
     """Rows of true features to be run in one pass.
 
     Attributes:
-        states: the sequences they are of.
-        rows: of each.
-        left: of each, features that are left for later.
-        last: of each, its last row, counted over all.
+        states: their sequences.
+        rows: rows of each sequence.
+        left: features of each sequence that remain for a later pass.
+        last: index of each sequence's last row, counted over all rows.
     """
 
     states: list[AutoregressiveSequence]

@@ -1,7 +1,7 @@
 """Draft trees whose shape is fixed before a token is known: EAGLE-1's tree, and the best one for measured accuracies.
 
-A node is named by its path of ranks: `(0, 2)` is the third likeliest token behind the likeliest one. Responsible for
-growing a tree into such a shape; `static_tree.py` finds the best. Pure; called by `paceline.methods.eagle1.drafter`.
+A node is named by its path of ranks: `(0, 2)` is the third likeliest token behind the likeliest one. This file grows a
+tree into such a shape; `static_tree.py` finds the best one. Pure; called by `paceline.methods.eagle1.drafter`.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _REFERENCE_CHILDREN: dict[Path, int] = {
 def reference_paths(depth: int = 5, max_nodes: int = 25) -> tuple[Path, ...]:
     """The tree of the reference implementation: 25 nodes, of which 4, 8, 8, 3 and 2 at depths 1 to 5.
 
-    Cut smaller, it keeps the nodes with the smallest sum of depth and ranks, which is the order of their value where
-    every rank and every depth halves the chance of the one before. Parents come before their children.
+    A smaller tree keeps the nodes with the smallest sum of depth and ranks. That is the order of their value if every
+    rank and every depth halves the chance of the one before. Parents come before their children.
     """
     paths = ((*parent, rank) for parent, count in _REFERENCE_CHILDREN.items() for rank in range(count))
     ranked = sorted(paths, key=lambda path: (len(path) + sum(path), len(path), path))
@@ -58,8 +58,8 @@ class StaticRule:
     """Grows trees into a static shape; see :class:`paceline.methods.autoregressive.tree_rule.TreeRule`.
 
     Args:
-        accuracies: as in :func:`expected_tokens`, for the best shape of the size that is asked for; deeper than they
-            reach, the last row counts. None cuts the reference tree.
+        accuracies: as in :func:`expected_tokens`; the shape is the best one for them. Depths past their last row use
+            that row. None takes a part of the reference tree.
     """
 
     def __init__(self, accuracies: Sequence[Sequence[float]] | None = None) -> None:
@@ -78,22 +78,22 @@ class StaticRule:
         return self._shapes[size]
 
     def width(self, depth: int, max_nodes: int) -> None:
-        """None: the shape says which nodes are run."""
+        """None: the shape determines which nodes are run."""
 
     def branch(self, depth: int, max_nodes: int) -> int:
-        """As many as the shape uses; some more, so that outcomes beside it are known."""
+        """As many as the shape uses, and some more for the outcomes beside it."""
         return min(MAX_BEST, max(MIN_BRANCH, *(path[-1] + 1 for path in self.paths(depth, max_nodes))))
 
     def branch_ahead(self, depth: int, max_nodes: int) -> int:
-        """As while it grows."""
+        """The same as while the tree grows."""
         return self.branch(depth, max_nodes)
 
     def expand(self, nodes: GrowingTree, proposed: Sequence[int], depth: int, max_nodes: int) -> list[int]:
-        """Those with children in the shape."""
+        """The nodes that have children in the shape."""
         inner = {path[:-1] for path in self.paths(depth, max_nodes)}
         return [node for node in proposed if nodes.ranks(node) in inner]
 
     def send(self, nodes: GrowingTree, depth: int, max_nodes: int) -> list[int]:
-        """The shape's nodes, as far as tokens were proposed for them: filters may leave fewer."""
+        """The shape's nodes that have a token: filters may leave fewer tokens than ranks."""
         found = (nodes.at(path) for path in self.paths(depth, max_nodes))
         return nodes.send_nodes(node for node in found if node is not None)

@@ -1,4 +1,4 @@
-"""How a drafter's trees grow: which nodes are run at each depth, and which of all that were proposed are sent.
+"""How a drafter's trees grow: which nodes are run at each depth, and which of the proposed nodes are sent.
 
 Pure. Called by `paceline.methods.autoregressive.drafter`; the static tree of EAGLE-1 is in `static_rule.py`.
 """
@@ -15,39 +15,39 @@ MAX_WIDTH = MAX_BEST
 """Most nodes that a dynamic tree expands at one depth."""
 
 MIN_BRANCH = 4
-"""Children that every expanded node proposes, at least. They cost no pass, and the likeliest of all nodes are kept.
+"""Least number of children that every expanded node proposes. They cost no pass, and only the likeliest nodes are sent.
 
 With 7 nodes at depth 4, 2.30 tokens a pass in place of 2.23 with two children each (20 embedded prompts).
 """
 
 
 class TreeRule(Protocol):
-    """A way to grow trees of a depth and a number of nodes; it never looks at which tokens were proposed."""
+    """A way to grow trees of a depth and a number of nodes; it never depends on which tokens were proposed."""
 
     def branch(self, depth: int, max_nodes: int) -> int:
         """Children that every node proposes, at most `MAX_BEST`."""
 
     def branch_ahead(self, depth: int, max_nodes: int) -> int:
-        """Children that nodes propose once the tree is sent and outcomes are drafted past: depth counts there."""
+        """Children that nodes propose once the tree is sent and paths past outcomes are drafted."""
 
     def width(self, depth: int, max_nodes: int) -> int | None:
-        """Where the likeliest of the nodes proposed last are run, whatever they are: how many. None elsewhere."""
+        """How many of the last proposed nodes are run, if always the likeliest are; else None."""
 
     def expand(self, nodes: GrowingTree, proposed: Sequence[int], depth: int, max_nodes: int) -> list[int]:
-        """Those of the nodes proposed last whose children are wanted too; they are run in one pass."""
+        """The last proposed nodes whose children are wanted too; they are run in one pass."""
 
     def send(self, nodes: GrowingTree, depth: int, max_nodes: int) -> list[int]:
-        """The nodes to verify, each after its parent, at most `max_nodes`; noted in the tree as sent."""
+        """The nodes to verify, each after its parent, at most `max_nodes`; the tree marks them as sent."""
 
 
 class DynamicRule:
     """EAGLE-2's rule (Li et al., 2406.16858, section 4): by the product of draft probabilities along the path.
 
-    At each depth the likeliest `max_nodes / depth + 1` nodes are run, at least two; of all that were proposed the
-    likeliest `max_nodes` are sent.
+    At each depth the likeliest `max_nodes / depth + 1` nodes are run, at least two. The likeliest `max_nodes` of all
+    proposed nodes are sent.
 
     Args:
-        min_branch: children that every node proposes, at least.
+        min_branch: least number of children that every node proposes.
     """
 
     def __init__(self, min_branch: int = MIN_BRANCH) -> None:

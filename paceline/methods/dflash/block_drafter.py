@@ -104,7 +104,7 @@ class BlockDrafter(FeatureFollower[BlockSequence]):
         return [entries.get(request.sequence_id) for request in requests]
 
     def draft_outcomes(
-        self, requests: Sequence[OutcomeRequest], may_go_on: Callable[[], bool] = lambda: True
+        self, requests: Sequence[OutcomeRequest], may_continue: Callable[[], bool] = lambda: True
     ) -> list[DraftEntry | None]:
         """None for all: past an outcome there are no features, and a block goes on from none that are guessed."""
         for request in requests:

@@ -75,7 +75,7 @@ class IndependentDrafter(TextFollower[IndependentSequence]):
         return [drafted.get(request.sequence_id) for request in requests]
 
     def draft_outcomes(
-        self, requests: Sequence[OutcomeRequest], may_go_on: Callable[[], bool] = lambda: True
+        self, requests: Sequence[OutcomeRequest], may_continue: Callable[[], bool] = lambda: True
     ) -> list[DraftEntry | None]:
         """Draft past likely outcomes: every pass runs the whole tree, which for a small model is few rows."""
         growing: list[tuple[OutcomeRequest, IndependentSequence, OutcomeTree]] = []
@@ -84,7 +84,7 @@ class IndependentDrafter(TextFollower[IndependentSequence]):
             fits = len(state.text) + request.num_tokens < self.max_positions
             if request.num_tokens > 0 and state.chain and not state.draws and fits:
                 growing.append((request, state, OutcomeTree(state.chain)))
-        if not growing or not may_go_on():
+        if not growing or not may_continue():
             return [None for _ in requests]
         self._run_trees(growing)
         ends = [
@@ -93,7 +93,7 @@ class IndependentDrafter(TextFollower[IndependentSequence]):
         ]
         tips = list(ends)
         for step in range(max(request.num_tokens for request, _, _ in growing)):
-            if not may_go_on():
+            if not may_continue():
                 break
             going_on = [i for i, (request, _, _) in enumerate(growing) if step < request.num_tokens]
             for i in going_on:

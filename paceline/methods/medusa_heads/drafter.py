@@ -134,7 +134,7 @@ class HeadsDrafter:
         return [entries.get(request.sequence_id) for request in requests]
 
     def draft_outcomes(
-        self, requests: Sequence[OutcomeRequest], may_go_on: Callable[[], bool] = lambda: True
+        self, requests: Sequence[OutcomeRequest], may_continue: Callable[[], bool] = lambda: True
     ) -> list[DraftEntry | None]:
         """Nothing: heads have said all they know in the draft itself, and read no token that may be committed."""
         for request in requests:

@@ -160,7 +160,7 @@ class PEagleDrafter(FeatureFollower[PEagleSequence]):
         return [entries.get(request.sequence_id) for request in requests]
 
     def draft_outcomes(
-        self, requests: Sequence[OutcomeRequest], may_go_on: Callable[[], bool] = lambda: True
+        self, requests: Sequence[OutcomeRequest], may_continue: Callable[[], bool] = lambda: True
     ) -> list[DraftEntry | None]:
         """None for all: past an outcome there are no true features, and nothing here goes on from guessed ones."""
         return [None for _ in requests]

@@ -115,7 +115,7 @@ class Pard1Drafter(TextFollower[PardSequence]):
         return [entries.get(request.sequence_id) for request in requests]
 
     def draft_outcomes(
-        self, requests: Sequence[OutcomeRequest], may_go_on: Callable[[], bool] = lambda: True
+        self, requests: Sequence[OutcomeRequest], may_continue: Callable[[], bool] = lambda: True
     ) -> list[DraftEntry | None]:
         """None for all: what a mask row proposes does not depend on the tokens before it."""
         return [None for _ in requests]

@@ -1,7 +1,7 @@
-"""What drafters that run a whole model share: sequences, their committed tokens and a slot of the model's cache each.
+"""Follows sequences for drafters that run a whole model: committed tokens, and a slot of the model's cache each.
 
-Responsible for following sequences by tokens alone. Knows nothing of how drafts are made; `independent.py` and
-`pard1.py` build on it. `feature_follower.py` is the same for drafters over the target's features.
+How drafts are made is in the classes that build on this one: the independent drafter and PARD. `feature_follower.py` is
+the counterpart for drafters over the target's features.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ State = TypeVar("State", bound=FollowedText)
 
 
 class TextFollower(ABC, Generic[State]):
-    """Follows sequences for a drafter with a whole model; the parts of `paceline.methods.drafter.Drafter` for that.
+    """Follows sequences for a drafter with a whole model, as `paceline.methods.drafter.Drafter` says.
 
     Args:
         model: runs rows.
@@ -55,12 +55,12 @@ class TextFollower(ABC, Generic[State]):
 
     @abstractmethod
     def _begin(self, slot: int) -> State:
-        """What is kept of a sequence that is opened, before its first token."""
+        """The state of a new sequence, before its first token."""
 
     def open(self, sequence_id: int, tokens: Sequence[int]) -> None:
         """Start following a sequence."""
         self.close(sequence_id)
-        with torch.inference_mode():  # a slot that grew in that mode can only be taken in it
+        with torch.inference_mode():  # a slot that grew in that mode can only be reused in it
             slot = self._engine.open(len(tokens) + 64)
         state = self._begin(slot)
         state.commit(tokens)

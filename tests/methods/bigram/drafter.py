@@ -74,7 +74,7 @@ class BigramDrafter:
         return [self._draft(request) for request in requests]
 
     def draft_outcomes(
-        self, requests: Sequence[OutcomeRequest], may_go_on: Callable[[], bool] = lambda: True
+        self, requests: Sequence[OutcomeRequest], may_continue: Callable[[], bool] = lambda: True
     ) -> list[DraftEntry | None]:
         """Nothing is drafted past outcomes."""
         return [None] * len(requests)
