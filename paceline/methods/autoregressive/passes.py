@@ -28,7 +28,7 @@ from paceline.methods.drafter import DraftRequest, OutcomeRequest
 from paceline.methods.feature_follower import FeatureFollower
 from paceline.sampling import SamplingParams, VerifyMode
 from paceline.target import Device, TapSpec
-from paceline.target.kv_cache import Slot
+from paceline.target.kv_slot import Slot
 
 
 class LayerPasses(FeatureFollower[AutoregressiveSequence]):
