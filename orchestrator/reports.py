@@ -178,7 +178,7 @@ class Reports:
             round_trip_peers=[indices[time.drafter] for time in round_trips],
             queues_us=[time.us for time in queues],
             queue_peers=[indices[time.drafter] for time in queues],
-            outcomes=self.acceptance.take(),
+            acceptance=self.acceptance.take(),
             tenants=self._tenants.values(),
             drafted_per_position=passes_per_position(self._depths),
             accepted_per_position=passes_per_position(self._accepted),

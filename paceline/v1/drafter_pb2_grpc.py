@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class DrafterServiceStub:
-    """Hosts a drafter: turns commits and target features into draft entries.
+    """Hosts a drafter: makes drafts from commits and target features.
     """
 
     def __init__(self, channel):
@@ -48,7 +48,7 @@ class DrafterServiceStub:
 
 
 class DrafterServiceServicer:
-    """Hosts a drafter: turns commits and target features into draft entries.
+    """Hosts a drafter: makes drafts from commits and target features.
     """
 
     def Describe(self, request, context):
@@ -59,7 +59,7 @@ class DrafterServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Draft(self, request_iterator, context):
-        """One stream per conductor, all its sequences multiplexed.
+        """One stream per conductor carries all its sequences.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -87,7 +87,7 @@ def add_DrafterServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class DrafterService:
-    """Hosts a drafter: turns commits and target features into draft entries.
+    """Hosts a drafter: makes drafts from commits and target features.
     """
 
     @staticmethod

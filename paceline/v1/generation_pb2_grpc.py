@@ -52,14 +52,14 @@ class GenerationServiceServicer:
     """
 
     def Generate(self, request, context):
-        """Streams one completion: a started event, chunks, and exactly one finished event.
+        """Streams each completion: a started event, chunks, and exactly one finished event.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetModelInfo(self, request, context):
-        """Says which model is served and its limits.
+        """The served model and its limits.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -52,7 +52,7 @@ class DirectorServiceServicer:
     """
 
     def Admit(self, request, context):
-        """Places one request on a conductor.
+        """Assigns one request to a conductor.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -146,7 +146,7 @@ class DirectorService:
 
 
 class ConductorServiceStub:
-    """A conductor: runs the requests placed on it.
+    """A conductor: runs the requests that are assigned to it.
     """
 
     def __init__(self, channel):
@@ -163,11 +163,11 @@ class ConductorServiceStub:
 
 
 class ConductorServiceServicer:
-    """A conductor: runs the requests placed on it.
+    """A conductor: runs the requests that are assigned to it.
     """
 
     def Run(self, request, context):
-        """Runs one admitted request; tokens as they are committed, then exactly one end.
+        """Runs one admitted request: streams its tokens as they are committed, then exactly one end.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -190,7 +190,7 @@ def add_ConductorServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ConductorService:
-    """A conductor: runs the requests placed on it.
+    """A conductor: runs the requests that are assigned to it.
     """
 
     @staticmethod

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bpaceline/v1/scheduler.proto\x12\x0bpaceline.v1\"r\n\x0eMeasurementKey\x12\x19\n\x11model_fingerprint\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\x13\n\x0b\x64\x65vice_name\x18\x03 \x01(\t\x12\x0e\n\x06method\x18\x04 \x01(\t\x12\x11\n\tplacement\x18\x05 \x01(\t\"\xd8\x03\n\rReportRequest\x12(\n\x03key\x18\x01 \x01(\x0b\x32\x1b.paceline.v1.MeasurementKey\x12&\n\x05steps\x18\x02 \x03(\x0b\x32\x17.paceline.v1.StepSample\x12(\n\x06\x64rafts\x18\x03 \x03(\x0b\x32\x18.paceline.v1.DraftSample\x12\x16\n\x0eround_trips_us\x18\x04 \x03(\r\x12\x1c\n\x14\x64rafted_per_position\x18\x05 \x03(\r\x12\x1d\n\x15\x61\x63\x63\x65pted_per_position\x18\x06 \x03(\r\x12\x1d\n\x15num_running_sequences\x18\x07 \x01(\r\x12$\n\x05peers\x18\x08 \x03(\x0b\x32\x15.paceline.v1.PeerPair\x12\x18\n\x10round_trip_peers\x18\t \x03(\r\x12\x11\n\tqueues_us\x18\n \x03(\r\x12\x13\n\x0bqueue_peers\x18\x0b \x03(\r\x12/\n\x08outcomes\x18\x0c \x03(\x0b\x32\x1d.paceline.v1.AcceptanceCounts\x12\'\n\x07tenants\x18\r \x03(\x0b\x32\x16.paceline.v1.TenantUse\x12\x15\n\rlongest_draft\x18\x0e \x01(\r\"\x8f\x01\n\tTenantUse\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x14\n\x0cnum_requests\x18\x02 \x01(\r\x12\x12\n\nnum_tokens\x18\x03 \x01(\x04\x12\x18\n\x10num_draft_tokens\x18\x04 \x01(\x04\x12\x1b\n\x13num_accepted_tokens\x18\x05 \x01(\x04\x12\x11\n\tdecode_us\x18\x06 \x01(\x04\".\n\x08PeerPair\x12\x11\n\tconductor\x18\x01 \x01(\t\x12\x0f\n\x07\x64rafter\x18\x02 \x01(\t\"\xa0\x01\n\x10\x41\x63\x63\x65ptanceCounts\x12\x0f\n\x07\x64rafter\x18\x01 \x01(\t\x12\r\n\x05\x63\x65lls\x18\x02 \x03(\r\x12\x0e\n\x06trials\x18\x03 \x03(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x04 \x03(\r\x12\x12\n\ncalibrated\x18\x05 \x03(\r\x12\x19\n\x11\x63\x61librated_trials\x18\x06 \x03(\r\x12\x1b\n\x13\x63\x61librated_accepted\x18\x07 \x03(\r\"\xdc\x01\n\nStepSample\x12\x10\n\x08num_rows\x18\x01 \x01(\r\x12\x15\n\rnum_sequences\x18\x02 \x01(\r\x12\x1a\n\x12num_context_tokens\x18\x03 \x01(\x04\x12\x0f\n\x07step_us\x18\x04 \x01(\r\x12\x16\n\x0epolicy_version\x18\x05 \x01(\x04\x12\x12\n\nnum_tokens\x18\x06 \x01(\r\x12\x16\n\x0enum_cache_hits\x18\x07 \x01(\r\x12\x11\n\tmay_draft\x18\x08 \x01(\x08\x12\x0f\n\x07wait_us\x18\t \x01(\r\x12\x10\n\x08other_us\x18\n \x01(\r\"O\n\x0b\x44raftSample\x12\x17\n\x0fnum_draft_steps\x18\x01 \x01(\r\x12\x15\n\rnum_sequences\x18\x02 \x01(\r\x12\x10\n\x08\x64raft_us\x18\x03 \x01(\r\"$\n\x0eReportResponse\x12\x12\n\nnum_frames\x18\x01 \x01(\x04\">\n\x12WatchPolicyRequest\x12(\n\x03key\x18\x01 \x01(\x0b\x32\x1b.paceline.v1.MeasurementKey\"E\n\x13WatchPolicyResponse\x12.\n\x06policy\x18\x01 \x01(\x0b\x32\x1e.paceline.v1.SpeculationPolicy\"\xe3\x01\n\x11SpeculationPolicy\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x14\n\x0c\x64raft_length\x18\x02 \x01(\r\x12\x1e\n\x16max_nodes_per_sequence\x18\x03 \x01(\r\x12\x1a\n\x12max_nodes_per_step\x18\x04 \x01(\r\x12\x16\n\x0ewait_budget_us\x18\x05 \x01(\r\x12\x13\n\x0b\x64raft_ahead\x18\x06 \x01(\r\x12\x14\n\x0cnum_outcomes\x18\x07 \x01(\r\x12\x18\n\x10\x65xpected_speedup\x18\x08 \x01(\x01\x12\x0e\n\x06reason\x18\t \x01(\t\";\n\x0fSnapshotRequest\x12(\n\x03key\x18\x01 \x01(\x0b\x32\x1b.paceline.v1.MeasurementKey\"y\n\x10SnapshotResponse\x12.\n\x06policy\x18\x01 \x01(\x0b\x32\x1e.paceline.v1.SpeculationPolicy\x12\x19\n\x11measurements_json\x18\x02 \x01(\t\x12\x1a\n\x12is_redis_connected\x18\x03 \x01(\x08\"\x15\n\x13ListSubjectsRequest\"A\n\x14ListSubjectsResponse\x12)\n\x04keys\x18\x01 \x03(\x0b\x32\x1b.paceline.v1.MeasurementKey2\xc9\x02\n\x10SchedulerService\x12\x43\n\x06Report\x12\x1a.paceline.v1.ReportRequest\x1a\x1b.paceline.v1.ReportResponse(\x01\x12R\n\x0bWatchPolicy\x12\x1f.paceline.v1.WatchPolicyRequest\x1a .paceline.v1.WatchPolicyResponse0\x01\x12G\n\x08Snapshot\x12\x1c.paceline.v1.SnapshotRequest\x1a\x1d.paceline.v1.SnapshotResponse\x12S\n\x0cListSubjects\x12 .paceline.v1.ListSubjectsRequest\x1a!.paceline.v1.ListSubjectsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bpaceline/v1/scheduler.proto\x12\x0bpaceline.v1\"r\n\x0eMeasurementKey\x12\x19\n\x11model_fingerprint\x18\x01 \x01(\t\x12\r\n\x05\x64type\x18\x02 \x01(\t\x12\x13\n\x0b\x64\x65vice_name\x18\x03 \x01(\t\x12\x0e\n\x06method\x18\x04 \x01(\t\x12\x11\n\tplacement\x18\x05 \x01(\t\"\xda\x03\n\rReportRequest\x12(\n\x03key\x18\x01 \x01(\x0b\x32\x1b.paceline.v1.MeasurementKey\x12&\n\x05steps\x18\x02 \x03(\x0b\x32\x17.paceline.v1.StepSample\x12(\n\x06\x64rafts\x18\x03 \x03(\x0b\x32\x18.paceline.v1.DraftSample\x12\x16\n\x0eround_trips_us\x18\x04 \x03(\r\x12\x1c\n\x14\x64rafted_per_position\x18\x05 \x03(\r\x12\x1d\n\x15\x61\x63\x63\x65pted_per_position\x18\x06 \x03(\r\x12\x1d\n\x15num_running_sequences\x18\x07 \x01(\r\x12$\n\x05peers\x18\x08 \x03(\x0b\x32\x15.paceline.v1.PeerPair\x12\x18\n\x10round_trip_peers\x18\t \x03(\r\x12\x11\n\tqueues_us\x18\n \x03(\r\x12\x13\n\x0bqueue_peers\x18\x0b \x03(\r\x12\x31\n\nacceptance\x18\x0c \x03(\x0b\x32\x1d.paceline.v1.AcceptanceCounts\x12\'\n\x07tenants\x18\r \x03(\x0b\x32\x16.paceline.v1.TenantUse\x12\x15\n\rlongest_draft\x18\x0e \x01(\r\"\x8f\x01\n\tTenantUse\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\x14\n\x0cnum_requests\x18\x02 \x01(\r\x12\x12\n\nnum_tokens\x18\x03 \x01(\x04\x12\x18\n\x10num_draft_tokens\x18\x04 \x01(\x04\x12\x1b\n\x13num_accepted_tokens\x18\x05 \x01(\x04\x12\x11\n\tdecode_us\x18\x06 \x01(\x04\".\n\x08PeerPair\x12\x11\n\tconductor\x18\x01 \x01(\t\x12\x0f\n\x07\x64rafter\x18\x02 \x01(\t\"\xa0\x01\n\x10\x41\x63\x63\x65ptanceCounts\x12\x0f\n\x07\x64rafter\x18\x01 \x01(\t\x12\r\n\x05\x63\x65lls\x18\x02 \x03(\r\x12\x0e\n\x06trials\x18\x03 \x03(\r\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x04 \x03(\r\x12\x12\n\ncalibrated\x18\x05 \x03(\r\x12\x19\n\x11\x63\x61librated_trials\x18\x06 \x03(\r\x12\x1b\n\x13\x63\x61librated_accepted\x18\x07 \x03(\r\"\xdc\x01\n\nStepSample\x12\x10\n\x08num_rows\x18\x01 \x01(\r\x12\x15\n\rnum_sequences\x18\x02 \x01(\r\x12\x1a\n\x12num_context_tokens\x18\x03 \x01(\x04\x12\x0f\n\x07step_us\x18\x04 \x01(\r\x12\x16\n\x0epolicy_version\x18\x05 \x01(\x04\x12\x12\n\nnum_tokens\x18\x06 \x01(\r\x12\x16\n\x0enum_cache_hits\x18\x07 \x01(\r\x12\x11\n\tmay_draft\x18\x08 \x01(\x08\x12\x0f\n\x07wait_us\x18\t \x01(\r\x12\x10\n\x08other_us\x18\n \x01(\r\"O\n\x0b\x44raftSample\x12\x17\n\x0fnum_draft_steps\x18\x01 \x01(\r\x12\x15\n\rnum_sequences\x18\x02 \x01(\r\x12\x10\n\x08\x64raft_us\x18\x03 \x01(\r\"$\n\x0eReportResponse\x12\x12\n\nnum_frames\x18\x01 \x01(\x04\">\n\x12WatchPolicyRequest\x12(\n\x03key\x18\x01 \x01(\x0b\x32\x1b.paceline.v1.MeasurementKey\"E\n\x13WatchPolicyResponse\x12.\n\x06policy\x18\x01 \x01(\x0b\x32\x1e.paceline.v1.SpeculationPolicy\"\xe3\x01\n\x11SpeculationPolicy\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x14\n\x0c\x64raft_length\x18\x02 \x01(\r\x12\x1e\n\x16max_nodes_per_sequence\x18\x03 \x01(\r\x12\x1a\n\x12max_nodes_per_step\x18\x04 \x01(\r\x12\x16\n\x0ewait_budget_us\x18\x05 \x01(\r\x12\x13\n\x0b\x64raft_ahead\x18\x06 \x01(\r\x12\x14\n\x0cnum_outcomes\x18\x07 \x01(\r\x12\x18\n\x10\x65xpected_speedup\x18\x08 \x01(\x01\x12\x0e\n\x06reason\x18\t \x01(\t\";\n\x0fSnapshotRequest\x12(\n\x03key\x18\x01 \x01(\x0b\x32\x1b.paceline.v1.MeasurementKey\"y\n\x10SnapshotResponse\x12.\n\x06policy\x18\x01 \x01(\x0b\x32\x1e.paceline.v1.SpeculationPolicy\x12\x19\n\x11measurements_json\x18\x02 \x01(\t\x12\x1a\n\x12is_redis_connected\x18\x03 \x01(\x08\"\x15\n\x13ListSubjectsRequest\"A\n\x14ListSubjectsResponse\x12)\n\x04keys\x18\x01 \x03(\x0b\x32\x1b.paceline.v1.MeasurementKey2\xc9\x02\n\x10SchedulerService\x12\x43\n\x06Report\x12\x1a.paceline.v1.ReportRequest\x1a\x1b.paceline.v1.ReportResponse(\x01\x12R\n\x0bWatchPolicy\x12\x1f.paceline.v1.WatchPolicyRequest\x1a .paceline.v1.WatchPolicyResponse0\x01\x12G\n\x08Snapshot\x12\x1c.paceline.v1.SnapshotRequest\x1a\x1d.paceline.v1.SnapshotResponse\x12S\n\x0cListSubjects\x12 .paceline.v1.ListSubjectsRequest\x1a!.paceline.v1.ListSubjectsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,33 +34,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_MEASUREMENTKEY']._serialized_start=44
   _globals['_MEASUREMENTKEY']._serialized_end=158
   _globals['_REPORTREQUEST']._serialized_start=161
-  _globals['_REPORTREQUEST']._serialized_end=633
-  _globals['_TENANTUSE']._serialized_start=636
-  _globals['_TENANTUSE']._serialized_end=779
-  _globals['_PEERPAIR']._serialized_start=781
-  _globals['_PEERPAIR']._serialized_end=827
-  _globals['_ACCEPTANCECOUNTS']._serialized_start=830
-  _globals['_ACCEPTANCECOUNTS']._serialized_end=990
-  _globals['_STEPSAMPLE']._serialized_start=993
-  _globals['_STEPSAMPLE']._serialized_end=1213
-  _globals['_DRAFTSAMPLE']._serialized_start=1215
-  _globals['_DRAFTSAMPLE']._serialized_end=1294
-  _globals['_REPORTRESPONSE']._serialized_start=1296
-  _globals['_REPORTRESPONSE']._serialized_end=1332
-  _globals['_WATCHPOLICYREQUEST']._serialized_start=1334
-  _globals['_WATCHPOLICYREQUEST']._serialized_end=1396
-  _globals['_WATCHPOLICYRESPONSE']._serialized_start=1398
-  _globals['_WATCHPOLICYRESPONSE']._serialized_end=1467
-  _globals['_SPECULATIONPOLICY']._serialized_start=1470
-  _globals['_SPECULATIONPOLICY']._serialized_end=1697
-  _globals['_SNAPSHOTREQUEST']._serialized_start=1699
-  _globals['_SNAPSHOTREQUEST']._serialized_end=1758
-  _globals['_SNAPSHOTRESPONSE']._serialized_start=1760
-  _globals['_SNAPSHOTRESPONSE']._serialized_end=1881
-  _globals['_LISTSUBJECTSREQUEST']._serialized_start=1883
-  _globals['_LISTSUBJECTSREQUEST']._serialized_end=1904
-  _globals['_LISTSUBJECTSRESPONSE']._serialized_start=1906
-  _globals['_LISTSUBJECTSRESPONSE']._serialized_end=1971
-  _globals['_SCHEDULERSERVICE']._serialized_start=1974
-  _globals['_SCHEDULERSERVICE']._serialized_end=2303
+  _globals['_REPORTREQUEST']._serialized_end=635
+  _globals['_TENANTUSE']._serialized_start=638
+  _globals['_TENANTUSE']._serialized_end=781
+  _globals['_PEERPAIR']._serialized_start=783
+  _globals['_PEERPAIR']._serialized_end=829
+  _globals['_ACCEPTANCECOUNTS']._serialized_start=832
+  _globals['_ACCEPTANCECOUNTS']._serialized_end=992
+  _globals['_STEPSAMPLE']._serialized_start=995
+  _globals['_STEPSAMPLE']._serialized_end=1215
+  _globals['_DRAFTSAMPLE']._serialized_start=1217
+  _globals['_DRAFTSAMPLE']._serialized_end=1296
+  _globals['_REPORTRESPONSE']._serialized_start=1298
+  _globals['_REPORTRESPONSE']._serialized_end=1334
+  _globals['_WATCHPOLICYREQUEST']._serialized_start=1336
+  _globals['_WATCHPOLICYREQUEST']._serialized_end=1398
+  _globals['_WATCHPOLICYRESPONSE']._serialized_start=1400
+  _globals['_WATCHPOLICYRESPONSE']._serialized_end=1469
+  _globals['_SPECULATIONPOLICY']._serialized_start=1472
+  _globals['_SPECULATIONPOLICY']._serialized_end=1699
+  _globals['_SNAPSHOTREQUEST']._serialized_start=1701
+  _globals['_SNAPSHOTREQUEST']._serialized_end=1760
+  _globals['_SNAPSHOTRESPONSE']._serialized_start=1762
+  _globals['_SNAPSHOTRESPONSE']._serialized_end=1883
+  _globals['_LISTSUBJECTSREQUEST']._serialized_start=1885
+  _globals['_LISTSUBJECTSREQUEST']._serialized_end=1906
+  _globals['_LISTSUBJECTSRESPONSE']._serialized_start=1908
+  _globals['_LISTSUBJECTSRESPONSE']._serialized_end=1973
+  _globals['_SCHEDULERSERVICE']._serialized_start=1976
+  _globals['_SCHEDULERSERVICE']._serialized_end=2305
 # @@protoc_insertion_point(module_scope)

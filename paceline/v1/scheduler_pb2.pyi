@@ -21,7 +21,7 @@ class MeasurementKey(_message.Message):
     def __init__(self, model_fingerprint: _Optional[str] = ..., dtype: _Optional[str] = ..., device_name: _Optional[str] = ..., method: _Optional[str] = ..., placement: _Optional[str] = ...) -> None: ...
 
 class ReportRequest(_message.Message):
-    __slots__ = ("key", "steps", "drafts", "round_trips_us", "drafted_per_position", "accepted_per_position", "num_running_sequences", "peers", "round_trip_peers", "queues_us", "queue_peers", "outcomes", "tenants", "longest_draft")
+    __slots__ = ("key", "steps", "drafts", "round_trips_us", "drafted_per_position", "accepted_per_position", "num_running_sequences", "peers", "round_trip_peers", "queues_us", "queue_peers", "acceptance", "tenants", "longest_draft")
     KEY_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     DRAFTS_FIELD_NUMBER: _ClassVar[int]
@@ -33,7 +33,7 @@ class ReportRequest(_message.Message):
     ROUND_TRIP_PEERS_FIELD_NUMBER: _ClassVar[int]
     QUEUES_US_FIELD_NUMBER: _ClassVar[int]
     QUEUE_PEERS_FIELD_NUMBER: _ClassVar[int]
-    OUTCOMES_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTANCE_FIELD_NUMBER: _ClassVar[int]
     TENANTS_FIELD_NUMBER: _ClassVar[int]
     LONGEST_DRAFT_FIELD_NUMBER: _ClassVar[int]
     key: MeasurementKey
@@ -47,10 +47,10 @@ class ReportRequest(_message.Message):
     round_trip_peers: _containers.RepeatedScalarFieldContainer[int]
     queues_us: _containers.RepeatedScalarFieldContainer[int]
     queue_peers: _containers.RepeatedScalarFieldContainer[int]
-    outcomes: _containers.RepeatedCompositeFieldContainer[AcceptanceCounts]
+    acceptance: _containers.RepeatedCompositeFieldContainer[AcceptanceCounts]
     tenants: _containers.RepeatedCompositeFieldContainer[TenantUse]
     longest_draft: int
-    def __init__(self, key: _Optional[_Union[MeasurementKey, _Mapping]] = ..., steps: _Optional[_Iterable[_Union[StepSample, _Mapping]]] = ..., drafts: _Optional[_Iterable[_Union[DraftSample, _Mapping]]] = ..., round_trips_us: _Optional[_Iterable[int]] = ..., drafted_per_position: _Optional[_Iterable[int]] = ..., accepted_per_position: _Optional[_Iterable[int]] = ..., num_running_sequences: _Optional[int] = ..., peers: _Optional[_Iterable[_Union[PeerPair, _Mapping]]] = ..., round_trip_peers: _Optional[_Iterable[int]] = ..., queues_us: _Optional[_Iterable[int]] = ..., queue_peers: _Optional[_Iterable[int]] = ..., outcomes: _Optional[_Iterable[_Union[AcceptanceCounts, _Mapping]]] = ..., tenants: _Optional[_Iterable[_Union[TenantUse, _Mapping]]] = ..., longest_draft: _Optional[int] = ...) -> None: ...
+    def __init__(self, key: _Optional[_Union[MeasurementKey, _Mapping]] = ..., steps: _Optional[_Iterable[_Union[StepSample, _Mapping]]] = ..., drafts: _Optional[_Iterable[_Union[DraftSample, _Mapping]]] = ..., round_trips_us: _Optional[_Iterable[int]] = ..., drafted_per_position: _Optional[_Iterable[int]] = ..., accepted_per_position: _Optional[_Iterable[int]] = ..., num_running_sequences: _Optional[int] = ..., peers: _Optional[_Iterable[_Union[PeerPair, _Mapping]]] = ..., round_trip_peers: _Optional[_Iterable[int]] = ..., queues_us: _Optional[_Iterable[int]] = ..., queue_peers: _Optional[_Iterable[int]] = ..., acceptance: _Optional[_Iterable[_Union[AcceptanceCounts, _Mapping]]] = ..., tenants: _Optional[_Iterable[_Union[TenantUse, _Mapping]]] = ..., longest_draft: _Optional[int] = ...) -> None: ...
 
 class TenantUse(_message.Message):
     __slots__ = ("tenant", "num_requests", "num_tokens", "num_draft_tokens", "num_accepted_tokens", "decode_us")

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class SchedulerServiceStub:
-    """Collects measurements, keeps them in Redis and publishes a policy.
+    """Collects measurements, keeps them in Redis and publishes a policy for each subject.
     """
 
     def __init__(self, channel):
@@ -58,7 +58,7 @@ class SchedulerServiceStub:
 
 
 class SchedulerServiceServicer:
-    """Collects measurements, keeps them in Redis and publishes a policy.
+    """Collects measurements, keeps them in Redis and publishes a policy for each subject.
     """
 
     def Report(self, request_iterator, context):
@@ -69,21 +69,21 @@ class SchedulerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WatchPolicy(self, request, context):
-        """The policy in force, then every change of it.
+        """Streams the policy in force, then every new one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Snapshot(self, request, context):
-        """All that is known, for people and tests.
+        """All measurements of one subject, for people and tests.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListSubjects(self, request, context):
-        """What there are measurements about, in this process.
+        """The subjects that this process has measurements of.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -121,7 +121,7 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class SchedulerService:
-    """Collects measurements, keeps them in Redis and publishes a policy.
+    """Collects measurements, keeps them in Redis and publishes a policy for each subject.
     """
 
     @staticmethod

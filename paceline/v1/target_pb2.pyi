@@ -106,7 +106,7 @@ class SequenceOpened(_message.Message):
     def __init__(self, key: _Optional[int] = ..., sequence_id: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class StepReport(_message.Message):
-    __slots__ = ("step_index", "num_rows", "num_sequences", "num_context_tokens", "num_prefill_rows", "forward_us", "step_us", "draft_wait_us", "colocated_draft_us", "policy_version", "overhead_us", "commits", "num_draft_tokens", "draft_depths", "num_accepted_tokens", "drafter_depths", "num_accepted_of_drafter", "finish_reasons", "dropped", "cache_hits", "log_probs", "num_acceptance_samples", "acceptance_samples")
+    __slots__ = ("step_index", "num_rows", "num_sequences", "num_context_tokens", "num_prefill_rows", "forward_us", "step_us", "draft_wait_us", "colocated_draft_us", "overhead_us", "policy_version", "commits", "num_draft_tokens", "draft_depths", "num_accepted_tokens", "drafter_depths", "num_accepted_of_drafter", "finish_reasons", "cache_hits", "num_acceptance_samples", "acceptance_samples", "dropped", "log_probs")
     STEP_INDEX_FIELD_NUMBER: _ClassVar[int]
     NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
     NUM_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
@@ -116,8 +116,8 @@ class StepReport(_message.Message):
     STEP_US_FIELD_NUMBER: _ClassVar[int]
     DRAFT_WAIT_US_FIELD_NUMBER: _ClassVar[int]
     COLOCATED_DRAFT_US_FIELD_NUMBER: _ClassVar[int]
-    POLICY_VERSION_FIELD_NUMBER: _ClassVar[int]
     OVERHEAD_US_FIELD_NUMBER: _ClassVar[int]
+    POLICY_VERSION_FIELD_NUMBER: _ClassVar[int]
     COMMITS_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_DEPTHS_FIELD_NUMBER: _ClassVar[int]
@@ -125,11 +125,11 @@ class StepReport(_message.Message):
     DRAFTER_DEPTHS_FIELD_NUMBER: _ClassVar[int]
     NUM_ACCEPTED_OF_DRAFTER_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASONS_FIELD_NUMBER: _ClassVar[int]
-    DROPPED_FIELD_NUMBER: _ClassVar[int]
     CACHE_HITS_FIELD_NUMBER: _ClassVar[int]
-    LOG_PROBS_FIELD_NUMBER: _ClassVar[int]
     NUM_ACCEPTANCE_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     ACCEPTANCE_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    LOG_PROBS_FIELD_NUMBER: _ClassVar[int]
     step_index: int
     num_rows: int
     num_sequences: int
@@ -139,8 +139,8 @@ class StepReport(_message.Message):
     step_us: int
     draft_wait_us: int
     colocated_draft_us: int
-    policy_version: int
     overhead_us: int
+    policy_version: int
     commits: _peer_pb2.CommitBatch
     num_draft_tokens: _containers.RepeatedScalarFieldContainer[int]
     draft_depths: _containers.RepeatedScalarFieldContainer[int]
@@ -148,12 +148,12 @@ class StepReport(_message.Message):
     drafter_depths: _containers.RepeatedScalarFieldContainer[int]
     num_accepted_of_drafter: _containers.RepeatedScalarFieldContainer[int]
     finish_reasons: _containers.RepeatedScalarFieldContainer[_sampling_pb2.FinishReason]
-    dropped: DroppedDrafts
     cache_hits: _containers.RepeatedScalarFieldContainer[int]
-    log_probs: _containers.RepeatedCompositeFieldContainer[SequenceLogProbs]
     num_acceptance_samples: _containers.RepeatedScalarFieldContainer[int]
     acceptance_samples: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, step_index: _Optional[int] = ..., num_rows: _Optional[int] = ..., num_sequences: _Optional[int] = ..., num_context_tokens: _Optional[int] = ..., num_prefill_rows: _Optional[int] = ..., forward_us: _Optional[int] = ..., step_us: _Optional[int] = ..., draft_wait_us: _Optional[int] = ..., colocated_draft_us: _Optional[int] = ..., policy_version: _Optional[int] = ..., overhead_us: _Optional[int] = ..., commits: _Optional[_Union[_peer_pb2.CommitBatch, _Mapping]] = ..., num_draft_tokens: _Optional[_Iterable[int]] = ..., draft_depths: _Optional[_Iterable[int]] = ..., num_accepted_tokens: _Optional[_Iterable[int]] = ..., drafter_depths: _Optional[_Iterable[int]] = ..., num_accepted_of_drafter: _Optional[_Iterable[int]] = ..., finish_reasons: _Optional[_Iterable[_Union[_sampling_pb2.FinishReason, str]]] = ..., dropped: _Optional[_Union[DroppedDrafts, _Mapping]] = ..., cache_hits: _Optional[_Iterable[int]] = ..., log_probs: _Optional[_Iterable[_Union[SequenceLogProbs, _Mapping]]] = ..., num_acceptance_samples: _Optional[_Iterable[int]] = ..., acceptance_samples: _Optional[_Iterable[int]] = ...) -> None: ...
+    dropped: DroppedDrafts
+    log_probs: _containers.RepeatedCompositeFieldContainer[SequenceLogProbs]
+    def __init__(self, step_index: _Optional[int] = ..., num_rows: _Optional[int] = ..., num_sequences: _Optional[int] = ..., num_context_tokens: _Optional[int] = ..., num_prefill_rows: _Optional[int] = ..., forward_us: _Optional[int] = ..., step_us: _Optional[int] = ..., draft_wait_us: _Optional[int] = ..., colocated_draft_us: _Optional[int] = ..., overhead_us: _Optional[int] = ..., policy_version: _Optional[int] = ..., commits: _Optional[_Union[_peer_pb2.CommitBatch, _Mapping]] = ..., num_draft_tokens: _Optional[_Iterable[int]] = ..., draft_depths: _Optional[_Iterable[int]] = ..., num_accepted_tokens: _Optional[_Iterable[int]] = ..., drafter_depths: _Optional[_Iterable[int]] = ..., num_accepted_of_drafter: _Optional[_Iterable[int]] = ..., finish_reasons: _Optional[_Iterable[_Union[_sampling_pb2.FinishReason, str]]] = ..., cache_hits: _Optional[_Iterable[int]] = ..., num_acceptance_samples: _Optional[_Iterable[int]] = ..., acceptance_samples: _Optional[_Iterable[int]] = ..., dropped: _Optional[_Union[DroppedDrafts, _Mapping]] = ..., log_probs: _Optional[_Iterable[_Union[SequenceLogProbs, _Mapping]]] = ...) -> None: ...
 
 class SequenceLogProbs(_message.Message):
     __slots__ = ("sequence_id", "committed", "prompt", "prompt_start")

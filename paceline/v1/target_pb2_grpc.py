@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class TargetServiceStub:
-    """Hosts the target: owns its weights and KV cache and decides every token.
+    """Hosts the target: owns its weights and KV cache, and decides every token.
     """
 
     def __init__(self, channel):
@@ -53,7 +53,7 @@ class TargetServiceStub:
 
 
 class TargetServiceServicer:
-    """Hosts the target: owns its weights and KV cache and decides every token.
+    """Hosts the target: owns its weights and KV cache, and decides every token.
     """
 
     def Describe(self, request, context):
@@ -64,14 +64,14 @@ class TargetServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Verify(self, request_iterator, context):
-        """One stream per conductor, all its sequences multiplexed, one frame per step.
+        """One stream per conductor carries all its sequences, with one frame per step.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def StreamFeatures(self, request, context):
-        """Pushes target features of the sequences attached to the subscriber.
+        """Pushes target features of the sequences that are attached to the subscriber.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -104,7 +104,7 @@ def add_TargetServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class TargetService:
-    """Hosts the target: owns its weights and KV cache and decides every token.
+    """Hosts the target: owns its weights and KV cache, and decides every token.
     """
 
     @staticmethod

@@ -135,7 +135,7 @@ def pack(
     """
     for session, answer in answers.items():
         own = [
-            (row.sequence.wire_id, row.sequence.epoch, row.entry)
+            (row.sequence.sequence_id, row.sequence.epoch, row.entry)
             for row in made
             if row.sequence.session is session and row.entry is not None and row.entry.tokens
         ]

@@ -24,7 +24,7 @@ class Opening:
     """A checked OpenDraftSequence."""
 
     local_id: int
-    wire_id: int
+    sequence_id: int
     epoch: int
     tokens: tuple[int, ...]
     sampling: SamplingParams

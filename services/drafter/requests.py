@@ -97,7 +97,7 @@ class FrameReader:
             )
         return Opening(
             local_id=next(self._local_ids),
-            wire_id=message.sequence_id,
+            sequence_id=message.sequence_id,
             epoch=message.epoch,
             tokens=tokens,
             sampling=sampling_params(message.sampling),

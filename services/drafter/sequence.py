@@ -38,7 +38,7 @@ class DraftSequence:
     Attributes:
         session: the conductor's stream.
         local_id: this process's id, never used twice; the drafter knows the sequence by it.
-        wire_id: the verifier's id.
+        sequence_id: the verifier's id.
         epoch: the conductor's epoch.
         sampling: how the target samples.
         max_draft_tokens: most draft tokens in one draft, as the request allows.
@@ -61,7 +61,7 @@ class DraftSequence:
 
     session: DraftSession
     local_id: int
-    wire_id: int
+    sequence_id: int
     epoch: int
     sampling: SamplingParams
     max_draft_tokens: int

@@ -80,8 +80,8 @@ class DrafterSequences:
             session.policy = frame.policy
         if frame.failures:
             self._answers.add_failures(session, frame.failures)
-        for wire_id in frame.closes:
-            closed = session.sequences.get(wire_id)
+        for sequence_id in frame.closes:
+            closed = session.sequences.get(sequence_id)
             if closed is not None:
                 self.forget(closed)
         for opening in frame.openings:
@@ -91,13 +91,13 @@ class DrafterSequences:
 
     def _open(self, frame: Frame, opening: Opening) -> None:
         session = frame.session
-        earlier = session.sequences.get(opening.wire_id)
+        earlier = session.sequences.get(opening.sequence_id)
         if earlier is not None:
             self.forget(earlier)
         sequence = DraftSequence(
             session=session,
             local_id=opening.local_id,
-            wire_id=opening.wire_id,
+            sequence_id=opening.sequence_id,
             epoch=opening.epoch,
             sampling=opening.sampling,
             max_draft_tokens=opening.max_draft_tokens,
@@ -107,7 +107,7 @@ class DrafterSequences:
             reads_features=opening.reads_features,
             reads_last_only=self._drafter.tap is not None and self._drafter.tap.last_only,
         )
-        self._by_local_id[sequence.local_id] = session.sequences[sequence.wire_id] = sequence
+        self._by_local_id[sequence.local_id] = session.sequences[sequence.sequence_id] = sequence
         if len(self._by_local_id) > self._limits.max_sequences:
             message = f"this drafter holds {self._limits.max_sequences} sequences"
             self.fail(sequence, StatusCode.RESOURCE_EXHAUSTED, FailureReason.CAPACITY_EXHAUSTED, message)
@@ -207,19 +207,19 @@ class DrafterSequences:
 
     def fail(self, sequence: DraftSequence, code: int, reason: str, message: str) -> None:
         """Gives a sequence back to its conductor."""
-        self._answers.add_failures(sequence.session, [failure(sequence.wire_id, code, reason, message)])
+        self._answers.add_failures(sequence.session, [failure(sequence.sequence_id, code, reason, message)])
         self.forget(sequence)
 
     def forget(self, sequence: DraftSequence) -> None:
         """Drops a sequence here and in the drafter."""
         self._by_local_id.pop(sequence.local_id, None)
-        if sequence.session.sequences.get(sequence.wire_id) is sequence:
-            del sequence.session.sequences[sequence.wire_id]
+        if sequence.session.sequences.get(sequence.sequence_id) is sequence:
+            del sequence.session.sequences[sequence.sequence_id]
         self._on_forgotten(sequence.local_id)
         try:
             self._drafter.close(sequence.local_id)
         except Exception:
-            log.exception("the drafter failed to close a sequence", sequence_id=sequence.wire_id)
+            log.exception("the drafter failed to close a sequence", sequence_id=sequence.sequence_id)
 
     def forget_all(self) -> None:
         """Drops every sequence."""
@@ -231,7 +231,7 @@ class DrafterSequences:
         try:
             call()
         except Exception as error:
-            log.exception("the drafter failed on a sequence", sequence_id=sequence.wire_id)
+            log.exception("the drafter failed on a sequence", sequence_id=sequence.sequence_id)
             self.fail(
                 sequence, StatusCode.INTERNAL, FailureReason.DRAFT_FAILED, f"{type(error).__name__}: {error}"
             )

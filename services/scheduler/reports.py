@@ -155,16 +155,16 @@ def _by_pair(
 
 def _acceptance_of(request: scheduler_pb2.ReportRequest) -> DraftAcceptancePart:
     """Trials and acceptances by drafter."""
-    if len(request.outcomes) > MAX_REPORTED_DRAFTERS:
-        raise InvalidRequestError("outcomes", f"at most {MAX_REPORTED_DRAFTERS} drafters")
+    if len(request.acceptance) > MAX_REPORTED_DRAFTERS:
+        raise InvalidRequestError("acceptance", f"at most {MAX_REPORTED_DRAFTERS} drafters")
     part = DraftAcceptancePart()
-    for outcome in request.outcomes:
-        _check_name("outcomes.drafter", outcome.drafter)
+    for outcome in request.acceptance:
+        _check_name("acceptance.drafter", outcome.drafter)
         own = _table(
-            "outcomes.cells", MAX_DRAFT_LENGTH * 256, outcome.cells, outcome.trials, outcome.accepted
+            "acceptance.cells", MAX_DRAFT_LENGTH * 256, outcome.cells, outcome.trials, outcome.accepted
         )
         calibrated = _table(
-            "outcomes.calibrated",
+            "acceptance.calibrated",
             256,
             outcome.calibrated,
             outcome.calibrated_trials,

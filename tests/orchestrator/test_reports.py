@@ -50,7 +50,7 @@ def test_acceptance_samples_are_counted_by_drafter_and_cell() -> None:
     reports.acceptance.add("eagle3/ab", [])
     frame = reports.take()
     assert frame is not None
-    one, other = frame.outcomes
+    one, other = frame.acceptance
     assert (one.drafter, list(one.cells), list(one.trials), list(one.accepted)) == (
         *("eagle3/ab", [200, 256 + 90], [2, 1], [1, 0]),
     )

@@ -39,7 +39,7 @@ def frames_of(harness: Any) -> Any:
         frame.round_trip_peers.extend([0] * len(frame.round_trips_us))
         frame.queues_us.append(120)
         frame.queue_peers.append(0)
-        frame.outcomes.add(
+        frame.acceptance.add(
             drafter="eagle3/abc",
             cells=[200, 256 + 100],
             trials=[100, 80],

@@ -259,11 +259,11 @@ def outcome(**fields: Any) -> scheduler_pb2.AcceptanceCounts:
         (request(queues_us=[1], queue_peers=[0]), "queue_peers"),
         (request(peers=[PEER] * 65), "peers"),
         (request(peers=[scheduler_pb2.PeerPair(drafter="a\nb")]), "peers.drafter"),
-        (request(outcomes=[outcome(drafter="x" * 201)]), "outcomes.drafter"),
-        (request(outcomes=[outcome(cells=[64 * 256])]), "outcomes.cells"),
-        (request(outcomes=[outcome(accepted=[3])]), "outcomes.cells: accepted"),
-        (request(outcomes=[outcome(trials=[])]), "outcomes.cells"),
-        (request(outcomes=[outcome(calibrated=[256])]), "outcomes.calibrated"),
+        (request(acceptance=[outcome(drafter="x" * 201)]), "acceptance.drafter"),
+        (request(acceptance=[outcome(cells=[64 * 256])]), "acceptance.cells"),
+        (request(acceptance=[outcome(accepted=[3])]), "acceptance.cells: accepted"),
+        (request(acceptance=[outcome(trials=[])]), "acceptance.cells"),
+        (request(acceptance=[outcome(calibrated=[256])]), "acceptance.calibrated"),
         (request(tenants=[tenant(tenant="a b")]), "tenants.tenant"),
         (request(tenants=[tenant(tenant="")]), "tenants.tenant"),
         (request(tenants=[tenant(num_accepted_tokens=9)]), "tenants.num_accepted_tokens"),
@@ -401,7 +401,7 @@ def test_pairs_and_drafters_are_bounded() -> None:
 def test_outcomes_of_a_frame_become_tables_and_an_error() -> None:
     delta = measurements_of(
         request(
-            outcomes=[
+            acceptance=[
                 outcome(
                     cells=[230, 256 + 51],
                     trials=[100, 50],

@@ -86,5 +86,5 @@ def frames_of(harness: Any, drafter: str) -> list[scheduler_pb2.ReportRequest]:
     for frame in frames:
         frame.peers.add(conductor="c:1", drafter=f"{drafter}:1")
         frame.round_trip_peers.extend([0] * len(frame.round_trips_us))
-        frame.outcomes.add(drafter="eagle3", cells=[200], trials=[30], accepted=[20])
+        frame.acceptance.add(drafter="eagle3", cells=[200], trials=[30], accepted=[20])
     return frames
