@@ -1,8 +1,8 @@
 """A model and its multi-token prediction modules trained together from scratch (DeepSeek-V3, 2412.19437, section 2.2).
 
-Responsible for the loss: the model's own cross entropy, and a share of the modules' mean beside it, whose gradients
-reach the model. Embedding and head are one matrix, shared by all. For small Llama-like models: the pass is that of
-`backbone.py`. Knows nothing of optimisers and data; :mod:`paceline.methods.deepseek_mtp.pretrain` runs it.
+Responsible for the loss: the model's own cross entropy plus a fraction of the modules' mean, whose gradients reach the
+model. Model and modules share one matrix as embedding and head. For small Llama-like models, which run as in
+`paceline/training/backbone.py`. Knows no optimisers and no data; :mod:`paceline.methods.deepseek_mtp.pretrain` runs it.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ class JointPretraining:
 
     Args:
         target: sizes of the model.
-        num_modules: modules behind it.
+        num_modules: modules after it.
         seed: of the starting weights.
     """
 
     def __init__(self, target: ModelSizes, num_modules: int, seed: int) -> None:
         self.target = target
         self._backbone = Backbone.llama(target)
-        # As published: what a module hands on is not normed.
+        # As published, a module hands on a state that is not normed.
         self.shape = replace(default_shape(target, num_modules), carries_norm=False)
         modules = self.shape.parameter_shapes()
         first = module_prefix(0)
@@ -101,9 +101,9 @@ class JointPretraining:
 
     @torch.no_grad()
     def agreement(self, tokens: Tensor, lengths: Tensor) -> list[tuple[int, int]]:
-        """By depth, how often a module proposes what the model chooses there, and of how many rows.
+        """By depth, the rows where a module proposes the model's own choice, and all rows.
 
-        Given the text before: what the model would accept of the first token that the module drafts behind it.
+        The text before is given: this is the acceptance of the first token that the module drafts.
 
         Args:
             tokens: int64 ``[rows, length]``, right-padded.
@@ -123,13 +123,13 @@ class JointPretraining:
         return found
 
     def _rows(self, tokens: Tensor, lengths: Tensor, ahead: int) -> tuple[Tensor, Tensor]:
-        """Rows and positions that have a token so far ahead."""
+        """Rows and positions that have a token `ahead` positions later."""
         is_text = torch.arange(tokens.shape[1])[None] < lengths[:, None]
         row, position = is_text[:, ahead:].nonzero(as_tuple=True)
         return row, position
 
     def _cross_entropy(self, states: Tensor, tokens: Tensor, lengths: Tensor, ahead: int) -> Tensor:
-        """Of rows that propose the token `ahead` of their position."""
+        """Mean over rows that propose the token `ahead` positions later."""
         row, position = self._rows(tokens, lengths, ahead)
         labels = tokens[row, position + ahead]
         return linear_cross_entropy(states[row, position], self._parameters[EMBEDDING], labels)

@@ -1,13 +1,13 @@
-"""Multi-token prediction trained behind a finished target: modules learn the text that the target wrote.
+"""Multi-token prediction trained for a finished target: modules learn the text that the target wrote.
 
-Responsible for the loss over depths (DeepSeek-V3, 2412.19437, section 2.2; over one module run again on its own output,
-with falling weights: FastMTP, 2509.18362) and for held-out acceptance. Embedding and head are the target's and stay as
-they are. Knows nothing of optimisers, checkpoints of runs or serving; called by :mod:`paceline.training.trainer`.
-Training together with the target itself: :mod:`paceline.methods.deepseek_mtp.joint`. Serving runs the same weights
-through :mod:`paceline.methods.deepseek_mtp.drafter`, and a test holds the two together.
+Responsible for the loss over depths (DeepSeek-V3, 2412.19437, section 2.2; for one module run again on its own output,
+with falling weights: FastMTP, 2509.18362) and for held-out acceptance. Embedding and head are the target's and frozen.
+Knows no optimisers, run checkpoints or serving; called by :mod:`paceline.training.trainer`. Modules trained together
+with their target: :mod:`paceline.methods.deepseek_mtp.joint`. Serving runs the same weights in
+:mod:`paceline.methods.deepseek_mtp.drafter`; a test compares the two.
 
-Row ``r`` at depth ``j`` joins what the depth before gave in that row, at first the target's final hidden state of
-position ``r``, with token ``r + 1 + j`` and proposes token ``r + 2 + j``.
+Row ``r`` at depth ``j`` joins the state of that row from the depth before with token ``r + 1 + j``, and proposes token
+``r + 2 + j``. At depth 0 the state is the target's final hidden state of position ``r``.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ def run_depths(
 ) -> Iterator[Tensor]:
     """Yields what the head reads at each depth, ``[rows, length, hidden]``.
 
-    Modules take turns; the first follows the last again, on its output, and then sees its own rows of earlier turns.
+    Modules run one after the other. After the last the first runs again, on the last one's output; it then also sees
+    its own rows of earlier runs.
 
     Args:
         shape: sizes.
@@ -101,8 +102,8 @@ class DeepseekMtpObjective(DrafterObjective):
         embedding: the target's token embedding ``[target_vocab, hidden]``.
         head: the target's head ``[target_vocab, hidden]``.
         target: what the exported checkpoint says of its target.
-        steps: depths in the loss; no fewer than modules.
-        step_decay: weight of a depth, of the one before.
+        steps: depths in the loss; at least one for each module.
+        step_decay: weight of a depth over that of the depth before.
         loss: ``ce`` on the text's tokens, as published, or ``kl`` to the target's distributions.
         token_rows: rows of a batch and depth whose loss is computed, chosen at random; 0 takes all.
         draft_ids: the target's id of every token that is proposed in evaluation and serving, ascending, int64
@@ -134,15 +135,15 @@ class DeepseekMtpObjective(DrafterObjective):
         self._head = SharedHead(head, draft_ids, dtype)
 
     def constants(self) -> dict[str, Tensor]:
-        """Which part of the vocabulary is proposed, where it is one."""
+        """The part of the vocabulary that is proposed; nothing where it is whole."""
         return self._head.constants()
 
     def set_constants(self, constants: dict[str, Tensor]) -> None:
-        """As they were when training began."""
+        """Restores the part of the vocabulary."""
         self._head.set_constants(constants)
 
     def loss(self, batch: Batch) -> tuple[Tensor, dict[str, float]]:
-        """Weighted sum over depths of the mean over rows whose proposal is part of an answer."""
+        """Weighted sum over depths of the mean loss of rows that propose an answer's token."""
         features = self._features(batch)
 
         def row_loss(states: Tensor, row: Tensor, place: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Where multi-token prediction begins behind a finished target: modules that predict as well as a linear map can.
+"""Where multi-token prediction starts for a finished target: modules that predict as well as a linear map can.
 
 Called by the method's `recipe.py`. Knows nothing of the loss.
 """
@@ -17,14 +17,14 @@ from paceline.training.data import Batch, Corpus, take_rows
 from paceline.training.sizes import ModelSizes
 from paceline.training.start import RIDGE, answer_transitions, random_parameters, solve_ridge
 
-_UNEVEN = 3.0  # times as uneven as what comes out of the final norm is what goes into it, to be left out
+_UNEVEN = 3.0  # inputs of the final norm are not fitted if they are this many times as uneven as its outputs
 
 
 def default_shape(target: ModelSizes, num_modules: int) -> MtpShape:
     """Blocks like the target's own.
 
-    What is handed on is normed: the first module reads the target's state behind its final norm, and so all of them,
-    and one that goes on from its own output, read the same kind of thing.
+    Modules hand on a normed state. The first module reads the target's state after the final norm; so all modules, and
+    one that is run on its own output, read the same kind of state.
     """
     return MtpShape(
         **target.drafter_sizes(), target_layers=target.num_layers, num_modules=num_modules, carries_norm=True
@@ -33,11 +33,11 @@ def default_shape(target: ModelSizes, num_modules: int) -> MtpShape:
 
 @dataclass(frozen=True, slots=True)
 class MtpStart:
-    """A linear look-ahead to the next state, but for its length, and the norm that gives it that.
+    """A linear look-ahead to the direction of the next state, and the norm that gives it its length.
 
     Attributes:
         projection: float32 ``[hidden, 2 * hidden]``, for ``[embedding ; feature]`` normed without weights.
-        norm: float32 ``[hidden]``, weight of the norm behind it.
+        norm: float32 ``[hidden]``, weight of the norm after it.
     """
 
     projection: Tensor
@@ -49,9 +49,10 @@ def fit_projection(
 ) -> MtpStart:
     """Ridge regression to the next state as it enters the final norm.
 
-    Where single entries of that are far larger than the rest, as Gemma's are, random layers at the start and an
-    optimiser's equal steps for all entries would drown what the norm's weights then make large. There the map leads to
-    the state behind the norm, whose entries are more alike, and a constant stands for the norm's weights.
+    In some models, such as Gemma, single entries of that state are far larger than the rest. Random layers at the start
+    and an optimiser's equal steps for all entries would drown the entries that the norm's weights then enlarge. For
+    such models the map leads to the state after the norm, whose entries are more even, with a constant as the norm's
+    weights.
 
     Args:
         corpus: text with features.
@@ -84,7 +85,7 @@ def _samples(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def starting_parameters(shape: MtpShape, start: MtpStart, seed: int) -> dict[str, Tensor]:
-    """Parameters that begin as the fitted map and the norm behind it, in every module.
+    """Parameters that begin as the fitted map and the norm after it, in every module.
 
     Args:
         shape: sizes.

@@ -1,7 +1,6 @@
-"""Which blocks of a text a block drafter learns from: anchors, what each row should propose, and what it counts.
+"""The blocks of a text that a block drafter learns from: anchors, labels, weights of the loss, and attention.
 
-Pure functions on a batch. Called by :mod:`paceline.methods.dflash.objective` and
-:mod:`paceline.methods.dspark.objective`.
+Pure functions. Called by :mod:`paceline.methods.dflash.objective` and :mod:`paceline.methods.dspark.objective`.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ from paceline.training.data import Batch
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """Blocks of a batch; every text has as many, those it lacks counting nothing.
+    """Blocks of a batch. All texts have equally many; missing ones have weight 0.
 
     Attributes:
         anchors: int64 ``[texts, blocks]``, position of each block's first row.
-        labels: int64 ``[texts, blocks, drafts]``, the text's token that each proposal is about; 0 past the end.
-        places: int64 ``[texts, blocks, drafts]``, the position where the target chose it: the one before the token.
+        labels: int64 ``[texts, blocks, drafts]``, the text's token at the place of each proposal; 0 past the end.
+        places: int64 ``[texts, blocks, drafts]``, the position where the target chose that token, one before it.
         weights: float32 ``[texts, blocks, drafts]``, of each proposal's loss; 0 where there is none.
     """
 
@@ -32,7 +31,7 @@ class Blocks:
 
 
 def can_anchor(batch: Batch) -> Tensor:
-    """Bool ``[texts, length]``: positions of an answer whose next token is the answer's too, and have a context."""
+    """Positions that may be anchors, bool ``[texts, length]``: in an answer, as the next token is; never the first."""
     able = batch.is_answer[:, :-1] & batch.is_answer[:, 1:]
     able = torch.cat([able, torch.zeros_like(able[:, :1])], dim=1)
     able[:, 0] = False
@@ -52,7 +51,7 @@ def sample_anchors(able: Tensor, count: int) -> tuple[Tensor, Tensor]:
     most = max(1, min(count, int(able.sum(1).max())))
     keys = torch.where(able, torch.rand(able.shape), -1.0)
     best = keys.topk(most, dim=1)
-    # Those that are not real sort behind the others, and stand at position 0.
+    # Those that are not real sort after the others, and get position 0.
     ordered = torch.where(best.values >= 0, best.indices, able.shape[1]).sort(dim=1).values
     real = ordered < able.shape[1]
     return ordered.where(real, 0), real
@@ -63,14 +62,14 @@ def make_blocks(
 ) -> Blocks:
     """Labels and weights of blocks.
 
-    A proposal counts where the answer goes on without a gap from the anchor to its token, and that token can be
-    drafted; the one ``k`` places behind the first counts ``exp(-k / decay)`` (2602.06036, section 3.3).
+    A proposal counts if all tokens from the anchor to its own belong to the answer, and its token can be drafted. The
+    proposal ``k`` places after the first has weight ``exp(-k / decay)`` (2602.06036, section 3.3).
 
     Args:
         batch: texts.
         anchors: int64 ``[texts, blocks]``.
         real: bool ``[texts, blocks]``.
-        num_drafts: proposals of a block; the first is about the token behind the anchor, in either layout.
+        num_drafts: proposals of a block; the first is for the token after the anchor, in either layout.
         decay: the published gamma.
         has_label: bool ``[target_vocab]``: tokens that can be drafted.
     """
@@ -81,8 +80,8 @@ def make_blocks(
     at = at.clamp_max(length - 1)
     rows = torch.arange(batch.tokens.shape[0])[:, None, None]
     labels = batch.tokens[rows, at]
-    goes_on = (batch.is_answer[rows, at] & is_inside & real[..., None]).int().cumprod(-1).bool()
-    weights = torch.exp(-(ahead - 1) / decay) * (goes_on & has_label[labels])
+    is_unbroken = (batch.is_answer[rows, at] & is_inside & real[..., None]).int().cumprod(-1).bool()
+    weights = torch.exp(-(ahead - 1) / decay) * (is_unbroken & has_label[labels])
     return Blocks(anchors, labels.where(is_inside, 0), at - 1, weights)
 
 

@@ -1,12 +1,12 @@
-"""DFlash's training objective: blocks behind random anchors of an answer, all in one pass (2602.06036, section 3.3).
+"""DFlash's training objective: blocks after random anchors of an answer, all in one pass (2602.06036, section 3.3).
 
-Responsible for the drafter's differentiable forward, its loss and its held-out acceptance. Knows nothing of optimisers,
-checkpoints of runs or serving; called by :mod:`paceline.training.trainer`. Serving runs the same weights through
-:mod:`paceline.methods.dflash.drafter`, and a test holds the two together.
+Responsible for the drafter's forward pass, its loss and its held-out acceptance. Knows no optimisers, run checkpoints
+or serving; called by :mod:`paceline.training.trainer`. Serving runs the same weights in
+:mod:`paceline.methods.dflash.drafter`; a test compares the two.
 
-Row ``j`` of a block stands at position ``anchor + j``. It sees the features of all positions before the anchor, and its
-own block; never another block, nor what stands in the text from the anchor on. Embedding and head are the target's and
-stay as they are.
+Row ``j`` of a block has position ``anchor + j``. It sees the features of all positions before the anchor, and its own
+block. It sees no other block, and nothing of the text from the anchor on. Embedding and head are the target's and
+frozen.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class DFlashShape(Eagle3Shape):
     Attributes:
         num_layers: draft layers.
         block_size: rows of a block, the anchor included.
-        mask_token: target id whose embedding stands in the rows behind the anchor.
-        anchor_first: whether rows propose the token behind their position, the anchor included, and not their own.
+        mask_token: target id whose embedding the rows after the anchor read.
+        anchor_first: whether rows propose the token after their position, the anchor included; else their own token.
         head_norms: whether queries and keys are normed head by head.
     """
 
@@ -76,8 +76,8 @@ class DFlashObjective(TapObjective):
         draft_ids: target id of every draft id, ascending, int64 ``[draft_vocab]``.
         tap_scale: float32 ``[taps_width]`` that taps are divided by; the export folds it into ``fc``.
         target: what the exported checkpoint says of its target.
-        num_anchors: blocks of a text and step, at most.
-        decay: how fast a block's later proposals lose weight, the published gamma.
+        num_anchors: most blocks of a text and step.
+        decay: how slowly a block's later proposals lose weight, the published gamma.
         dtype: compute type; parameters stay float32.
     """
 
@@ -108,14 +108,14 @@ class DFlashObjective(TapObjective):
         return self.shape.parameter_shapes()
 
     def sample(self, batch: Batch) -> Blocks:
-        """Blocks behind random anchors."""
+        """Blocks after random anchors."""
         anchors, real = sample_anchors(can_anchor(batch), self.num_anchors)
         return make_blocks(
             batch, anchors, real, self.shape.num_drafts, self.decay, has_label=self._draft_of >= 0
         )
 
     def loss(self, batch: Batch) -> tuple[Tensor, dict[str, float]]:
-        """Cross entropy against the text, weighted by place, over the sum of weights."""
+        """Weighted mean of the cross entropy against the text; weights fall with the place in the block."""
         return self.block_loss(self.compute_weights(), batch, self.sample(batch))
 
     def block_loss(
@@ -160,7 +160,7 @@ class DFlashObjective(TapObjective):
     def observe(
         self, weights: dict[str, Tensor], states: Tensor, anchors: Tensor, proposed: Tensor, is_right: Tensor
     ) -> None:
-        """Takes in held-out chains, for what a method measures on them.
+        """Called with held-out chains, for measurements that a method makes on them.
 
         Args:
             weights: as of :meth:`forward`.
@@ -187,7 +187,7 @@ class DFlashObjective(TapObjective):
         save_drafter(folder, config, self.tensors())
 
     def checkpoint_shape(self) -> dict[str, Any]:
-        """The layers' sizes as `config.json` has them."""
+        """The layers' sizes for `config.json`."""
         shape = self.shape.checkpoint_shape(self.target.tap_layers)
         shape["max_positions"] = self.target.max_positions
         return shape

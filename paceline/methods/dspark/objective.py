@@ -1,9 +1,8 @@
 """DSpark's training objective: DFlash's blocks, with a Markov and a confidence head (2607.05147, sections 3 and 5).
 
-Responsible for what is added to :mod:`paceline.methods.dflash.objective`: the heads' part of the logits, with the
-text's own
-tokens before each row, the loss of three parts, and temperatures of confidences, fitted on held-out chains. Serving
-runs the same weights through :mod:`paceline.methods.dspark.drafter`, and a test holds the two together.
+Responsible for what DSpark adds to :mod:`paceline.methods.dflash.objective`: the heads' part of the logits, which reads
+the text's own tokens before each row; a loss of three parts; and temperatures of confidences, fitted on held-out
+chains. Serving runs the same weights in :mod:`paceline.methods.dspark.drafter`; a test compares the two.
 """
 
 from __future__ import annotations
@@ -86,14 +85,15 @@ class DSparkObjective(DFlashObjective):
         return {**super().parameter_shapes(), **own}
 
     def loss(self, batch: Batch) -> tuple[Tensor, dict[str, float]]:
-        """The loss of blocks behind random anchors."""
-        self._held_out.clear()  # they were of other weights
+        """The loss of blocks after random anchors."""
+        self._held_out.clear()  # these chains belong to older weights
         return super().loss(batch)
 
     def observe(
         self, weights: dict[str, Tensor], states: Tensor, anchors: Tensor, proposed: Tensor, is_right: Tensor
     ) -> None:
-        """Keeps confidences of held-out chains, and what became of their tokens, for temperatures to be fitted on."""
+        """Keeps confidences of held-out chains, and whether their tokens were right: temperatures are fitted on
+        both."""
         if self.heads.has_confidence:
             previous = torch.cat([anchors[:, None], proposed[:, :-1]], dim=1)
             odds = self.heads.confidence(weights, states, F.embedding(previous, weights[MARKOV_IN]))
@@ -102,7 +102,7 @@ class DSparkObjective(DFlashObjective):
     def block_loss(
         self, weights: dict[str, Tensor], batch: Batch, blocks: Blocks
     ) -> tuple[Tensor, dict[str, float]]:
-        """The loss of given blocks: its three parts, each weighted by place and over the sum of weights."""
+        """The loss of given blocks: three parts, each a mean weighted by the place in the block."""
         hidden = batch.need_hidden()
         out = self.forward(weights, batch, blocks.anchors)
         text, block = blocks.weights.any(-1).nonzero(as_tuple=True)
@@ -111,9 +111,8 @@ class DSparkObjective(DFlashObjective):
         states, places = out[text, block], blocks.places[text, block]  # [blocks, drafts, ...]
         logits, confidence = self.logits(weights, states, batch.tokens[text[:, None], places])
         counted = blocks.weights[text, block].to(logits.dtype)
-        labels = self._draft_of[blocks.labels[text, block]].clamp_min(
-            0
-        )  # those that cannot be drafted weigh nothing
+        # Labels that cannot be drafted have weight 0.
+        labels = self._draft_of[blocks.labels[text, block]].clamp_min(0)
         log_probs = logits.log_softmax(-1)
         head = self._target_head.to(out.dtype)
         teacher = (hidden[text[:, None], places].to(out.dtype) @ head.T).to(logits.dtype).softmax(-1)
@@ -130,7 +129,7 @@ class DSparkObjective(DFlashObjective):
         return value, {f"loss_{name}": float(part.detach()) for name, part in parts.items()}
 
     def logits(self, w: dict[str, Tensor], states: Tensor, previous: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Draft logits of whole blocks, given the tokens before each row; and the confidences' log-odds.
+        """Draft logits of whole blocks, given the tokens before each row, and log-odds of the confidences.
 
         Args:
             w: parameters in the compute type.
@@ -166,7 +165,7 @@ class DSparkObjective(DFlashObjective):
         return torch.stack(chosen, dim=1)
 
     def export(self, folder: Path, facts: dict[str, Any]) -> None:
-        """Writes ``config.json``, with temperatures fitted on what was evaluated last, and ``model.safetensors``."""
+        """Writes ``config.json``, with temperatures fitted on the last evaluation, and ``model.safetensors``."""
         shape = self.checkpoint_shape() | {
             "markov_head": self.heads.markov.value,
             "markov_rank": self.heads.rank,
@@ -175,7 +174,7 @@ class DSparkObjective(DFlashObjective):
         }
         if self._held_out:
             odds, is_right = (torch.cat(parts) for parts in zip(*self._held_out, strict=True))
-            half = len(odds) // 2  # fitted on one, judged on the other: chains of one text stand side by side
+            half = len(odds) // 2  # fitted on one half, judged on the other: chains of one text are adjacent
             temperatures = fit_temperatures(odds[half:], is_right[half:])
             shape["confidence_temperatures"] = [round(value, 4) for value in temperatures]
             for name, used in (("raw", [1.0] * len(temperatures)), ("scaled", temperatures)):

@@ -1,11 +1,11 @@
-"""EAGLE-1's training objective: predict the target's next feature, and through its head the next distribution.
+"""EAGLE-1's training objective: predict the target's next feature and, through its head, the next distribution.
 
 Responsible for the loss (Li et al., 2401.15077, section 4.2: smooth L1 on features and 0.1 times the cross entropy) and
-for held-out acceptance. Knows nothing of optimisers, checkpoints of runs or serving; called by
-:mod:`paceline.training.trainer`. EAGLE-2 (2406.16858) is trained by the same. Serving runs the same weights through
-:mod:`paceline.methods.eagle1.drafter`, and a test holds the two together.
+for held-out acceptance. Knows no optimisers, run checkpoints or serving; called by :mod:`paceline.training.trainer`.
+EAGLE-2 (2406.16858) is trained in the same way. Serving runs the same weights in
+:mod:`paceline.methods.eagle1.drafter`; a test compares the two.
 
-Rows and steps are those of :mod:`paceline.training.unroll`; the loss takes the first step alone.
+Rows and steps are those of :mod:`paceline.training.unroll`; the loss uses the first step alone.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from paceline.training.sizes import DrafterSizes
 from paceline.training.unroll import UnrolledBlock, unroll
 
 _NUM_RANKS = 8
-_NOISE_LENGTH = 512  # positions of a text from which on noise falls with its length
+_NOISE_LENGTH = 512  # texts with more positions get less noise, in proportion to their length
 _COUNT_EPS = 1e-5
 
 
@@ -57,7 +57,7 @@ class Eagle1Objective(DrafterObjective):
         feature_weight: of the smooth L1 loss on features.
         token_weight: of the cross entropy.
         token_rows: rows of a batch whose cross entropy is computed, chosen at random; 0 takes all.
-        noise: largest entry of the uniform noise on features that the layer reads while it learns.
+        noise: largest entry of the uniform noise that training adds to the features that the layer reads.
         draft_ids: the target's id of every token that is proposed in evaluation and serving, ascending, int64
             ``[draft_vocab]``; None for all.
         dtype: compute type; parameters stay float32.
@@ -89,17 +89,17 @@ class Eagle1Objective(DrafterObjective):
         self._num_chains = 0
 
     def constants(self) -> dict[str, Tensor]:
-        """Which part of the vocabulary is proposed, where it is one."""
+        """The part of the vocabulary that is proposed; nothing where it is whole."""
         return self._head.constants()
 
     def set_constants(self, constants: dict[str, Tensor]) -> None:
-        """As they were when training began."""
+        """Restores the part of the vocabulary."""
         self._head.set_constants(constants)
 
     def loss(self, batch: Batch) -> tuple[Tensor, dict[str, float]]:
-        """Weighted sum of both losses, over rows whose proposal is part of an answer.
+        """Weighted sum of both losses, over rows that propose an answer's token.
 
-        Noise and the choice of rows come from torch's global generator, which a checkpoint keeps.
+        Noise and the choice of rows come from torch's global generator, whose state a run's checkpoint keeps.
         """
         self._chosen.zero_()
         self._num_chains = 0
@@ -113,13 +113,13 @@ class Eagle1Objective(DrafterObjective):
         (state,) = self.unroll(weights, batch, hidden + noise.to(self.dtype), 1)
         predicted, wanted = state[row, position], hidden[row, position + 1]
         count = row.numel()
-        # As published, sums are divided by a little more than the count.
-        share = count / (count + _COUNT_EPS)
-        feature = F.smooth_l1_loss(predicted.float(), wanted.float()) * share
+        # The published code divides sums by slightly more than the count.
+        scale = count / (count + _COUNT_EPS)
+        feature = F.smooth_l1_loss(predicted.float(), wanted.float()) * scale
         if self.token_rows and self.token_rows < count:
             some = torch.randperm(count)[: self.token_rows]
             predicted, wanted = predicted[some], wanted[some]
-        token = head_distillation(predicted, wanted, self._head.weight) * share
+        token = head_distillation(predicted, wanted, self._head.weight) * scale
         total = self.feature_weight * feature + self.token_weight * token
         return total, {"feature": float(feature.detach()), "token": float(token.detach())}
 
@@ -138,11 +138,11 @@ class Eagle1Objective(DrafterObjective):
         return AcceptanceCounts.from_chains(hits[..., 0])
 
     def rank_accuracies(self) -> list[list[float]]:
-        """By depth and rank, how often the target chose that token in what was evaluated since the last step."""
+        """By depth and rank, how often the target chose that token in evaluations since the last training step."""
         if not self._num_chains:
             return []
-        shares = self._chosen.double() / self._num_chains
-        return [[round(share, 5) for share in row] for row in shares.tolist()]
+        fractions = self._chosen.double() / self._num_chains
+        return [[round(value, 5) for value in row] for row in fractions.tolist()]
 
     def tensors(self) -> dict[str, Tensor]:
         """The servable checkpoint: bfloat16 by public name."""
@@ -159,7 +159,7 @@ class Eagle1Objective(DrafterObjective):
         save_drafter(folder, config, self.tensors())
 
     def unroll(self, w: dict[str, Tensor], batch: Batch, features: Tensor, steps: int) -> Iterator[Tensor]:
-        """Yields the predicted features ``[rows, length, hidden]`` of each step, from those of step 0."""
+        """Yields the predicted features ``[rows, length, hidden]`` of each step; ``features`` enter step 0."""
 
         def enter(ids: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
             joined = torch.cat([F.embedding(ids, self._embedding), state], dim=-1)

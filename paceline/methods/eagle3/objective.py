@@ -1,8 +1,8 @@
-"""EAGLE-3's training objective: training-time test over target-written text (2503.01840).
+"""EAGLE-3's training objective: training-time test on text that the target wrote (2503.01840).
 
-Responsible for the draft layer's differentiable forward, its loss and its held-out acceptance. Knows nothing of
-optimisers, checkpoints of runs or serving; called by :mod:`paceline.training.trainer`. Serving runs the same
-weights through :mod:`paceline.methods.eagle3.drafter`, and a test holds the two together.
+Responsible for what the draft layer reads, its loss and its held-out acceptance. Knows no optimisers, run checkpoints
+or serving; called by :mod:`paceline.training.trainer`. Serving runs the same weights in
+:mod:`paceline.methods.eagle3.drafter`; a test compares the two.
 
 Rows and steps are those of :mod:`paceline.training.unroll`.
 """
@@ -32,7 +32,7 @@ from paceline.training.unroll import UnrolledBlock, unroll
 
 FUSED = "midlayer."
 """Prefix of the fused layer's tensors."""
-_STAGE_STARTS = (0.0, 0.1, 0.2, 0.3)  # share of the run from which 1, 2, 3, 4 steps are unrolled
+_STAGE_STARTS = (0.0, 0.1, 0.2, 0.3)  # fraction of the run from which 1, 2, 3, 4 steps are unrolled
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +85,10 @@ class Eagle3Objective(TapObjective):
         target_head: the target's head ``[target_vocab, target_hidden]``, frozen.
         draft_ids: target id of every draft id, ascending, int64 ``[draft_vocab]``.
         tap_scale: root mean square of each tap entry, ``[num_taps * target_hidden]``. A residual stream has a few
-            entries hundreds of times larger than the rest; ``fc`` is trained on taps divided by this and exported
-            with it folded in, else the optimiser's equal steps for all entries would swing the output.
+            entries hundreds of times larger than the rest, and an optimiser's equal steps for all entries would swing
+            the output. So ``fc`` is trained on taps divided by this scale; the export folds the scale into ``fc``.
         target: what the exported checkpoint says of its target.
-        test_steps: unrolled steps of training-time test, reached after the curriculum's first stages.
+        test_steps: unrolled steps of training-time test, after the curriculum's first stages.
         step_decay: weight ratio of one step's loss to the step before.
         dtype: compute type; parameters stay float32.
     """
@@ -117,13 +117,13 @@ class Eagle3Objective(TapObjective):
         super().__init__(shape.parameter_shapes(), parameters, target_head, draft_ids, tap_scale, dtype)
 
     def set_progress(self, fraction: float) -> None:
-        """One unrolled step first, then more: an untrained layer's own output teaches little and costs most."""
+        """One unrolled step first, then more: an untrained layer's own output teaches little at a high cost."""
         stage = sum(fraction >= start for start in _STAGE_STARTS)
         finished = stage == len(_STAGE_STARTS)
         self._active_steps = self.test_steps if finished else min(self.test_steps, stage)
 
     def loss(self, batch: Batch) -> tuple[Tensor, dict[str, float]]:
-        """Weighted sum of the steps' cross entropies against the target, restricted to the draft vocabulary."""
+        """Weighted sum of the steps' cross entropies against the target's distribution over the draft vocabulary."""
         row, position = self._targets(batch)
         if not row.numel():
             return self.zero_loss(), {}
@@ -157,7 +157,7 @@ class Eagle3Objective(TapObjective):
         save_drafter(folder, config, self.tensors())
 
     def _targets(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """(row, position) pairs whose next token is part of an answer and whose best next token can be drafted."""
+        """(row, position) pairs whose next token is part of an answer, if the target's best token can be drafted."""
         ok = torch.zeros_like(batch.is_answer)
         ok[:, :-1] = batch.is_answer[:, 1:]
         ok &= (batch.top_tokens >= 0) & (self._draft_of[batch.top_tokens.clamp_min(0)] >= 0)

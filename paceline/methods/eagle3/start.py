@@ -1,4 +1,4 @@
-"""Where EAGLE-3 training starts: sizes from the target, draft vocabulary by coverage, weights that already predict.
+"""Where EAGLE-3 training starts: sizes from the target, and weights that already predict.
 
 Called by the method's `recipe.py`. Knows nothing of the loss.
 """
@@ -16,8 +16,8 @@ from paceline.training.data import Batch, Corpus, take_rows
 from paceline.training.sizes import ModelSizes
 from paceline.training.start import RIDGE, answer_transitions, random_parameters, solve_ridge
 
-_FAST_PAIRS = 8  # rotary pairs that turn fast enough to tell neighbours apart
-_OWN_POSITION_NATS = 6.0  # lead of one's own position over the one before, about
+_FAST_PAIRS = 8  # rotary pairs that rotate fast enough to tell neighbours apart
+_OWN_POSITION_NATS = 6.0  # approximate lead of a row's own position over the one before
 
 
 def default_shape(
@@ -37,8 +37,8 @@ class Eagle3Start:
         from_embedding: float32 ``[hidden, hidden]``, for embeddings of unit root mean square.
         tap_scale: float32 ``[taps_width]``, root mean square of each entry.
         level: root mean square of the final hidden state; both matrices give outputs divided by it.
-        constant_direction: float32 ``[2 * hidden]``; its product with what attention reads at the start (normalised
-            embedding, then normalised fused features) is as near to one everywhere as a linear map can be.
+        constant_direction: float32 ``[2 * hidden]``. Its product with what attention reads at the start (normed
+            embedding, then normed fused features) is as close to one everywhere as a linear map can be.
     """
 
     from_taps: Tensor
@@ -49,7 +49,7 @@ class Eagle3Start:
 
 
 def fit_linear(corpus: Corpus, embedding: Tensor, max_tokens: int) -> Eagle3Start:
-    """Ridge regression over answers, so that training begins at a drafter that already predicts.
+    """Ridge regression over answers.
 
     Args:
         corpus: text with features.
@@ -87,10 +87,10 @@ def starting_parameters(
 ) -> dict[str, Tensor]:
     """Parameters that begin as the fitted linear drafter.
 
-    ``fc`` is the taps' part. The embedding's part has to pass through attention, the only place where the layer reads
-    the token: all but one query head of each key head start by looking at their own position, and values and output
-    carry the best matrix of their rank. An attention that starts out even over the whole text would drown the token,
-    and first have to learn to look. ``fc.weight`` is for taps divided by ``start.tap_scale``.
+    ``fc`` is the taps' part of the map, for taps divided by ``start.tap_scale``. The embedding's part has to pass
+    through attention, the only place where the layer reads the token. So all but one query head of each key head begin
+    by attending to their own position, and values and output carry the best matrix of their rank. An attention that
+    begins even over the whole text would drown the token, and would first have to learn where to look.
 
     Args:
         shape: sizes; ``hidden`` must equal ``target_hidden``.
@@ -103,19 +103,19 @@ def starting_parameters(
     parameters = random_parameters(shape.parameter_shapes(), seed, branch_scale=0.1)
     _look_at_own_position(shape, parameters, start)
     parameters["fc.weight"] = start.from_taps
-    # One scale for the whole stream: scaling each entry on its own made the head most sensitive where the target's
-    # stream is a large constant, and training slower.
+    # One scale for the whole stream. A scale for each entry made the head most sensitive where the target's stream is a
+    # large constant, and made training slower.
     parameters["lm_head.weight"] = target_head.float() * start.level
     return parameters
 
 
 def _look_at_own_position(shape: Eagle3Shape, parameters: dict[str, Tensor], start: Eagle3Start) -> None:
     groups, head_dim, half = shape.num_heads // shape.num_kv_heads, shape.head_dim, shape.head_dim // 2
-    own = max(1, groups - 1)  # heads of a group that look at their own position
-    # A constant query and key, turned by their positions, agree best at distance zero.
-    turned = min(_FAST_PAIRS, half)
+    own = max(1, groups - 1)  # heads of a group that attend to their own position
+    # A constant query and key, rotated by their positions, have the largest product at distance zero.
+    num_pairs = min(_FAST_PAIRS, half)
     constant = torch.zeros(head_dim)
-    constant[:turned] = (_OWN_POSITION_NATS * head_dim**0.5 * 8 / turned) ** 0.5
+    constant[:num_pairs] = (_OWN_POSITION_NATS * head_dim**0.5 * 8 / num_pairs) ** 0.5
     toward_constant = torch.outer(constant, start.constant_direction)
     queries = parameters["midlayer.self_attn.q_proj.weight"].view(shape.num_kv_heads, groups, head_dim, -1)
     queries[:, :own] = toward_constant

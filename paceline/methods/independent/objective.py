@@ -1,9 +1,10 @@
 """An independent drafter cut from its target and distilled on the target's own text.
 
-The first and last layers of the target with its embedding, final norm and head, trained by cross entropy against the
-target's distribution (the KL of distillation up to a constant; see 2310.08461 for why the text should be the target's
-own), over the whole vocabulary or over a part of it. Embedding and head stay the target's. Called by
-:mod:`paceline.training.trainer`; serving runs the exported model through :mod:`paceline.methods.independent.drafter`.
+It has the first and last layers of the target, with the target's embedding, final norm and head. The loss is the cross
+entropy against the target's distribution, which is the KL of distillation up to a constant; 2310.08461 explains why the
+text should be the target's own. The drafter proposes the whole vocabulary or a part of it; embedding and head are
+frozen. Called by :mod:`paceline.training.trainer`. Serving runs the exported model in
+:mod:`paceline.methods.independent.drafter`.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class IndependentObjective(DrafterObjective):
         return cls(*cut_model(model_dir, num_layers), target, dtype, draft_ids)
 
     def constants(self) -> dict[str, Tensor]:
-        """The draft vocabulary, measured on the text; nothing where it is whole."""
+        """The draft vocabulary, chosen on the text; nothing where it is whole."""
         return {} if self.draft_ids is None else {"draft_ids": self.draft_ids}
 
     def set_constants(self, constants: dict[str, Tensor]) -> None:
@@ -83,10 +84,10 @@ class IndependentObjective(DrafterObjective):
         self._can_draft = torch.zeros(self.shape.vocab, dtype=torch.bool).index_fill(0, ids, True)
 
     def loss(self, batch: Batch) -> tuple[Tensor, dict[str, float]]:
-        """Mean cross entropy against the target's distribution, over positions that lead to an answer token.
+        """Mean cross entropy against the target's distribution, over positions before an answer token.
 
-        With a part of the vocabulary the distribution is the target's over that part, and positions count whose best
-        token is in it (as in EAGLE-3, 2503.01840, section 3).
+        With a part of the vocabulary, the distribution is the target's over that part, and only positions count whose
+        best token is in it (as in EAGLE-3, 2503.01840, section 3).
         """
         hidden = batch.need_hidden()
         keep = torch.zeros_like(batch.is_answer)
@@ -102,7 +103,8 @@ class IndependentObjective(DrafterObjective):
 
     @torch.no_grad()
     def evaluate(self, batch: Batch) -> AcceptanceCounts:
-        """Greedy acceptance of chains: given acceptance so far the drafter reads the text itself, so one pass tells."""
+        """Greedy acceptance of chains. After accepted tokens the drafter reads the text itself, so one pass is
+        enough."""
         rows, length = batch.tokens.shape
         best = head_argmax(self._forward(batch.tokens).reshape(rows * length, -1), self._head)
         if self.draft_ids is not None:
@@ -118,7 +120,7 @@ class IndependentObjective(DrafterObjective):
     def export(self, folder: Path, facts: dict[str, Any]) -> None:
         """Writes the drafter's ``config.json`` and the small model as a transformers directory below it.
 
-        The model is whole; which rows of its head are meant stands beside it, as ``d2t``.
+        The model is whole; ``d2t`` beside it says which rows of its head propose tokens.
         """
         model = folder / MODEL_DIR
         tensors = {**self._frozen, **self._parameters}

@@ -1,8 +1,8 @@
 """Medusa-1's training objective: heads on a frozen target's hidden states (2401.10774, "Medusa-1: frozen backbone").
 
-Responsible for its loss and its held-out acceptance. The hidden states are those that were stored while the target
-wrote the text, so that training never runs the target. Knows nothing of optimisers, checkpoints of runs or serving;
-called by :mod:`paceline.training.trainer`.
+Responsible for its loss and its held-out acceptance. The hidden states were stored when the target wrote the text, so
+training never runs the target. Knows no optimisers, run checkpoints or serving; called by
+:mod:`paceline.training.trainer`.
 """
 
 from __future__ import annotations
@@ -49,9 +49,7 @@ class Medusa1Objective(DrafterObjective):
 
     def loss(self, batch: Batch) -> tuple[Tensor, dict[str, float]]:
         """``sum_k decay^k CE(head k at r, token r + 2 + k)``; tokens of the prompt are no labels."""
-        self._ranks = RankCounts(
-            self.heads.shape.num_heads
-        )  # what was measured before belongs to older weights
+        self._ranks = RankCounts(self.heads.shape.num_heads)  # earlier counts belong to older weights
         loss, metrics = self.heads.loss(batch.need_hidden().to(self.heads.dtype), batch, self.decay)
         if not loss.requires_grad:  # a batch without a single label
             loss = self.zero_loss()
@@ -59,10 +57,10 @@ class Medusa1Objective(DrafterObjective):
 
     @torch.no_grad()
     def evaluate(self, batch: Batch) -> AcceptanceCounts:
-        """Greedy acceptance of chains that begin at every answer position of greedily answered conversations.
+        """Greedy acceptance of chains that begin at every position of greedy answers.
 
-        Heads do not read one another's tokens, so that a chain's tokens are each head's likeliest, whatever was
-        accepted; what each rank would have been worth is counted on the way.
+        Heads do not read each other's tokens, so a chain has the likeliest token of each head, whatever was accepted.
+        Also counts how often each rank of each head is right.
         """
         usable = chain_starts(batch.is_greedy_answer, self.heads.shape.num_heads)
         if not usable.any():

@@ -1,9 +1,9 @@
 """Medusa-2's training objective: heads and target trained together (2401.10774, "Medusa-2: joint training").
 
-Responsible for the joint loss, its two stages, held-out acceptance, and for refusing a target that got worse. What
-comes out is a pair: a tuned target directory, and heads that name its fingerprint. The original target's hidden states
-were stored while it wrote the text, so that only the tuned one is run. Knows nothing of optimisers, checkpoints of runs
-or serving; called by :mod:`paceline.training.trainer`.
+Responsible for the joint loss, its two stages, held-out acceptance, and for refusing to export a target that got worse.
+The result is a pair: a tuned target directory, and heads that name its fingerprint. The original target's hidden states
+were stored when it wrote the text, so training runs the tuned target alone. Knows no optimisers, run checkpoints or
+serving; called by :mod:`paceline.training.trainer`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from paceline.training.objective import DrafterObjective, TargetReference
 from paceline.training.token_rows import drawn
 
 TARGET_DIR = "target"
-"""Where the tuned target lies below the heads."""
+"""Folder of the tuned target below the heads."""
 
 log = structlog.get_logger()
 
@@ -40,10 +40,10 @@ class JointSettings:
     """How heads and target are trained together.
 
     Attributes:
-        decay: weight ratio of one head's loss to the head's before; the first head carries it once.
+        decay: weight of one head's loss over that of the head before; the first head has this weight once.
         coefficient: weight of all heads beside the base loss.
         schedule: of that weight over the joint stage: ``constant``, ``linear``, or ``sine`` (a quarter of a wave).
-        heads_first: share of the run in which heads alone are trained, on the stored hidden states.
+        heads_first: fraction of the run that trains the heads alone, on the stored hidden states.
         base_loss: ``kl`` keeps the target near the original's distribution, ``ce`` near the text.
         base_rows: rows of a batch whose base loss is computed, chosen at random; 0 takes all.
         max_loss_increase: nats a token by which the tuned target's held-out loss may exceed the original's.
@@ -123,12 +123,12 @@ class Medusa2Objective(DrafterObjective):
         self.heads.set_draft_ids(constants["draft_ids"])
 
     def set_progress(self, fraction: float) -> None:
-        """Heads alone first: an untrained head's gradient would only harm the target."""
+        """The heads alone first: an untrained head's gradient would only harm the target."""
         self._fraction = fraction
 
     def loss(self, batch: Batch) -> tuple[Tensor, dict[str, float]]:
         """``base + coefficient * s(t) * sum_i decay^i CE(head i)``, ``i`` from 1; the heads' own loss at first."""
-        self._forget()  # what was measured before belongs to older weights
+        self._forget()  # earlier measurements belong to older weights
         dtype, settings = self.heads.dtype, self.settings
         original = batch.need_hidden().to(dtype)
         if self._fraction < settings.heads_first:
@@ -144,7 +144,7 @@ class Medusa2Objective(DrafterObjective):
         return loss, metrics
 
     def _base_loss(self, hidden: Tensor, original: Tensor, batch: Batch) -> Tensor:
-        # The whole vocabulary's logits are dear, and twice over with a teacher.
+        # Logits of the whole vocabulary are expensive, and doubly so with a teacher.
         row, position = drawn(_leads_to_answer(batch), self.settings.base_rows)
         if not row.numel():
             return hidden.sum() * 0.0
@@ -157,8 +157,8 @@ class Medusa2Objective(DrafterObjective):
     def evaluate(self, batch: Batch) -> AcceptanceCounts:
         """Greedy acceptance by the tuned target, where it would have written the text's own next tokens.
 
-        A served chain is verified by the tuned target along the tuned target's text. The text is the original's, so
-        that only stretches count that both would write.
+        In serving, the tuned target verifies chains along its own text. This text is the original target's, so only
+        passages count that both would write.
         """
         hidden = self.backbone.hidden(batch.tokens, is_training=False)
         rows, length = batch.tokens.shape

@@ -1,7 +1,7 @@
 """A target that is tuned by low-rank updates of its linear maps (LoRA, Hu et al., 2106.09685).
 
-Responsible for the updates, the tuned forward and the merged weights, and for writing them as a target directory of its
-own. Knows nothing of heads or losses; called by :mod:`paceline.methods.medusa2.objective`.
+Responsible for the updates, the tuned forward pass and the merged weights, and for writing them as a target directory.
+Knows no heads and no losses; called by :mod:`paceline.methods.medusa2.objective`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from paceline.training.configuration import read_config_json
 from paceline.training.target_weights import EMBEDDING, HEAD, check_target_tensors, read_weights
 
 PREFIX = "backbone."
-"""Begins the names of all its parameters."""
+"""Prefix of the names of all its parameters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class LoraSettings:
     Attributes:
         rank: of each update.
         alpha: its scale.
-        dropout: share of an update's inputs that are left out in training.
+        dropout: fraction of an update's inputs that training sets to zero.
     """
 
     rank: int = 32
@@ -46,16 +46,16 @@ class LoraSettings:
 
 
 class TunedBackbone:
-    """A model with updates on all linear maps of its layers; at the start they are zero.
+    """A model with updates of all linear maps of its layers; the updates start at zero.
 
     Args:
-        model_dir: the target as it was.
+        model_dir: the original target.
         settings: of the updates.
         seed: of their starting values.
         dtype: compute type; the updates stay float32.
 
     Raises:
-        TrainingDataError: its layers, or its embedding and head, are none that are computed here.
+        TrainingDataError: training does not support its layers, or its embedding and head.
     """
 
     def __init__(self, model_dir: Path, settings: LoraSettings, seed: int, dtype: torch.dtype) -> None:
@@ -82,11 +82,11 @@ class TunedBackbone:
     def hidden(self, tokens: Tensor, *, is_training: bool) -> Tensor:
         """Output of the tuned target's final norm: int64 ``[rows, length] -> [rows, length, hidden]``."""
 
-        read = kept = tokens  # what was read last, and what is left of it
+        read = kept = tokens  # the newest input, and the same after dropout
 
         def linear(name: str, x: Tensor) -> Tensor:
             nonlocal read, kept
-            if x is not read:  # maps that read the same lose the same: drawing anew cost a tenth of a step
+            if x is not read:  # maps with one input share its dropout: drawing again cost a tenth of a step
                 read, kept = x, F.dropout(x, self.settings.dropout, is_training)
             a, b = (self.parameters[f"{PREFIX}{name}.lora_{part}"] for part in "ab")
             low = F.linear(kept, a.to(self.dtype)).flatten(0, 1)
@@ -107,9 +107,9 @@ class TunedBackbone:
         return merged
 
     def write(self, folder: Path) -> None:
-        """Write the tuned target as a model directory; the one that is there is replaced as a whole.
+        """Writes the tuned target as a model directory; replaces an existing one as a whole.
 
-        Tokenizer, chat template and licence go along; what says where the weights came from is not true of these.
+        Copies tokenizer, chat template and licence, but not the file that says where the original weights came from.
         """
         partial = folder.with_name(f".{folder.name}.part")
         shutil.rmtree(partial, ignore_errors=True)

@@ -1,8 +1,8 @@
-"""Medusa's heads under training: their differentiable forward, their loss and how often each rank is right.
+"""Medusa's heads in training: their differentiable forward pass, their loss, and how often each rank is right.
 
-Shared by the objectives of Medusa-1 (a frozen target) and Medusa-2 (heads and target together). Knows nothing of where
-hidden states come from, of optimisers or of files. Serving runs the same tensors through
-`paceline.methods.medusa_heads.heads`, and a test holds the two together.
+Shared by the objectives of Medusa-1 (a frozen target) and Medusa-2 (heads and target together). Knows nothing of the
+source of hidden states, of optimisers or of files. Serving runs the same tensors in
+`paceline.methods.medusa_heads.heads`; a test compares the two.
 
 Row ``r`` is the target's final hidden state of position ``r``; head ``k`` predicts token ``r + 2 + k`` from it.
 """
@@ -31,7 +31,7 @@ class HeadStack:
     Args:
         shape: sizes; a head shared by all is frozen.
         parameters: float32, by checkpoint name.
-        target_head: the target's LM head ``[target_vocab, hidden]``, what frozen output heads are rows of.
+        target_head: the target's LM head ``[target_vocab, hidden]``; frozen output heads are rows of it.
         draft_ids: target id of every draft id, int64 ``[draft_vocab]``.
         dtype: compute type.
     """
@@ -75,12 +75,12 @@ class HeadStack:
         return self.parameters[name].to(self.dtype)
 
     def loss(self, hidden: Tensor, batch: Batch, decay: float) -> tuple[Tensor, dict[str, float]]:
-        """``sum_k decay^k CE(head k)`` over labels that are part of an answer and can be drafted.
+        """``sum_k decay^k CE(head k)`` over labels that belong to an answer and can be drafted.
 
         Args:
             hidden: ``[rows, length, hidden]`` in the compute type.
             batch: the text.
-            decay: weight ratio of one head's loss to the head's before.
+            decay: weight of one head's loss over that of the head before.
 
         Returns:
             A scalar, and the mean cross entropy of each head in nats.
@@ -120,14 +120,14 @@ class HeadStack:
 
 
 class RankCounts:
-    """How often the token of each rank of each head was the right one: what the static tree is built from."""
+    """How often the token of each rank of each head was right; the static tree is built from these counts."""
 
     def __init__(self, num_heads: int) -> None:
         self._right = torch.zeros(num_heads, MAX_RANKS, dtype=torch.int64)
         self._total = 0
 
     def add(self, right: Tensor) -> None:
-        """Count bool ``[rows, num_heads, ranks]``."""
+        """Counts bool ``[rows, num_heads, ranks]``."""
         self._right[:, : right.shape[2]] += right.sum(0)
         self._total += int(right.shape[0])
 
@@ -156,10 +156,10 @@ def right_ranks(heads: HeadStack, hidden: Tensor, chosen: Tensor, usable: Tensor
 
 
 def starting_parameters(shape: MedusaShape, target_head: Tensor, seed: int) -> dict[str, Tensor]:
-    """Where the paper begins: blocks that are nearly the identity, and output heads copied from the target's.
+    """The paper's start: blocks that are nearly the identity, and output heads copied from the target's head.
 
-    Block weights are zero and biases keep the usual uniform start, as in the authors' code, so that every head first
-    predicts what the LM head does: the token *before* its own.
+    As in the authors' code, block weights are zero and biases have the usual uniform start. So every head first
+    predicts what the LM head predicts: the token *before* its own.
 
     Args:
         shape: sizes.
@@ -179,7 +179,7 @@ def starting_parameters(shape: MedusaShape, target_head: Tensor, seed: int) -> d
 
 
 def fit_look_ahead(corpus: Corpus, num_heads: int, max_tokens: int) -> list[Tensor]:
-    """Ridge regressions from a hidden state to those that the LM head would read 1, 2, ... positions later.
+    """Ridge regressions from a hidden state to the states that the LM head reads 1, 2, ... positions later.
 
     Args:
         corpus: text with hidden states.
@@ -187,7 +187,7 @@ def fit_look_ahead(corpus: Corpus, num_heads: int, max_tokens: int) -> list[Tens
         max_tokens: answer tokens to read.
 
     Returns:
-        For head ``k`` a float32 matrix ``[hidden, hidden]`` that takes the state of ``r`` near that of ``r + 1 + k``.
+        For head ``k`` a float32 matrix ``[hidden, hidden]`` from the state of ``r`` to about that of ``r + 1 + k``.
     """
     seen = 0
     grams: list[Tensor] = []
@@ -198,7 +198,7 @@ def fit_look_ahead(corpus: Corpus, num_heads: int, max_tokens: int) -> list[Tens
             width = hidden.shape[-1]
             grams = [torch.zeros(width, width) for _ in range(num_heads)]
             products = [torch.zeros(width, width) for _ in range(num_heads)]
-        # The last position of a conversation was never run; its state is zero.
+        # The last position of a text was never run; its state is zero.
         is_run = torch.arange(hidden.shape[1])[None] < (batch.lengths - 1)[:, None]
         for k in range(num_heads):
             keep = (batch.is_answer & is_run)[:, 1 + k :]

@@ -1,11 +1,11 @@
-"""The rows that P-EAGLE learns from: which there are, who sees whom, and how they fall into segments (2602.01469).
+"""The rows that one-pass drafters learn from: sampling, who sees whom, and segments (P-EAGLE, 2602.01469).
 
-Responsible for conditional drop-token sampling, the attention pattern over the flat list of rows and sequence
+Responsible for conditional drop-token sampling, the attention pattern over the flat list of rows, and sequence
 partitioning. Pure functions; knows no weights. Called by :mod:`paceline.methods.p_eagle.objective` and
 :mod:`paceline.methods.pard1.objective`.
 
-A row is an *anchor*, the last true position it knows, and a *depth*: how many positions behind the anchor it stands.
-Its position is their sum. Rows of depth 0 are made of true features; all others are mask rows.
+A row has an *anchor*, the last true position that it knows, and a *depth*, the positions from the anchor to the row.
+Its position is their sum. Rows of depth 0 read true features; all others are mask rows.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from paceline.training.attention import Chain, Pattern
 
 
 def sample_rows(in_loss: Tensor, num_depths: int, keep_ratio: float, keep_floor: float) -> Tensor:
-    """Conditional drop-token sampling: every true position, and of each depth ``keep_ratio`` of the depth before.
+    """Conditional drop-token sampling: every true position, and at each depth ``keep_ratio`` of the depth before.
 
-    A row of depth ``d`` is drawn only among the successors of rows kept at depth ``d - 1``, so that the whole chain
-    behind every kept row is there. Draws from torch's global random state, which a checkpoint of a run holds.
+    A row of depth ``d`` is drawn from the successors of rows kept at depth ``d - 1``, so the whole chain before every
+    kept row exists. Draws from torch's global random state, which a run's checkpoint holds.
 
     Args:
         in_loss: bool ``[length]``: positions whose rows have a target.
         num_depths: depths, the true rows included.
         keep_ratio: rows of depth ``d`` are about ``length * keep_ratio ** d``.
-        keep_floor: least such share.
+        keep_floor: least fraction of rows at any depth.
 
     Returns:
         Anchors and depths, int64 ``[2, rows]``, by depth and then by anchor.
@@ -52,14 +52,14 @@ def sample_rows(in_loss: Tensor, num_depths: int, keep_ratio: float, keep_floor:
 
 
 def all_rows(length: int, num_depths: int) -> Tensor:
-    """Every depth of every anchor whose position lies within the text: int64 ``[2, rows]``."""
+    """Every depth of every anchor with a position within the text: int64 ``[2, rows]``."""
     depth, anchor = torch.meshgrid(torch.arange(num_depths), torch.arange(length), indexing="ij")
     fits = anchor + depth < length
     return torch.stack([anchor[fits], depth[fits]])
 
 
 def owners(rows: Tensor, length: int, num_segments: int) -> Tensor:
-    """Segment of each row, int64 ``[n]``: true rows by position, a mask row by the position of its chain's first."""
+    """Segment of each row, int64 ``[n]``: by position; a mask row by the position of its chain's first row."""
     anchor, depth = rows
     owner: Tensor = (anchor + (depth > 0)) * num_segments // length
     return owner.clamp_max(num_segments - 1)
@@ -67,7 +67,7 @@ def owners(rows: Tensor, length: int, num_segments: int) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class FlatRows:
-    """Rows of several texts, padded behind with rows like the first.
+    """Rows of several texts, padded at the end with copies of the first row.
 
     Attributes:
         anchors: int64 ``[texts, n]``.
@@ -81,12 +81,12 @@ class FlatRows:
 
     @property
     def positions(self) -> Tensor:
-        """Where each row stands, ``[texts, n]``."""
+        """Position of each row, ``[texts, n]``."""
         return self.anchors + self.depths
 
     @classmethod
     def pad(cls, rows: Sequence[Tensor], is_own: Sequence[Tensor]) -> FlatRows:
-        """Put texts side by side.
+        """Puts texts into one batch.
 
         Args:
             rows: anchors and depths ``[2, n]`` of each text: first the true rows from position 0 on, then mask rows by
@@ -102,7 +102,7 @@ class FlatRows:
         return cls(padded[0], padded[1], own)
 
     def pattern(self, dtype: torch.dtype, window: int | None = None) -> Pattern:
-        """Who sees whom: true rows up to one's anchor, and one's own chain up to oneself; nobody sees padding.
+        """Who sees whom: a row sees true rows up to its anchor, and its own chain up to itself; no row sees padding.
 
         Args:
             dtype: compute type.
@@ -116,7 +116,7 @@ class FlatRows:
         if window is not None:
             is_hidden |= self.positions[..., None] - shared >= window
         bias = torch.zeros(is_hidden.shape, dtype=dtype).masked_fill_(is_hidden, -torch.inf)
-        # Which row has an anchor and a depth. Padding overwrites the first row's entry, which no chain asks for.
+        # The row of each anchor and depth. Padding overwrites the first row's entry, which no chain reads.
         deepest, text = int(self.depths.max()), torch.arange(texts)[:, None]
         row_of = torch.zeros(texts, int(self.anchors.max()) + 1, deepest + 1, dtype=torch.int64)
         row_of[text, self.anchors, self.depths] = place.expand(texts, -1)
@@ -134,10 +134,10 @@ class FlatRows:
 
 
 def segments(rows: Sequence[Tensor], lengths: Sequence[int], num_segments: int) -> list[FlatRows]:
-    """Partition texts (Algorithm 1): each segment's own rows, and all true rows before them as context.
+    """Partitions texts (Algorithm 1): each segment has its own rows, and all true rows before them as context.
 
-    A mask row sees only its own chain and true rows up to its anchor, and both lie in its segment or are its context.
-    So the sum of the segments' losses is the whole's, and so are its gradients.
+    A mask row sees only its own chain and true rows up to its anchor. Both belong to its segment or to the context. So
+    losses and gradients of all segments add up to those of the whole text.
     """
     out = []
     for index in range(num_segments):

@@ -1,12 +1,12 @@
 """P-EAGLE's training objective: all depths of a draft in one pass (2602.01469).
 
-Responsible for the drafter's differentiable forward, its loss and its held-out acceptance. Knows nothing of optimisers,
-checkpoints of runs or serving; called by :mod:`paceline.training.trainer`. Serving runs the same weights through
-:mod:`paceline.methods.p_eagle.drafter`, and a test holds the two together.
+Responsible for the drafter's rows, its loss and its held-out acceptance. Knows no optimisers, run checkpoints or
+serving; called by :mod:`paceline.training.trainer`. Serving runs the same weights in
+:mod:`paceline.methods.p_eagle.drafter`; a test compares the two.
 
-Row ``(anchor, depth)`` stands at position ``r = anchor + depth`` and predicts token ``r + 2``, as EAGLE-3's row ``r``
-does. With depth 0 it joins the target's features at ``r`` with token ``r + 1``; deeper rows hold one shared learned
-feature and the mask token's embedding, and know nothing behind their anchor.
+Row ``(anchor, depth)`` has position ``r = anchor + depth`` and predicts token ``r + 2``, as EAGLE-3's row ``r`` does.
+At depth 0 it joins the target's features at ``r`` with token ``r + 1``. Deeper rows hold one shared learned feature and
+the mask token's embedding; they see nothing after their anchor.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class PEagleShape(Eagle3Shape):
     Attributes:
         num_layers: layers, the fused one included.
         num_depths: depths trained, which is the longest chain it can draft.
-        mask_token: target id whose embedding row stands for a token that is not known yet.
+        mask_token: target id whose embedding row replaces a token that is not known yet.
     """
 
     num_layers: int
@@ -67,13 +67,12 @@ class PEagleObjective(TapObjective):
         parameters: float32 parameters by checkpoint name; see :meth:`PEagleShape.parameter_shapes`.
         target_head: the target's head ``[target_vocab, target_hidden]``, frozen.
         draft_ids: target id of every draft id, ascending, int64 ``[draft_vocab]``.
-        tap_scale: as in :class:`paceline.methods.eagle3.objective.Eagle3Objective`; ``mask_hidden`` is trained in
-        the scaled
-            taps' units and exported in the taps' own.
+        tap_scale: as in :class:`paceline.methods.eagle3.objective.Eagle3Objective`. ``mask_hidden`` is trained in units
+            of scaled taps and exported in the taps' own.
         target: what the exported checkpoint says of its target.
-        keep_ratio: rows kept of each depth, of the depth before.
-        keep_floor: least share of rows at any depth; 0 is the paper's rule.
-        num_segments: segments that every text is cut into, each with a graph of its own: less memory, same gradients.
+        keep_ratio: rows kept at each depth over those of the depth before.
+        keep_floor: least fraction of rows at any depth; 0 is the paper's rule.
+        num_segments: segments of every text, each with its own graph: less memory, same gradients.
         dtype: compute type; parameters stay float32.
     """
 
@@ -101,7 +100,7 @@ class PEagleObjective(TapObjective):
         super().__init__(shape.parameter_shapes(), parameters, target_head, draft_ids, tap_scale, dtype)
 
     def loss(self, batch: Batch) -> tuple[Tensor, dict[str, float]]:
-        """Mean cross entropy over kept rows of all depths against the target, restricted to the draft vocabulary."""
+        """Mean cross entropy of kept rows against the target's distribution over the draft vocabulary."""
         parts = segments(self.sample(batch), batch.lengths.tolist(), self.num_segments)
         weights = self.compute_weights()
         metrics: dict[str, float] = {}
@@ -112,13 +111,13 @@ class PEagleObjective(TapObjective):
 
         def losses() -> Iterator[Tensor]:
             for part in parts:
-                # Casts anew for each part: a graph that reaches back to the parameters is freed with its part.
+                # Casts for each part again: a graph that reaches the parameters is freed with its part.
                 yield self.part_loss(self.compute_weights(), batch, part, total, metrics)
 
         return accumulate(losses(), [self._parameters[name] for name in names]), metrics
 
     def sample(self, batch: Batch) -> list[Tensor]:
-        """Rows of each text, ``[2, n]``, sampled; anchors and depths."""
+        """Sampled rows of each text: anchors and depths, ``[2, n]``."""
         s = self.shape
         answers = _row_targets(batch.is_answer)
         return [
@@ -127,7 +126,7 @@ class PEagleObjective(TapObjective):
         ]
 
     def compute_weights(self) -> dict[str, Tensor]:
-        """Parameters in the compute type; the embedding stays as it is, of which few rows are read."""
+        """Parameters in the compute type, but for the embedding, of which few rows are read."""
         return {k: p if k == "embed_tokens.weight" else p.to(self.dtype) for k, p in self._parameters.items()}
 
     def count(self, batch: Batch, parts: list[FlatRows]) -> int:
@@ -138,7 +137,7 @@ class PEagleObjective(TapObjective):
     def part_loss(
         self, weights: dict[str, Tensor], batch: Batch, rows: FlatRows, total: int, metrics: dict[str, float]
     ) -> Tensor:
-        """The share of some rows in the mean over ``total`` rows; adds each depth's share to ``metrics``."""
+        """What some rows contribute to the mean over ``total`` rows; adds each depth's part to ``metrics``."""
         states = batch.need_hidden()
         out = self.forward(weights, batch, rows)
         value = out.sum() * 0.0
@@ -218,5 +217,5 @@ class PEagleObjective(TapObjective):
 
 
 def _row_targets(is_answer: Tensor) -> Tensor:
-    """Positions whose row predicts an answer's token: the one two places behind. Bool, like ``is_answer``."""
+    """Positions whose row predicts an answer's token, which is two positions later. Bool, like ``is_answer``."""
     return F.pad(is_answer[:, 2:], (0, 2))

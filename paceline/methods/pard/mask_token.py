@@ -1,4 +1,4 @@
-"""Where PARD's training starts: the id whose row of the embedding becomes the mask.
+"""Where PARD's training starts: the id whose row of the embedding becomes the mask token.
 
 Called by the method's `recipe.py`. Knows nothing of the loss.
 """
@@ -14,7 +14,7 @@ from paceline.training.draft_vocabulary import rarest_token
 
 
 def mask_token_for(model_dir: Path, counts: Tensor, embedding: Tensor) -> int:
-    """The first row of the embedding that no token has; where all have one, the token that is missed least.
+    """The first row of the embedding without a token; if every row has one, the token whose loss costs least.
 
     Args:
         model_dir: the target, for its tokenizer.

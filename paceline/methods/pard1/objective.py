@@ -1,15 +1,15 @@
 """PARD's training objective: a small causal language model learns all depths of a draft in one pass (2504.18583).
 
-Responsible for the differentiable forward over true and mask rows, its loss and its held-out acceptance. Knows nothing
-of optimisers, checkpoints of runs or serving; called by :mod:`paceline.training.trainer`. Serving runs the exported
-model through :mod:`paceline.methods.pard1.drafter`, and a test holds the two together.
+Responsible for the forward pass over true and mask rows, the loss and held-out acceptance. Knows no optimisers, run
+checkpoints or serving; called by :mod:`paceline.training.trainer`. Serving runs the exported model in
+:mod:`paceline.methods.pard1.drafter`; a test compares the two.
 
-Row ``(anchor, depth)`` stands at position ``r = anchor + depth`` and predicts token ``r + 1``. With depth 0 it reads
-token ``r``; deeper rows read the mask token and know nothing behind their anchor. Which rows there are, and who sees
-whom, is P-EAGLE's (:mod:`paceline.methods.one_pass.rows`), which took it from PARD; rows are drawn for each text alone.
+Row ``(anchor, depth)`` has position ``r = anchor + depth`` and predicts token ``r + 1``. At depth 0 it reads token
+``r``. Deeper rows read the mask token and see nothing after their anchor. The rows and who sees whom are the same as in
+P-EAGLE (:mod:`paceline.methods.one_pass.rows`), which took both from PARD. Rows are drawn for each text alone.
 
-Embedding and head stay those of the model it starts from. Of the embedding only the mask token's row is learned. That
-token is never drafted, and stands in no softmax.
+Embedding and head are those of the starting model and frozen, except for the mask token's row of the embedding. The
+mask token is never drafted and is in no softmax.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ class Pard1Objective(DrafterObjective):
     Args:
         config: the small model's transformers configuration.
         weights: its tensors by transformers names, embedding included.
-        target: what the exported checkpoint says of the target whose text it learned from.
+        target: what the exported checkpoint says of the target that wrote the text.
         mask_token: id whose embedding row is learned.
         draft_ids: the tokens it will propose, ascending, int64 ``[draft_vocab]``; None for all but the mask token.
         num_depths: depths trained.
-        keep_ratio: rows kept of each depth, of the depth before.
-        keep_floor: least share of rows at any depth.
+        keep_ratio: rows kept at each depth over those of the depth before.
+        keep_floor: least fraction of rows at any depth.
         dtype: compute type; parameters stay float32.
-        tokenizer_dir: the target, whose tokenizer is copied into what is exported.
+        tokenizer_dir: the target, whose tokenizer the export copies.
     """
 
     method = "pard1"
@@ -91,7 +91,7 @@ class Pard1Objective(DrafterObjective):
         self.set_constants({"draft_ids": every[every != mask_token]})
 
     def constants(self) -> dict[str, Tensor]:
-        """The draft vocabulary, which depends on the text, and with it the mask token."""
+        """The draft vocabulary and the mask token, both chosen on the text."""
         return {"draft_ids": self.draft_ids, "mask_token": torch.tensor(self.mask_token)}
 
     def set_constants(self, constants: dict[str, Tensor]) -> None:
@@ -102,7 +102,7 @@ class Pard1Objective(DrafterObjective):
         self._draft_of = draft_ids_of(self.draft_ids, self.shape.vocab)
 
     def loss(self, batch: Batch) -> tuple[Tensor, dict[str, float]]:
-        """Mean cross entropy of all kept rows on the text itself, prompts included, as the authors' recipe has it."""
+        """Mean cross entropy of all kept rows on the text, prompts included, as in the authors' recipe."""
         rows = self.sample(batch)
         out = self.forward(self.compute_weights(), batch, rows)
         text, row, labels = self.labelled(batch, rows)
@@ -112,11 +112,11 @@ class Pard1Objective(DrafterObjective):
         return value, {"loss": float(value.detach())}
 
     def predicts(self, batch: Batch) -> Tensor:
-        """Positions whose row has a label, the token behind it: bool ``[texts, length]``."""
+        """Positions whose row has a label, the next token: bool ``[texts, length]``."""
         return torch.arange(1, batch.tokens.shape[1] + 1)[None] < batch.lengths[:, None]
 
     def sample(self, batch: Batch) -> FlatRows:
-        """Rows of each text, drawn anew."""
+        """Rows of each text, drawn for this call."""
         predicts = self.predicts(batch)
         parts = [
             sample_rows(predicts[i, :length], self.num_depths, self.keep_ratio, self.keep_floor)
@@ -132,7 +132,7 @@ class Pard1Objective(DrafterObjective):
         return text, row, after[text, row]
 
     def compute_weights(self) -> dict[str, Tensor]:
-        """Parameters as the forward reads them, in the compute type but for norms."""
+        """Parameters in the compute type, but for norms."""
         return self.shape.compute_weights(self._parameters, self.dtype)
 
     def forward(self, w: dict[str, Tensor], batch: Batch, rows: FlatRows) -> Tensor:
@@ -153,7 +153,7 @@ class Pard1Objective(DrafterObjective):
         return self.shape.run_layers(w, x, at, patterns)
 
     def fuse(self, w: dict[str, Tensor], batch: Batch, rows: FlatRows, x: Tensor) -> Tensor:
-        """What the layers read; here the embeddings ``x`` ``[texts, n, hidden]`` alone."""
+        """What the layers read: here only the embeddings ``x`` ``[texts, n, hidden]``."""
         return x
 
     @torch.no_grad()
@@ -176,12 +176,14 @@ class Pard1Objective(DrafterObjective):
         embedding = self._frozen[EMBEDDING].clone()
         embedding[self.mask_token] = self._parameters[MASK].detach().to(embedding.dtype)
         if not self.config.get("tie_word_embeddings", False) and HEAD not in tensors:
-            raise TrainingDataError("the model has no head of its own, and does not share its embedding")
+            raise TrainingDataError(
+                "the model has no head, and its configuration does not share the embedding"
+            )
         tensors[EMBEDDING] = embedding
         return {k: v.bfloat16() for k, v in tensors.items()}
 
     def export(self, folder: Path, facts: dict[str, Any]) -> None:
-        """Writes the drafter's ``config.json`` and the model, which serves elsewhere too, as ``model/`` below it."""
+        """Writes the drafter's ``config.json``, and the model as ``model/`` below it, which other engines can serve."""
         shape = {**self.export_shape(), MODEL_CONFIG: {**self.config, **self.public_fields()}}
         tensors = {**self.model_tensors(), **self.export_tensors()}
         if self._is_reduced:
@@ -191,7 +193,7 @@ class Pard1Objective(DrafterObjective):
         save_pard(folder, config, tensors, self._tokenizer_dir)
 
     def fingerprint(self) -> str:
-        """The target that the checkpoint is for: any of its tokenizer."""
+        """The target that the checkpoint is for: any target with the same tokenizer."""
         return ANY_TARGET
 
     def export_shape(self) -> dict[str, Any]:

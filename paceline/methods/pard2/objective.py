@@ -1,8 +1,7 @@
 """PARD-2's training objective: PARD's rows with features, weighted by the target's confidence (2605.08632).
 
-Responsible for what PARD-2 adds to :mod:`paceline.methods.pard1.objective`: features in the embeddings behind a gate
-that is drawn once for each text, and the loss. Serving runs the exported checkpoint through
-:mod:`paceline.methods.pard2.drafter`.
+Responsible for what PARD-2 adds to :mod:`paceline.methods.pard1.objective`: features in the embeddings, left out for
+randomly drawn texts, and the loss. Serving runs the exported checkpoint in :mod:`paceline.methods.pard2.drafter`.
 """
 
 from __future__ import annotations
@@ -25,17 +24,17 @@ from paceline.training.objective import TargetReference
 from paceline.training.start import answer_mean
 
 SCALE = 0.02
-"""On what features add to embeddings; the authors' value."""
+"""Factor on features before they are added to embeddings; the authors' value."""
 
 
 @dataclass(frozen=True, slots=True)
 class FeatureSettings:
-    """What PARD-2 learns beside PARD.
+    """Settings of PARD-2 beside those of PARD.
 
     Attributes:
-        drop: share of texts that are learned without features.
-        label_weight: of the cross entropy on the text, beside the divergence from the target.
-        scale: on what features add.
+        drop: fraction of texts that are learned without features.
+        label_weight: weight of the cross entropy on the text, beside the divergence from the target.
+        scale: factor on features before they are added.
     """
 
     drop: float = 0.1
@@ -51,9 +50,9 @@ class Pard2Objective(Pard1Objective):
         weights: as for :class:`Pard1Objective`.
         target: the target that it learns from, with its tapped layers.
         target_head: the target's head ``[vocab, target_hidden]``, frozen.
-        feature_scale: ``[width]`` by which taps and final states are divided while training; folded into the projection
-            when it is exported.
-        settings: what PARD-2 learns beside PARD.
+        feature_scale: ``[width]``. Training divides taps and final states by it; the export folds it into the
+            projection.
+        settings: settings of PARD-2 beside those of PARD.
         seed: of the projection's start.
         options: the others of :class:`Pard1Objective`, by name.
     """
@@ -81,24 +80,24 @@ class Pard2Objective(Pard1Objective):
         self._parameters[PROJECTION] = nn.Parameter(start)
 
     def constants(self) -> dict[str, Tensor]:
-        """As in PARD, and the features' scale, measured on the text."""
+        """PARD's constants, and the features' scale, measured on the text."""
         return {**super().constants(), "feature_scale": self._feature_scale}
 
     def set_constants(self, constants: dict[str, Tensor]) -> None:
-        """Fixes them."""
+        """Restores them."""
         super().set_constants(constants)
         self._feature_scale = constants.get("feature_scale", self._feature_scale).float()
         # [draft_vocab, target_hidden]
         self._teacher_head = self._teacher_whole.to(self.dtype)[self.draft_ids]
 
     def predicts(self, batch: Batch) -> Tensor:
-        """Positions whose row has a label: the token behind it is an answer's."""
+        """Positions whose row has a label: the next token is an answer's."""
         return F.pad(batch.is_answer[:, 1:], (0, 1))
 
     def loss(self, batch: Batch) -> tuple[Tensor, dict[str, float]]:
         """``label_weight`` times cross entropy on the text plus divergence from the target, both weighted; section 5.
 
-        The teacher at a row's position knows the whole text before it, the student only what is up to its anchor.
+        The teacher at a row's position has read the whole text before it, the student only the text up to its anchor.
         """
         hidden = batch.need_hidden()
         rows = self.sample(batch)
@@ -117,7 +116,7 @@ class Pard2Objective(Pard1Objective):
         return value, {name: float(number.detach()) for name, number in shown.items()}
 
     def gated(self, batch: Batch) -> Batch:
-        """The texts, some of them without features: those that a draw for each text leaves out."""
+        """The texts, with the features of randomly drawn texts set to zero."""
         gate = (torch.rand(batch.tokens.shape[0]) >= self.settings.drop)[:, None, None]
         return replace(batch, taps=batch.need_taps() * gate, hidden=batch.need_hidden() * gate)
 
@@ -125,10 +124,10 @@ class Pard2Objective(Pard1Objective):
     def confidence_weights(self, batch: Batch, rows: FlatRows) -> Tensor:
         """Confidence-adaptive token weights, float32 ``[texts, n]``.
 
-        Of a row, the target's probability of the text's own tokens between the anchor and the row's label, neither of
-        them included: about the chance that verification gets as far. 1 at depth 0.
+        A row's weight is the target's probability of the text's own tokens between the anchor and the row's label, both
+        excluded: approximately the probability that verification reaches the label. 1 at depth 0.
         """
-        # Whole chains are kept, so that all tokens in question stand where mask rows do.
+        # Whole chains are kept, so mask rows have the positions of all these tokens.
         needed = torch.zeros_like(batch.is_answer)
         text, row = (rows.depths > 0).nonzero(as_tuple=True)
         needed[text, rows.positions[text, row]] = True
@@ -142,7 +141,8 @@ class Pard2Objective(Pard1Objective):
         return weights.float()
 
     def fuse(self, w: dict[str, Tensor], batch: Batch, rows: FlatRows, x: Tensor) -> Tensor:
-        """Embeddings plus the features of the states that predicted the row's last known token; zeros for the first."""
+        """Embeddings plus features of the state that predicted the row's last known token; zeros for the first
+        token."""
         features = _features(batch).to(self.dtype) / self._feature_scale.to(self.dtype)
         # Token i reads position i - 1.
         projected = F.pad(F.linear(features, w[PROJECTION])[:, :-1], (0, 0, 1, 0))
@@ -166,12 +166,12 @@ class Pard2Objective(Pard1Objective):
         }
 
     def export_tensors(self) -> dict[str, Tensor]:
-        """The projection, for features as they are."""
+        """The projection, for unscaled features."""
         weight = self._parameters[PROJECTION].detach() / self._feature_scale
         return {PROJECTION: weight.bfloat16()}
 
     def public_fields(self) -> dict[str, Any]:
-        """Fields of the model's own configuration; without features, which stand beside it, the model is PARD's."""
+        """Fields of the model's own configuration. Without the features, which are beside it, the model is PARD's."""
         return {**super().public_fields(), "spd_type": "pard"}
 
 

@@ -17,10 +17,10 @@ from paceline.training.target_weights import EMBEDDING, HEAD, check_target_tenso
 
 
 def cut_layers(num_layers: int, keep: int) -> list[int]:
-    """Which target layers a cut keeps: the first half of ``keep`` (rounded up) and the last of them.
+    """Target layers that a cut keeps: half of ``keep``, rounded up, from the beginning and the rest from the end.
 
     Raises:
-        TrainingDataError: more layers than there are, or none.
+        TrainingDataError: ``keep`` is 0, or more than the target has.
     """
     if not 1 <= keep <= num_layers:
         raise TrainingDataError(f"cannot cut {keep} layers from a target of {num_layers}")
@@ -29,10 +29,11 @@ def cut_layers(num_layers: int, keep: int) -> list[int]:
 
 
 def cut_model(model_dir: Path, num_layers: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Configuration and tensors of a model of which some layers are kept; see :func:`cut_layers`.
+    """Configuration and tensors of a model that keeps some layers; see :func:`cut_layers`.
 
     Raises:
-        TrainingDataError: more layers than there are, or none, or a model of several parts, or no embedding and head.
+        TrainingDataError: the number of layers does not fit, the model has several parts, or it has no embedding or
+            head.
     """
     config = read_config_json(model_dir)
     parsed = parse_configuration(config)
@@ -50,13 +51,13 @@ def cut_model(model_dir: Path, num_layers: int) -> tuple[dict[str, Any], dict[st
             f"model.layers.{new}." + k[len(prefix) :]: v for k, v in source.items() if k.startswith(prefix)
         }
     config["num_hidden_layers"] = num_layers
-    # Families work out which layers have windows from their number (`max_window_layers`, a pattern), which has changed.
+    # Families derive which layers have windows from the layers' number (`max_window_layers`, a pattern), which changed.
     if (kinds := getattr(parsed, "layer_types", None)) is not None:
         config["layer_types"] = [kinds[old] for old in kept]
     return config, weights
 
 
 def split_shared(weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, nn.Parameter]]:
-    """Embedding and head, which stay as they are, and float32 parameters of all other tensors."""
+    """Embedding and head, which stay frozen, and float32 parameters of all other tensors."""
     shared = {k: v for k, v in weights.items() if k in (EMBEDDING, HEAD)}
     return shared, {k: nn.Parameter(v.float().clone()) for k, v in weights.items() if k not in shared}
