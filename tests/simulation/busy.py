@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from paceline.contract.policy import StepPolicy
-from tests.simulation.world import MAX_NEW_TOKENS, SAMPLINGS, Kit, Placement, World
+from tests.simulation.kit import MAX_NEW_TOKENS, SAMPLINGS, Kit, Placement
+from tests.simulation.world import World
 
 NUM_ROUNDS = 90
 MAX_OPEN = 14
@@ -19,7 +20,7 @@ def run_busy_world(kit: Kit, placements: Sequence[Placement], seed: int) -> Coun
     Raises:
         AssertionError: a sequence committed another token than its plain text has.
     """
-    world = World(kit, placements, (1 << 20, 1 << 20), lookups=(8, 0))
+    world = World(kit, placements, (1 << 20, 1 << 20), ngram_tokens=(8, 0))
     try:
         dice = random.Random(seed)
         for at in range(2):
@@ -78,12 +79,14 @@ def _disturb(world: World, dice: random.Random, number: int) -> None:
 def _draft(world: World, dice: random.Random) -> None:
     for at in range(2):
         if dice.random() < 0.4:
-            world.draft_remotely(at, dice.randint(1, 16), dice.randint(1, 16))
+            world.traffic.draft(at, dice.randint(1, 16), dice.randint(1, 16))
             if dice.random() < 0.7:
-                world.draft_past_outcomes(at, dice.randint(1, 4), dice.randint(1, 12), dice.randint(1, 2))
+                world.traffic.draft_past_outcomes(
+                    at, dice.randint(1, 4), dice.randint(1, 12), dice.randint(1, 2)
+                )
     for request in world.open_requests:
         if dice.random() < 0.6:
-            world.draft_by_script(
+            world.traffic.draft_by_script(
                 request,
                 dice.choice([0, 0, 0, 0, -3, 2]),
                 dice.randint(1, 20),
@@ -91,9 +94,9 @@ def _draft(world: World, dice: random.Random) -> None:
                 dice.choice([0, 0, 1, 3]),
                 dice.choice([0] * 8 + [1]),
             )
-    while world.messages and dice.random() < 0.93:
-        which = dice.randrange(len(world.messages))
+    while world.traffic.messages and dice.random() < 0.93:
+        which = dice.randrange(len(world.traffic.messages))
         if dice.random() < 0.1:
-            world.lose(which)
+            world.traffic.lose(which)
         else:
-            world.deliver(which, keep=dice.random() < 0.1)
+            world.traffic.deliver(which, keep=dice.random() < 0.1)

@@ -15,7 +15,7 @@ from tests.methods.conftest import (  # noqa: F401  fixtures
     medusa1_dir,
     target_dir,
 )
-from tests.simulation.world import Kit
+from tests.simulation.kit import Kit
 
 
 @pytest.fixture(scope="module")

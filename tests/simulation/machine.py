@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from paceline.contract.policy import StepPolicy
-from tests.simulation.world import MAX_ENTRY_TOKENS, MAX_NEW_TOKENS, SAMPLINGS, Kit, Placement, World
+from tests.simulation.kit import MAX_ENTRY_TOKENS, MAX_NEW_TOKENS, SAMPLINGS, Kit, Placement
+from tests.simulation.world import World
 
 PLACEMENTS: tuple[Placement, ...] = (
     "separate-eagle3",
@@ -111,17 +112,17 @@ class WorldMachine(RuleBasedStateMachine):
     )
     def draft_by_script(self, which: int, at_once: bool, spoilt: set[int], **fields: Any) -> None:
         requests = self.world.open_requests
-        num_before = len(self.world.messages)
-        self.world.draft_by_script(requests[which % len(requests)], spoilt=sorted(spoilt), **fields)
-        if at_once and len(self.world.messages) > num_before:
-            self.world.deliver(num_before)
+        num_before = len(self.world.traffic.messages)
+        self.world.traffic.draft_by_script(requests[which % len(requests)], spoilt=sorted(spoilt), **fields)
+        if at_once and len(self.world.traffic.messages) > num_before:
+            self.world.traffic.deliver(num_before)
 
     @rule(at=peer_index, num_tokens=st.integers(1, 16), max_nodes=st.integers(1, 16), at_once=st.booleans())
     def draft_remotely(self, at: int, num_tokens: int, max_nodes: int, at_once: bool) -> None:
-        num_before = len(self.world.messages)
-        self.world.draft_remotely(at, num_tokens, max_nodes)
-        while at_once and len(self.world.messages) > num_before:
-            self.world.deliver(num_before)
+        num_before = len(self.world.traffic.messages)
+        self.world.traffic.draft(at, num_tokens, max_nodes)
+        while at_once and len(self.world.traffic.messages) > num_before:
+            self.world.traffic.deliver(num_before)
 
     @rule(
         at=peer_index,
@@ -131,25 +132,25 @@ class WorldMachine(RuleBasedStateMachine):
         at_once=st.booleans(),
     )
     def draft_past_outcomes(self, at: int, at_once: bool, **fields: int) -> None:
-        num_before = len(self.world.messages)
-        self.world.draft_past_outcomes(at, **fields)
-        while at_once and len(self.world.messages) > num_before:
-            self.world.deliver(num_before)
+        num_before = len(self.world.traffic.messages)
+        self.world.traffic.draft_past_outcomes(at, **fields)
+        while at_once and len(self.world.traffic.messages) > num_before:
+            self.world.traffic.deliver(num_before)
 
-    @precondition(lambda self: self.world.messages)
+    @precondition(lambda self: self.world.traffic.messages)
     @rule(which=index)
     def deliver(self, which: int) -> None:
-        self.world.deliver(which % len(self.world.messages))
+        self.world.traffic.deliver(which % len(self.world.traffic.messages))
 
-    @precondition(lambda self: self.world.messages)
+    @precondition(lambda self: self.world.traffic.messages)
     @rule(which=index)
     def deliver_and_keep(self, which: int) -> None:
-        self.world.deliver(which % len(self.world.messages), keep=True)
+        self.world.traffic.deliver(which % len(self.world.traffic.messages), keep=True)
 
-    @precondition(lambda self: self.world.messages)
+    @precondition(lambda self: self.world.traffic.messages)
     @rule(which=index)
     def lose(self, which: int) -> None:
-        self.world.lose(which % len(self.world.messages))
+        self.world.traffic.lose(which % len(self.world.traffic.messages))
 
     @precondition(lambda self: self.world.open_requests)
     @rule(which=index, at=peer_index)

@@ -20,8 +20,9 @@ from paceline.target import TargetEngine
 from paceline.target.kv_slot import Slot
 from services.verifier.sequence import TargetSequence
 from tests.simulation.busy import run_busy_world
+from tests.simulation.kit import Kit
 from tests.simulation.machine import WorldMachine
-from tests.simulation.world import Kit, World
+from tests.simulation.world import World
 
 RUN = settings(
     max_examples=60,
@@ -93,8 +94,10 @@ def test_drafts_that_land_during_a_pass_count_for_what_it_commits(
 
     def step(batch: Any, **options: Any) -> Any:
         output = run(batch, **options)
-        world.draft_by_script(request, 0, 6, [], 0, 0)  # five tokens and the one that this pass commits
-        world.deliver(0)
+        world.traffic.draft_by_script(
+            request, 0, 6, [], 0, 0
+        )  # five tokens and the one that this pass commits
+        world.traffic.deliver(0)
         return output
 
     monkeypatch.setattr(kit.engines[0], "step", step)
