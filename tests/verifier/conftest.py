@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,13 @@ import torch
 from tokenizers import Tokenizer, models
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from paceline.target import SequenceRows, TargetEngine
+from paceline.target import SequenceRows, TapSpec, TargetEngine
 from services.runtime.process import Process
 from services.verifier.host import VerifierHost
 from services.verifier.settings import VerifierSettings
 from tests.hosting import hosted
 from tests.verifier.conductor import MAX_POSITIONS, VOCAB_SIZE
+from tests.verifier.driver import Driver
 
 
 @pytest.fixture(scope="session")
@@ -88,3 +89,29 @@ async def serving(target_dir: Path, **fields: Any) -> AsyncIterator[Process]:
 
     async with hosted("verifier", settings, build) as process:
         yield process
+
+
+@pytest.fixture(scope="module")
+def engine(target_dir: Path) -> TargetEngine:
+    """The engine alone."""
+    return TargetEngine.load(target_dir, dtype=torch.float32)
+
+
+@pytest.fixture(scope="module")
+def tapped_engine(target_dir: Path) -> TargetEngine:
+    """The engine alone, with features of two layers."""
+    return TargetEngine.load(target_dir, dtype=torch.float32, taps=[TapSpec((1, 3))])
+
+
+@pytest.fixture
+def drive(tapped_engine: TargetEngine) -> Iterator[Any]:
+    """Makes drivers of stepped verifiers: (options of the verifier) -> driver."""
+    made: list[Driver] = []
+
+    def make(**options: Any) -> Driver:
+        made.append(Driver(tapped_engine, **options))
+        return made[-1]
+
+    yield make
+    for driver in made:
+        driver.verifier.close()
