@@ -28,6 +28,7 @@ def takes_block(shape: BlockShape, device: Device, dtype: torch.dtype, widths: S
         device.kind == "cpu"
         and dtype == torch.bfloat16
         and kernels.load() is not None
+        and shape.has_own_keys
         and shape.attention_softcap is None
         and shape.activation in GATES
         and shape.head_dim % 32 == 0

@@ -29,6 +29,7 @@ class BlockShape:
         rope_key: which rotary table the block uses; None where the model has one table.
         has_qk_norm: queries and keys are normed head by head before they are rotated.
         has_sandwich_norms: norms after attention and after the MLP as well as before them (Gemma).
+        has_own_keys: False for a block with queries alone, which attends to keys and values of another model.
     """
 
     hidden: int
@@ -44,6 +45,7 @@ class BlockShape:
     rope_key: str | None = None
     has_qk_norm: bool = False
     has_sandwich_norms: bool = False
+    has_own_keys: bool = True
 
     @property
     def group(self) -> int:
@@ -56,9 +58,14 @@ class BlockShape:
         return self.num_heads * self.head_dim
 
     @property
+    def num_own_kv_heads(self) -> int:
+        """Key heads that the block computes."""
+        return self.num_kv_heads if self.has_own_keys else 0
+
+    @property
     def qkv_width(self) -> int:
         """Columns of queries, keys and values together."""
-        return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+        return (self.num_heads + 2 * self.num_own_kv_heads) * self.head_dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +89,9 @@ class BlockWeights:
     Attributes:
         shape: sizes.
         attention_norm: `[hidden]`, before attention; None where attention reads what it is given.
-        qkv: `[(num_heads + 2 * num_kv_heads) * head_dim, read_width]`, group-major. `read_width` is `hidden`, unless
-            the caller gives attention something else to read than the residual stream.
-        qk_norm: `[num_heads + num_kv_heads, head_dim]`, or None.
+        qkv: `[(num_heads + 2 * num_own_kv_heads) * head_dim, read_width]`, group-major. `read_width` is `hidden`
+            unless attention reads something else than the residual stream.
+        qk_norm: `[num_heads + num_own_kv_heads, head_dim]`, or None.
         out: `[hidden, num_heads * head_dim]`, group-major.
         post_attention_norm: `[hidden]`, after attention, or None.
         mlp_norm: `[hidden]`, before the MLP.

@@ -43,12 +43,13 @@ class Scoring:
 class Attention(Protocol):
     """Attention of one pass's rows over their sequences' caches."""
 
-    def __call__(self, queries: Tensor, keys_values: Tensor, layer: int, scoring: Scoring) -> Tensor:
+    def __call__(self, queries: Tensor, keys_values: Tensor, layer: int, scoring: Scoring, /) -> Tensor:
         """Store a layer's new keys and values, then attend each sequence over its own cache.
 
         Args:
             queries: `[n, group, num_kv_heads, head_dim]`, rotated.
-            keys_values: `[n, 2 * num_kv_heads, head_dim]`, keys rotated, keys first.
+            keys_values: `[n, 2 * num_kv_heads, head_dim]`, keys rotated, keys first; no heads where the block has
+                queries alone.
             layer: layer index in the cache.
             scoring: scale, window and cap of this layer.
 
@@ -80,6 +81,7 @@ class TorchBlock:
             return None if weight is None else RmsNorm(weight.to(dtype).to(where), shape.norm_eps)
 
         self.shape, self.layer = shape, layer
+        self._num_own_kv_heads = shape.num_own_kv_heads
         self._scoring = Scoring(shape.attention_scale, shape.window, shape.attention_softcap)
         self._is_gelu = shape.activation != "silu"
         self._attention_norm = norm(weights.attention_norm)
@@ -112,10 +114,10 @@ class TorchBlock:
         if read is None:
             read = hidden if self._attention_norm is None else self._attention_norm(hidden)
         shape = self.shape
-        heads, kv_heads = shape.num_heads, shape.num_kv_heads
+        heads, kv_heads = shape.num_heads, self._num_own_kv_heads
         qkv = self._qkv(read).view(-1, heads + 2 * kv_heads, shape.head_dim)
         rotate(qkv.narrow(1, 0, heads + kv_heads), rope, self._qk_norm, shape.norm_eps)
-        queries = qkv.narrow(1, 0, heads).view(-1, shape.group, kv_heads, shape.head_dim)
+        queries = qkv.narrow(1, 0, heads).view(-1, shape.group, shape.num_kv_heads, shape.head_dim)
         keys_values = qkv.narrow(1, heads, 2 * kv_heads)
         mixed = attention(queries, keys_values, self.layer, self._scoring)
         if self._post_attention_norm is None:

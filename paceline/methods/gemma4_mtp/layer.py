@@ -169,7 +169,7 @@ class Gemma4MtpLayer:
             name: tensor.to(self.where, tensor.dtype if tensor.dtype == torch.int64 else dtype)
             for name, tensor in tensors.items()
         }
-        self._model = Gemma4MtpModel(shape, own, device.pack)
+        self._model = Gemma4MtpModel(shape, own, device)
         self._embedding = embedding.to(self.where, dtype)
         self._embedding_scale = torch.tensor(embedding_scale).to(dtype).to(self.where)
 

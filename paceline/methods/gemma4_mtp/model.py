@@ -1,13 +1,13 @@
 """Gemma 4's multi-token prediction model ("assistant"): a small decoder that reads the target's keys and values.
 
-Its layers have queries only: sliding ones attend to the keys and values of the target's last sliding layer, the full
-one to those of its last full layer. What a step reads is the last token's embedding in the target's table and a hidden
-state of the target's width, at first the target's final-norm output and then the model's own projection. All steps of a
-draft stand at one position, the last committed token's, one behind the newest cached row, and add nothing to any cache:
-rows of a tree are independent of one another. Tensors bear the names of transformers' `Gemma4AssistantForCausalLM`.
+Its layers have queries only. Sliding layers attend to the keys and values of the target's last sliding layer, full
+layers to those of its last full layer. A step reads the last token's embedding in the target's table and a hidden state
+of the target's width: first the target's final-norm output, then the model's own projection. All steps of a draft have
+one position, the last committed token's, one behind the newest cached row, and add nothing to any cache. So rows of a
+tree are independent of one another. Tensors have the names of transformers' `Gemma4AssistantForCausalLM`.
 
-Responsible for the tensors, the step in torch operators, and the clustered head. Knows nothing of how keys and values
-come here: `gemma4_mtp.py` serves it, and training runs it over whole texts. See docs/methods/gemma4_mtp.md.
+This file has the tensors, the step for inference, and the clustered head; `layer.py` attends to cache slots. Training
+runs the same layers in `paceline.training.block`. See docs/methods/gemma4_mtp.md.
 """
 
 from __future__ import annotations
@@ -18,6 +18,11 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from paceline.model.block import BlockShape, BlockWeights, Projection
+from paceline.model.device import Device
+from paceline.model.norm import RmsNorm
+from paceline.model.torch_block import Rope, Scoring, TorchBlock
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 ORDER = "masked_embedding.token_ordering"
@@ -131,45 +136,40 @@ def rotary_frequencies(head_dim: int, theta: float, share: float) -> Tensor:
 
 
 Attend = Callable[[str, Tensor], Tensor]
-"""Attention of a type of layer over the target's keys and values: turned queries `[..., heads, head_dim]` in,
-`[..., heads * head_dim]` out."""
+"""Attention of a type of layer over the target's keys and values: rotated queries `[n, heads, head_dim]` in,
+`[n, heads * head_dim]` out."""
 
 
 class Gemma4MtpModel:
-    """The model, whatever it attends to and whatever multiplies its matrices.
+    """The model for inference, whatever it attends to.
 
     Args:
         shape: sizes.
         tensors: by public name, exactly those of :meth:`Gemma4MtpShape.parameter_shapes`, in the type to compute in.
-        pack: makes a linear map of a matrix; None multiplies with it as it is.
+        device: where it runs.
     """
 
     def __init__(
-        self,
-        shape: Gemma4MtpShape,
-        tensors: Mapping[str, Tensor],
-        pack: Callable[[Tensor], Callable[[Tensor], Tensor]] | None = None,
+        self, shape: Gemma4MtpShape, tensors: Mapping[str, Tensor], device: Device | None = None
     ) -> None:
         self.shape = shape
-        self._tensors = dict(tensors)
-        table = self._tensors.pop("model.embed_tokens.weight")  # the head has it in an order of its own
-        make = pack or (lambda weight: lambda x: F.linear(x, weight))
-        self._linear = {
-            name.removesuffix(".weight"): make(tensors[name])
-            for name in tensors
-            if name.endswith(("_proj.weight", "_projection.weight"))
-        }
-        self._head: ClusteredHead | None = None
-        self._dense: Callable[[Tensor], Tensor] | None = None
+        device = device or Device("cpu")
+        table, norm = tensors["model.embed_tokens.weight"], tensors["model.norm.weight"]
+        layers = range(len(shape.layer_types))
+        self._blocks = [
+            TorchBlock(_block_weights(shape, tensors, index), device, norm.dtype, index) for index in layers
+        ]
+        self._scalars = [tensors[f"model.layers.{index}.layer_scalar"] for index in layers]
+        self._pre, self._post = (
+            device.pack(tensors[f"{name}_projection.weight"]) for name in ("pre", "post")
+        )
+        self._norm = RmsNorm(norm, shape.rms_eps)
+        self._head: Callable[[Tensor], Tensor]
         if shape.num_clusters:
-            self._head = ClusteredHead(
-                tensors["masked_embedding.centroids.weight"],
-                tensors[ORDER],
-                table,
-                shape.num_selected,
-            )
+            centroids, order = tensors["masked_embedding.centroids.weight"], tensors[ORDER]
+            self._head = ClusteredHead(centroids, order, table, shape.num_selected).logits
         else:
-            self._dense = make(table)
+            self._head = device.pack(table)
         self._frequencies = {
             kind: rotary_frequencies(
                 shape.head_dims[kind], shape.rope_thetas[kind], shape.rotary_fractions[kind]
@@ -183,57 +183,68 @@ class Gemma4MtpModel:
         """Run rows that do not see one another.
 
         Args:
-            embedded: `[..., backbone]`, of each row's last token in the target's table, as the target scales it.
-            state: `[..., backbone]`.
-            positions: of the rows, `[...]`: committed tokens less one, throughout a draft.
+            embedded: `[n, backbone]`, of each row's last token in the target's table, as the target scales it.
+            state: `[n, backbone]`.
+            positions: of the rows, `[n]`: committed tokens less one, throughout a draft.
             attend: attention over the target's keys and values.
 
         Returns:
-            What the head reads, `[..., hidden]`, and what the next step reads as `state`, `[..., backbone]`.
+            What the head reads, `[n, hidden]`, and what the next step reads as `state`, `[n, backbone]`.
         """
-        turns = {kind: self._turns(kind, positions, embedded.dtype) for kind in self._frequencies}
-        stream = self._linear["pre_projection"](torch.cat((embedded, state), dim=-1))
-        for index, kind in enumerate(self.shape.layer_types):
-            stream = self._layer(f"model.layers.{index}.", kind, stream, turns[kind], attend)
-        output = self._norm("model.norm", stream)
-        return output, self._linear["post_projection"](output)
+        ropes = {kind: self._rope(kind, positions, embedded.dtype) for kind in self._frequencies}
+        kinds = self.shape.layer_types
+
+        def attention(queries: Tensor, _: Tensor, layer: int, __: Scoring) -> Tensor:
+            return attend(kinds[layer], queries[:, 0])
+
+        stream = self._pre(torch.cat((embedded, state), dim=-1))
+        for kind, block, scalar in zip(kinds, self._blocks, self._scalars, strict=True):
+            stream = block.forward(stream, ropes[kind], attention) * scalar
+        output = self._norm(stream)
+        return output, self._post(output)
 
     def logits(self, output: Tensor) -> Tensor:
         """`[n, hidden] -> [n, vocab]`; minus infinity where the clustered head scores nothing."""
-        if self._head is not None:
-            return self._head.logits(output)
-        assert self._dense is not None
-        return self._dense(output)
+        return self._head(output)
 
-    def _turns(self, kind: str, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Cosines and sines, `[..., 1, head_dim]` each."""
-        angles = positions[..., None].float() * self._frequencies[kind]
-        angles = torch.cat((angles, angles), dim=-1).unsqueeze(-2)
-        return angles.cos().to(dtype), angles.sin().to(dtype)
+    def _rope(self, kind: str, positions: Tensor, dtype: torch.dtype) -> Rope:
+        angles = positions[:, None].float() * self._frequencies[kind]
+        cos, sin = angles.cos(), angles.sin()
+        cosines, signed_sines = torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
+        return cosines.unsqueeze(1).to(dtype), signed_sines.unsqueeze(1).to(dtype)
 
-    def _layer(
-        self, prefix: str, kind: str, stream: Tensor, turns: tuple[Tensor, Tensor], attend: Attend
-    ) -> Tensor:
-        read = self._norm(prefix + "input_layernorm", stream)
-        mixed = attend(kind, self._queries(prefix + "self_attn.", kind, read, turns))
-        mixed = self._linear[prefix + "self_attn.o_proj"](mixed)
-        stream = stream + self._norm(prefix + "post_attention_layernorm", mixed)
-        read = self._norm(prefix + "pre_feedforward_layernorm", stream)
-        gate, up = (self._linear[f"{prefix}mlp.{name}_proj"](read) for name in ("gate", "up"))
-        down = self._linear[prefix + "mlp.down_proj"](F.gelu(gate, approximate="tanh") * up)
-        stream = stream + self._norm(prefix + "post_feedforward_layernorm", down)
-        return stream * self._tensors[prefix + "layer_scalar"]
 
-    def _queries(self, prefix: str, kind: str, read: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
-        """`[..., heads, head_dim]`, normed head by head and turned."""
-        dim, (cos, sin) = self.shape.head_dims[kind], turns
-        queries = self._linear[prefix + "q_proj"](read).unflatten(-1, (self.shape.num_heads, dim))
-        queries = F.rms_norm(queries, (dim,), self._tensors[prefix + "q_norm.weight"], self.shape.rms_eps)
-        half = dim // 2
-        return queries * cos + torch.cat((-queries[..., half:], queries[..., :half]), dim=-1) * sin
+def _block_weights(shape: Gemma4MtpShape, tensors: Mapping[str, Tensor], index: int) -> BlockWeights:
+    """Layer `index`: queries alone, in the checkpoint's order, which a key head for each query head leaves as it is."""
+    kind, prefix = shape.layer_types[index], f"model.layers.{index}."
 
-    def _norm(self, name: str, x: Tensor) -> Tensor:
-        return F.rms_norm(x, x.shape[-1:], self._tensors[name + ".weight"], self.shape.rms_eps)
+    def get(name: str) -> Tensor:
+        return tensors[f"{prefix}{name}.weight"]
+
+    return BlockWeights(
+        shape=BlockShape(
+            hidden=shape.hidden,
+            intermediate=shape.intermediate,
+            num_heads=shape.num_heads,
+            num_kv_heads=shape.num_heads,
+            head_dim=shape.head_dims[kind],
+            norm_eps=shape.rms_eps,
+            attention_scale=1.0,
+            activation="gelu_pytorch_tanh",
+            has_qk_norm=True,
+            has_sandwich_norms=True,
+            has_own_keys=False,
+        ),
+        attention_norm=get("input_layernorm"),
+        qkv=Projection(get("self_attn.q_proj")),
+        qk_norm=get("self_attn.q_norm").expand(shape.num_heads, -1),
+        out=Projection(get("self_attn.o_proj")),
+        post_attention_norm=get("post_attention_layernorm"),
+        mlp_norm=get("pre_feedforward_layernorm"),
+        gate_up=Projection.join([Projection(get("mlp.gate_proj")), Projection(get("mlp.up_proj"))]),
+        down=Projection(get("mlp.down_proj")),
+        post_mlp_norm=get("post_feedforward_layernorm"),
+    )
 
 
 def attend_all(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
