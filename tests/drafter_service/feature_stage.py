@@ -19,7 +19,7 @@ LAST = TapSpec(norm_final=True, last_only=True)
 
 
 class Stage:
-    """A drafter that reads features, and a verifier that sends them when told."""
+    """A drafter that reads features, and a verifier that sends them when a test says so."""
 
     def __init__(self, drafter: ScriptedDrafter, verifier: ScriptedFeatures, conductor: Conductor) -> None:
         self.drafter = drafter

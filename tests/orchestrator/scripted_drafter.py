@@ -26,7 +26,7 @@ class Drafted:
 
 
 class ScriptedDrafter(Server, drafter_pb2_grpc.DrafterServiceServicer):
-    """Knows the text and drafts it, unless told otherwise."""
+    """Drafts the scripted text, unless a test sets it otherwise."""
 
     def __init__(self, **info: Any) -> None:
         super().__init__()

@@ -56,7 +56,7 @@ class ScriptedVerifier(Server, target_pb2_grpc.TargetServiceServicer):
         self.refusal: peer_pb2.SequenceFailure | None = None
         self.is_paused = False
         self.max_tokens_before_break: int | None = None
-        self.held_until_draft = False
+        self.waits_for_drafts = False
         self.has_hits = False
         self.prompt_chunk = 1 << 30
         self.has_log_probs = True
@@ -172,7 +172,7 @@ class ScriptedVerifier(Server, target_pb2_grpc.TargetServiceServicer):
                 if sequence.prompt_start < len(sequence.prompt):
                     continue
             draft = sequence.drafts.pop(start, [])[: sequence.max_draft_nodes]
-            if self.held_until_draft and not draft and sequence.max_draft_nodes:
+            if self.waits_for_drafts and not draft and sequence.max_draft_nodes:
                 continue
             accepted = 0
             tokens: list[int] = []

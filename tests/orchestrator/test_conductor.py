@@ -46,7 +46,7 @@ async def test_text_without_drafters(bench: Bench) -> None:
 
 async def test_drafts_save_passes_and_are_counted_by_position(bench: Bench) -> None:
     verifier, drafter = ScriptedVerifier(), ScriptedDrafter()
-    verifier.held_until_draft = True
+    verifier.waits_for_drafts = True
     await bench.start(verifier, drafter, draft_length=3)
     outcome = await bench.run(run_request(PROMPT, 24))
     assert outcome.tokens == continuation(PROMPT, 24)
@@ -63,7 +63,7 @@ async def test_drafts_save_passes_and_are_counted_by_position(bench: Bench) -> N
 
 async def test_wrong_drafts_change_nothing(bench: Bench) -> None:
     verifier, drafter = ScriptedVerifier(), ScriptedDrafter()
-    verifier.held_until_draft = True
+    verifier.waits_for_drafts = True
     drafter.is_wrong = True
     await bench.start(verifier, drafter)
     outcome = await bench.run(run_request(PROMPT, 12))

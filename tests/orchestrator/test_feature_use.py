@@ -92,7 +92,7 @@ async def test_the_verifiers_own_drafter_is_asked_too(bench: Bench, tap: peer_pb
     assert verifier.opens[0].HasField("reads_features")
 
 
-async def test_a_drafter_that_stands_idle_beside_the_target_is_told_nothing(bench: Bench) -> None:
+async def test_an_unused_drafter_beside_the_target_gets_no_requirement(bench: Bench) -> None:
     verifier, drafter = ScriptedVerifier(tap=NEEDED, method="scripted"), ScriptedDrafter()
     await bench.start(verifier, drafter)
     outcome = await bench.run(run_request(PROMPT, 30, speculation=asking(False)))

@@ -1,4 +1,4 @@
-"""From the scheduler's policy to what verifier and drafter are told."""
+"""The policy in force: what verifier and drafters get of the scheduler's policy."""
 
 from __future__ import annotations
 
@@ -77,5 +77,5 @@ def test_no_policy_is_more_than_a_verifier_takes(
             )
         )
     )
-    told = policy.step.for_verifier(is_colocated=is_colocated, is_drafter_due=True)
-    assert StepPolicy.from_proto(told.to_proto()).max_nodes_per_step == told.max_nodes_per_step
+    sent = policy.step.for_verifier(is_colocated=is_colocated, is_drafter_due=True)
+    assert StepPolicy.from_proto(sent.to_proto()).max_nodes_per_step == sent.max_nodes_per_step

@@ -79,7 +79,7 @@ class Orchestrator:
                     await channel.close()
 
     async def run(self, num_tokens: int = 40, on_token: Callable[[int], None] = lambda _: None) -> list[int]:
-        """A request as a gateway runs it: another conductor goes on where one was lost."""
+        """A request as a gateway runs it: another conductor continues where one was lost."""
         tokens: list[int] = []
         async with asyncio.timeout(60):
             while True:

@@ -77,7 +77,7 @@ async def test_policy_reaches_both_peers_and_measurements_come_back(
         "scripted",
         "separate",
     )
-    verifier.held_until_draft = True
+    verifier.waits_for_drafts = True
     await bench.run(run_request(PROMPT, 60))
     await eventually(lambda: sum(len(report.steps) for report in scheduler.reports) >= 20)
     assert scheduler.reports[0].key == key
@@ -102,7 +102,7 @@ async def test_text_does_not_need_the_scheduler_and_the_last_policy_stays(
     await scheduler.stop()
     assert (await bench.run(run_request(PROMPT, 300))).tokens == continuation(PROMPT, 300)
     assert drafter.plans[-1].version == 1
-    await drafter.restart()  # a drafter that comes back is told the policy in force, not the default
+    await drafter.restart()  # a drafter that comes back gets the policy in force, not the default
     plans = len(drafter.plans)
     await eventually(lambda: len(drafter.plans) > plans)
     assert drafter.plans[-1].version == 1
@@ -143,7 +143,7 @@ async def test_drafters_are_left_alone_while_drafting_is_off_and_catch_up(
 
 
 @pytest.mark.parametrize(("width", "outcomes", "is_counted"), [(64, 4, False), (64, 0, True), (0, 4, True)])
-async def test_what_was_drafted_past_an_outcome_without_features_says_nothing_of_drafts_with_them(
+async def test_hits_drafted_without_features_do_not_count_as_drafts_with_them(
     width: int, outcomes: int, is_counted: bool, bench: Bench, scheduler: ScriptedScheduler
 ) -> None:
     """The planner takes off what that costs; counted as well, it would be taken off twice."""
@@ -154,7 +154,7 @@ async def test_what_was_drafted_past_an_outcome_without_features_says_nothing_of
     )
     await bench.start(verifier, drafter, scheduler=scheduler.endpoint)
     await eventually(lambda: drafter.plans and drafter.plans[-1].version == 1)
-    verifier.held_until_draft = verifier.has_hits = True
+    verifier.waits_for_drafts = verifier.has_hits = True
     assert (await bench.run(run_request(PROMPT, 60))).tokens == continuation(PROMPT, 60)
 
     def drafted() -> int:
@@ -165,5 +165,5 @@ async def test_what_was_drafted_past_an_outcome_without_features_says_nothing_of
     await eventually(lambda: sum(len(report.steps) for report in scheduler.reports) >= 20)
     if is_counted:
         await eventually(lambda: drafted() == 20)
-    else:  # but for the first, which no step foretold
+    else:  # all but the first: no step before it reported a hit
         await eventually(lambda: drafted() == 1)

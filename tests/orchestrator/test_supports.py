@@ -107,7 +107,7 @@ def test_batches_of_drafters_that_send_no_confidences_join_others() -> None:
         lambda batch: setattr(batch, "support_weights", batch.support_weights[:-1]),
     ],
 )
-def test_arrays_that_disagree_are_told(change: Callable[[peer_pb2.DraftBatch], object]) -> None:
+def test_arrays_that_disagree_are_noticed(change: Callable[[peer_pb2.DraftBatch], object]) -> None:
     dist = DraftDistribution.of_weights(torch.tensor([4]), torch.tensor([1]))
     draws = SiblingDraws((4,), DrawRule.WITHOUT_REPLACEMENT, dist, 0.5)
     batch = packed([DraftEntry.chain(3, [4], draft_dists=[draws])])
