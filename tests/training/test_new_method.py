@@ -24,7 +24,7 @@ from paceline.sampling import SamplingParams, VerifyMode
 from paceline.target import SequenceRows, TargetEngine
 from paceline.training.data import Corpus, DataPosition
 from paceline.trie import DrawRule
-from paceline.v1 import target_pb2
+from paceline.v1 import peer_pb2
 from tests.verifier.conductor import Conductor
 from tests.verifier.conftest import serving
 
@@ -123,8 +123,8 @@ async def test_beside_the_target_its_tokens_are_accepted_and_the_text_is_plain_d
         rows = [int(logits[-1].argmax())]
         plain += rows
     async with serving(target_dir, drafter=drafter_dir) as process, Conductor(process.port) as conductor:
-        policy = target_pb2.VerifyPolicy(
-            version=1, max_nodes_per_step=64, max_nodes_per_sequence=8, colocated_draft_length=4
+        policy = peer_pb2.StepPolicy(
+            version=1, max_nodes_per_step=64, max_nodes_per_sequence=8, draft_length=4
         )
         await conductor.send(policy=policy)
         sequence_id = await conductor.open(prompt, NUM_TOKENS)
