@@ -1,7 +1,8 @@
 """The ``paceline`` command.
 
-Responsible for: errors and exit codes of all commands. Deliberately does not know: any command; they are found by
-:mod:`paceline.cli.app` and imported when they are called, so that ``paceline --help`` needs no torch.
+Responsible for: errors and exit codes of all commands. Deliberately does not know: any command.
+:mod:`paceline.cli.app` finds commands and imports each when it is called, so that ``paceline --help`` needs no
+torch.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.stderr.write(f"paceline: {error}\n")
         sys.exit(2 if isinstance(error, InvalidRequestError) else 1)
     except ModuleNotFoundError as error:
-        sys.stderr.write(f"paceline: {error}; `paceline doctor` says what is missing and how to get it\n")
+        sys.stderr.write(f"paceline: {error}; `paceline doctor` lists what is missing and how to get it\n")
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
-    except BrokenPipeError:  # the reader of our output went away
+    except BrokenPipeError:  # the reader of the output has ended
         sys.exit(141)

@@ -1,7 +1,7 @@
 """The table of commands.
 
-Responsible for: names, places and one line of help each. Deliberately does not know: what they do. Called by
-:func:`paceline.cli.main`.
+Responsible for: the name, the module and one line of help of each. Deliberately does not know: what they do.
+Called by :func:`paceline.cli.main`.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class PacelineGroup(LazyGroup):
         ),
         "data": LazyCommand("paceline.cli.data", "app", "Write training data with the target itself."),
         "doctor": LazyCommand(
-            "paceline.cli.doctor", "doctor", "Say what is missing on this machine and how to get it."
+            "paceline.cli.doctor", "doctor", "List what is missing on this machine and how to get it."
         ),
         "generate": LazyCommand(
-            "paceline.cli.generate", "generate", "Generate text and say how fast it was."
+            "paceline.cli.generate", "generate", "Generate text and print how fast it was."
         ),
         "methods": LazyCommand("paceline.cli.methods", "methods", "List the drafting methods."),
         "models": LazyCommand("paceline.cli.models", "app", "Fetch, list and find models."),

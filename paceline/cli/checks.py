@@ -1,7 +1,8 @@
 """What `paceline doctor` checks on this machine.
 
-Responsible for: one function per subject, each of which returns facts and, where something is missing, the command that
-gets it. Deliberately does not know: how they are shown. Imports no torch: versions come from package metadata.
+Responsible for: one function per subject. Each returns facts and, where something is missing, the command that
+installs it. Deliberately does not know: how they are printed. Imports no torch: versions come from package
+metadata.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class Check:
         name: of the subject.
         state: "missing" keeps `paceline up` from working, "note" does not.
         detail: what was found.
-        fix: what to do; empty where nothing has to be done.
+        fix: what to do; empty if nothing has to be done.
     """
 
     name: str
@@ -96,7 +97,7 @@ def check_packages() -> Iterator[Check]:
 
 
 def check_processor() -> Iterator[Check]:
-    """Cores that may be used, and the instructions that decide how fast bfloat16 is."""
+    """Cores that may be used, and the instructions that determine the speed of bfloat16."""
     num_allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     fix = "" if num_allowed > 1 else "one core: target and drafter take turns; use --placement colocated"
     yield Check(
@@ -164,7 +165,7 @@ def check_gpus() -> Iterator[Check]:
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        yield Check("gpu", "note", f"no GPU: {error}", "nothing to do: everything runs on the processor too")
+        yield Check("gpu", "note", f"no GPU: {error}", "nothing to do: everything runs on the CPU too")
         return
     try:
         for index in range(pynvml.nvmlDeviceGetCount()):
@@ -223,7 +224,10 @@ def check_ports() -> Iterator[Check]:
     if taken:
         listed = ", ".join(f"{port} ({role})" for role, port in taken)
         yield Check(
-            "ports", "note", f"in use: {listed}", "a `paceline up` runs already, or choose others with --port"
+            "ports",
+            "note",
+            f"in use: {listed}",
+            "a `paceline up` may be running; or choose other ports with --port",
         )
     else:
         yield Check("ports", "ok", "50050 to 50054 and 9100 to 9104 are free")

@@ -1,7 +1,8 @@
 """``paceline data continue``: training data that a target without a chat template writes itself.
 
-Responsible for: the command over :func:`paceline.training.continuations.run`. Deliberately does not know: what is
-written. Called by :mod:`paceline.cli.data`, which imports it only when it is called: it needs torch.
+Responsible for: the command over :func:`paceline.training.continuations.run`. Deliberately does not know: what
+is written. Called by :mod:`paceline.cli.data`, which imports it only when the command is called, because it
+needs torch.
 """
 
 from __future__ import annotations
@@ -23,5 +24,5 @@ continue_text = command_for(
     _run,
     arguments=("model_dir", "out_dir"),
     converters={"model_dir": resolve},
-    help_text="Let a target without a chat template go on from first words; goes on where it stopped.",
+    help_text="Let a target without a chat template continue first words; a second call continues where the first one stopped.",
 )

@@ -1,4 +1,4 @@
-"""What a command about training data says at its end.
+"""The last line of a command about training data.
 
 Deliberately does not know: what was counted.
 """

@@ -1,7 +1,7 @@
 """``paceline data``: the group of commands about training data.
 
-Responsible for: the table of its commands. Deliberately does not know: what they do; they need torch and are imported
-when they are called. Called by :mod:`paceline.cli.app`.
+Responsible for: the table of its commands. Deliberately does not know: what they do. They need torch, and are
+imported when they are called. Called by :mod:`paceline.cli.app`.
 """
 
 from __future__ import annotations
@@ -18,16 +18,14 @@ class DataGroup(LazyGroup):
         "continue": LazyCommand(
             "paceline.cli.continue_text",
             "continue_text",
-            "Let a target without a chat template write text to learn from.",
+            "Let a target without a chat template write text for training.",
         ),
         "features": LazyCommand(
             "paceline.cli.data_features",
             "data_features",
             "Add the target's features to text that was written without them.",
         ),
-        "synth": LazyCommand(
-            "paceline.cli.synth", "synth", "Let a target write conversations to learn from."
-        ),
+        "synth": LazyCommand("paceline.cli.synth", "synth", "Let a target write conversations for training."),
     }
     takes_plug_ins = False
 

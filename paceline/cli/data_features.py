@@ -1,7 +1,8 @@
-"""``paceline data features``: what drafters learn from, beside text that was written without it.
+"""``paceline data features``: adds the features that drafters learn from to text that was written without them.
 
-Responsible for: the command over :func:`paceline.training.features.run`. Deliberately does not know: what is computed.
-Called by :mod:`paceline.cli.data`, which imports it only when it is called: it needs torch.
+Responsible for: the command over :func:`paceline.training.features.run`. Deliberately does not know: what is
+computed. Called by :mod:`paceline.cli.data`, which imports it only when the command is called, because it needs
+torch.
 """
 
 from __future__ import annotations
@@ -23,5 +24,5 @@ data_features = command_for(
     _run,
     arguments=("model_dir", "data_dir"),
     converters={"model_dir": resolve},
-    help_text="Run a target over text that it wrote, and keep in the shards the features that drafters learn from.",
+    help_text="Run a target over text that it wrote, and add the features that drafters learn from to the shards.",
 )

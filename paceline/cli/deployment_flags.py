@@ -1,6 +1,6 @@
 """The flags by which commands describe a deployment on this machine.
 
-Responsible for: their names, help and reading them. Deliberately does not know: starting anything. Used by
+Responsible for: their names, help and values. Deliberately does not know: how a deployment is started. Used by
 ``paceline up`` and ``paceline generate``.
 """
 
@@ -50,7 +50,7 @@ DraftLength = Annotated[
 NgramTokens = Annotated[
     int | None,
     typer.Option(
-        help="Most tokens to propose from what a text itself repeats; 0: none.",
+        help="Most tokens of an n-gram proposal from the text itself; 0 for none.",
         min=0,
         max=MAX_DRAFT_LENGTH,
         rich_help_panel=_PANEL,
@@ -87,7 +87,7 @@ def read(
     """Options from flags.
 
     Raises:
-        PacelineError: a model or drafter is not here, or a flag does not parse.
+        PacelineError: a model or drafter does not exist here, or a flag does not parse.
     """
     model_dir = find_model(model)
     drafter_dir = find_drafter(drafter, model)

@@ -1,6 +1,6 @@
 """``paceline doctor``: what is missing on this machine and how to get it.
 
-Responsible for: showing the findings, and the exit code. Deliberately does not know: what is checked
+Responsible for: printing the findings, and the exit code. Deliberately does not know: what is checked
 (:mod:`paceline.cli.checks`). Called by :mod:`paceline.cli.app`.
 """
 
@@ -19,7 +19,7 @@ _STYLES = {"ok": "green", "note": "yellow", "missing": "bold red"}
 
 
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """Say what is missing on this machine and how to get it; exits with 1 if `paceline up` cannot work."""
+    """List what is missing on this machine and how to get it; exits with 1 if `paceline up` cannot work."""
     findings = run_checks()
     num_missing = sum(finding.state == "missing" for finding in findings)
     if as_json:
@@ -36,5 +36,5 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] 
             console.print(f"{finding.name:<{width}}  {finding.detail}", markup=False)
             if finding.fix:
                 console.print(f"{'':>{width + 11}}-> {finding.fix}", markup=False)
-        console.print("all that is needed is here" if num_missing == 0 else f"{num_missing} missing")
+        console.print("nothing is missing" if num_missing == 0 else f"{num_missing} missing")
     raise typer.Exit(0 if num_missing == 0 else 1)

@@ -1,8 +1,8 @@
 """Starting a deployment from the command line.
 
-Responsible for: names of models and drafters to directories, showing the start, signals, and saying what to do when a
-process does not come up. Deliberately does not know: what is done with the deployment. Called by ``paceline up`` and
-``paceline generate``.
+Responsible for: from names of models and drafters to directories, showing the start, signals, and hints when a
+process does not start. Deliberately does not know: what is done with the deployment. Called by ``paceline up``
+and ``paceline generate``.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ def find_model(name_or_path: str) -> Path:
     """Directory of a model.
 
     Raises:
-        PacelineError: it is not here; the message says how to get it.
+        PacelineError: it does not exist here; the message says how to get it.
     """
     return resolve(name_or_path).resolve()
 
 
 def find_drafter(given: str | None, model: str) -> Path | None:
-    """Directory of a drafter: the given one, or the one that ships for this model; None where none ships.
+    """Directory of a drafter: the given one, or the one that ships for this model; None if none ships.
 
     Raises:
         InvalidRequestError: the given one does not exist.
@@ -51,26 +51,26 @@ def find_drafter(given: str | None, model: str) -> Path | None:
 
 
 def choose_placement(wanted: Placement | None, drafter: Path | None, console: Console) -> Placement:
-    """The wanted placement; without a wish a separate drafter where there is one, else plain decoding."""
+    """The given placement; by default a separate drafter if there is a drafter, else plain decoding."""
     if wanted is not None:
         return wanted
     if drafter is not None:
         return Placement.SEPARATE
     console.print(
-        "no drafter ships for this model: plain decoding (train one with `paceline train`, or give --drafter)"
+        "no drafter ships for this model: plain decoding (train one with `paceline train`, or pass --drafter)"
     )
     return Placement.PLAIN
 
 
 class _Interrupted(BaseException):
-    """A signal asked for the end; no handler of Exception may swallow it."""
+    """A signal ended the block; no handler of Exception may swallow it."""
 
 
 @contextlib.contextmanager
 def running(options: DeploymentOptions, console: Console) -> Iterator[Deployment]:
-    """Runs a deployment around a block; Ctrl-C and SIGTERM end the block and then every process, in order.
+    """Runs a deployment around a block. Ctrl-C and SIGTERM end the block and then every process, in order.
 
-    A second signal ends the processes at once. Exits with status 1 where a process does not start.
+    A second signal ends the processes at once. Exits with status 1 if a process does not start.
     """
     with _Progress(console) as progress:
         deployment = Deployment(options, progress)
@@ -101,7 +101,7 @@ def _explain(error: DeploymentError, console: Console) -> None:
 
 
 class _Progress:
-    """Shows which processes are still awaited, on terminals only."""
+    """Shows which processes have not started yet, on terminals only."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -133,7 +133,7 @@ class _Progress:
 
 
 class _Signals:
-    """SIGINT and SIGTERM raise in the main thread, until the end has begun; then they hurry it."""
+    """SIGINT and SIGTERM raise in the main thread. Once the end has begun, they end every process at once."""
 
     def __enter__(self) -> _Signals:
         self._deployment: Deployment | None = None

@@ -1,7 +1,8 @@
 """A group of commands that are imported when they are called.
 
-Responsible for: listing commands without importing them, and finding those that other packages add through the
-entry-point group ``paceline.commands``. Deliberately does not know: any command. Used by :mod:`paceline.cli.app`.
+Responsible for: listing commands without importing them, and finding commands that other packages add through
+the entry-point group ``paceline.commands``. Deliberately does not know: any command. Used by
+:mod:`paceline.cli.app`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ ENTRY_POINT_GROUP = "paceline.commands"
 
 @dataclass(frozen=True, slots=True)
 class LazyCommand:
-    """Where a command is: a function with typer's annotations, or a Typer application."""
+    """Where a command is defined: a function with typer's annotations, or a Typer application."""
 
     module: str
     attribute: str
@@ -61,7 +62,7 @@ class LazyGroup(TyperGroup):
         return sorted(self._commands)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The command itself, or while help is written a stand-in with its first line."""
+        """The command itself; while help is written, a stand-in with its first line."""
         lazy = self._commands.get(cmd_name)
         if lazy is None:
             return None
@@ -93,6 +94,6 @@ def _first_line(entry_point: EntryPoint, module: str) -> str:
         spec = importlib.util.find_spec(module)
         source = Path(spec.origin).read_text(encoding="utf-8") if spec and spec.origin else ""
         text = ast.get_docstring(ast.parse(source))
-    except (ImportError, OSError, SyntaxError, ValueError):  # it will say what is wrong when it is called
+    except (ImportError, OSError, SyntaxError, ValueError):  # calling the command will report the error
         return fallback
     return text.splitlines()[0] if text else fallback

@@ -1,6 +1,7 @@
 """Log-probabilities as lines for people.
 
-Responsible for: one line per token. Deliberately does not know: where it is printed. Called by ``paceline generate``.
+Responsible for: one line per token. Deliberately does not know: where it is printed. Called by
+:mod:`paceline.cli.printing`.
 """
 
 from __future__ import annotations

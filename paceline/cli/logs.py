@@ -1,7 +1,7 @@
 """Log lines of commands that work in this process.
 
-Responsible for: sending them to standard error, for people, so that standard output holds results alone. Deliberately
-does not know: what is logged. Called by commands that call the library directly.
+Responsible for: writing them to standard error, for people, so that standard output contains results alone.
+Deliberately does not know: what is logged. Called by commands that call the library directly.
 """
 
 from __future__ import annotations

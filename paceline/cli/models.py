@@ -36,7 +36,7 @@ def fetch(
 
 @app.command("list")
 def list_models() -> None:
-    """List known models and whether they are here."""
+    """List known models and whether they are fetched."""
     table = Table(box=None, pad_edge=False)
     for heading in ("name", "size", "licence", "here", "origin"):
         table.add_column(heading)
@@ -51,5 +51,5 @@ def list_models() -> None:
 
 @app.command()
 def path(name: Annotated[str, typer.Argument(help="Name of a model, or a directory.")]) -> None:
-    """Print the directory of a model that is here."""
+    """Print the directory of a fetched model."""
     typer.echo(resolve(name))

@@ -1,7 +1,7 @@
-"""Figures of a generation as a line for people.
+"""Stats of a generation as a line for people.
 
-Responsible for: what is said and in which units. Deliberately does not know: where it is printed. Called by
-``paceline generate``.
+Responsible for: which stats are printed, and their units. Deliberately does not know: where the line is
+printed. Called by ``paceline generate``.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ def stats_line(stats: Stats, finish_reason: str) -> str:
     """Speed, tokens per target pass, acceptance by position, time to the first token, length."""
     parts = [f"{stats.tokens_per_s:.1f} tokens/s", f"{stats.tokens_per_pass:.2f} tokens per target pass"]
     if stats.drafted_per_position:
-        shares = " ".join(f"{share:.2f}" for share in stats.acceptance_per_position)
-        parts.append(f"acceptance by position {shares}")
+        rates = " ".join(f"{rate:.2f}" for rate in stats.acceptance_per_position)
+        parts.append(f"acceptance by position {rates}")
     parts.append(f"first token {stats.time_to_first_token_s * 1e3:.0f} ms")
     parts.append(f"{stats.num_generated_tokens} tokens ({finish_reason})")
     return " | ".join(parts)
 
 
 def comparison_line(speculative: Completion, plain: Completion) -> str:
-    """How much faster, and whether the texts are the same."""
+    """How much faster, and whether the texts are identical."""
     plain_speed = plain.stats.tokens_per_s
     ratio = f"{speculative.stats.tokens_per_s / plain_speed:.2f} times plain" if plain_speed else "no ratio"
     if speculative.token_ids == plain.token_ids:

@@ -1,7 +1,8 @@
 """``paceline data synth``: training data that the target writes itself.
 
-Responsible for: the command over :func:`paceline.training.synth.run`. Deliberately does not know: what is written.
-Called by :mod:`paceline.cli.data`, which imports it only when it is called: it needs torch.
+Responsible for: the command over :func:`paceline.training.synth.run`. Deliberately does not know: what is
+written. Called by :mod:`paceline.cli.data`, which imports it only when the command is called, because it needs
+torch.
 """
 
 from __future__ import annotations
@@ -24,5 +25,5 @@ synth = command_for(
     _run,
     arguments=("model_dir", "out_dir"),
     converters={"model_dir": resolve},
-    help_text="Let a target write conversations, and store what drafters learn from; goes on where it stopped.",
+    help_text="Let a target write conversations, and store what drafters learn from; a second call continues where the first stopped.",
 )

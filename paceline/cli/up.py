@@ -1,7 +1,7 @@
 """``paceline up``: everything on this machine until Ctrl-C.
 
-Responsible for: showing what runs where, and restarting what dies. Deliberately does not know: how processes are
-started and ended (:mod:`paceline.embedded`). Called by :mod:`paceline.cli.app`.
+Responsible for: printing what runs where, and restarting processes that end. Deliberately does not know: how
+processes are started and stopped (:mod:`paceline.embedded`). Called by :mod:`paceline.cli.app`.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _show(deployment: Deployment, placement: Placement, console: Console) -> Non
 
 
 def _watch(deployment: Deployment, console: Console) -> None:
-    """Restarts processes that die, a few times each. Text goes on meanwhile where it can."""
+    """Restarts processes that end, a few times each. Meanwhile text continues where possible."""
     num_restarts: dict[str, int] = {}
     while True:
         for role, code in deployment.dead().items():

@@ -1,10 +1,11 @@
-"""gRPC channel and server options of all processes.
+"""gRPC channel and server options: the one place where they are written.
 
 Responsible for: message caps, keepalive with ping timeout, matching server ping limits, TLS credentials and
 opening channels. Deliberately does not know: services, deadlines or retries; callers set a deadline on every
 call.
 
-A frozen peer is noticed after about keepalive time plus ping timeout. Without the ping timeout gRPC needs a minute.
+A frozen peer is detected within about keepalive time plus ping timeout; without the ping timeout gRPC takes a
+minute.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def channel_options() -> Options:
 
 
 def server_options() -> Options:
-    """Options of every server. The address is not shared: a second process on a port fails to bind."""
+    """Options of every server. The port is not shared: a second process on it fails to bind."""
     return [
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -72,7 +73,7 @@ def split_endpoint(endpoint: str) -> tuple[str, int]:
 
 
 def open_channel(endpoint: str, tls: Tls | None = None) -> aio.Channel:
-    """Open a channel to ``host:port``; it connects on first use and reconnects by itself.
+    """Open a channel to ``host:port``. It connects on first use, and reconnects by itself.
 
     Raises:
         InvalidRequestError: the endpoint is not ``host:port``.
@@ -92,7 +93,7 @@ def open_channel(endpoint: str, tls: Tls | None = None) -> aio.Channel:
 
 
 def server_credentials(tls: Tls) -> grpc.ServerCredentials:
-    """Server credentials that follow the files: a rotated certificate serves the next handshake."""
+    """Server credentials that follow the files: after a rotation the next handshake uses the new certificate."""
     if tls.cert is None or tls.key is None:
         raise InvalidRequestError("tls", "a server needs a certificate and its key")
     files: Sequence[Path] = [path for path in (tls.cert, tls.key, tls.ca) if path is not None]
@@ -113,7 +114,7 @@ def server_credentials(tls: Tls) -> grpc.ServerCredentials:
             if now == stamp:
                 return None
             configuration = read()
-        except OSError:  # half way through a rotation: keep the certificate in use
+        except OSError:  # in the middle of a rotation: keep the present certificate
             return None
         stamp = now
         return configuration

@@ -1,8 +1,8 @@
 """Structured logs of a process: one line per event on standard error, JSON or text.
 
-Responsible for: configuring structlog and routing the standard library's loggers (grpc, asyncio, ray) through
-the same renderer. Deliberately does not know: what is logged. Called by services.runtime.lifecycle and by
-other entry points.
+Responsible for: configuring structlog, and sending the standard library's loggers (grpc, asyncio, ray) through
+the same renderer. Deliberately does not know: what is logged. Called by services.runtime.lifecycle and other
+entry points.
 """
 
 from __future__ import annotations
