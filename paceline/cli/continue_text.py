@@ -24,5 +24,5 @@ continue_text = command_for(
     _run,
     arguments=("model_dir", "out_dir"),
     converters={"model_dir": resolve},
-    help_text="Let a target without a chat template continue first words; a second call continues where the first one stopped.",
+    help_text="Let a target without a chat template continue first words; resumes where it stopped.",
 )

@@ -12,7 +12,7 @@ import sys
 import structlog
 
 
-def configure_cli_logs(*, is_verbose: bool = False) -> None:
+def configure_cli_logs() -> None:
     """Sets up structlog for a command."""
     structlog.configure(
         processors=[
@@ -20,6 +20,6 @@ def configure_cli_logs(*, is_verbose: bool = False) -> None:
             structlog.processors.TimeStamper(fmt="%H:%M:%S", utc=False),
             structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty()),
         ],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG if is_verbose else logging.INFO),
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )

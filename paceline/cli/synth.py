@@ -25,5 +25,5 @@ synth = command_for(
     _run,
     arguments=("model_dir", "out_dir"),
     converters={"model_dir": resolve},
-    help_text="Let a target write conversations, and store what drafters learn from; a second call continues where the first stopped.",
+    help_text="Let a target write conversations, and store what drafters learn from; resumes where it stopped.",
 )

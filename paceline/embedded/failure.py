@@ -19,7 +19,7 @@ _HINTS = (
     (
         r"No module named '?(torch|transformers|ray|redis|jinja2|llguidance|tokenizers|prometheus_client|uvloop|"
         r"grpc_health)",
-        "a package is missing: `pip install 'paceline[all]'`, and `paceline doctor` says what else",
+        "a package is missing: `pip install 'paceline[all]'`; `paceline doctor` lists what else is missing",
     ),
     (r"NotFetched|paceline models fetch", "the model is not here yet: `paceline models fetch smollm2-135m`"),
     (
@@ -58,4 +58,4 @@ def hint_for(log_lines: Sequence[str], exit_code: int | None) -> str:
             return hint
     if exit_code == -9:
         return "the kernel killed it, probably because memory ran out"
-    return "`paceline doctor` checks this machine; the log above says more"
+    return "run `paceline doctor` to check this machine; see the log above"

@@ -43,22 +43,22 @@ class Ports:
             metrics=dict(zip(ROLES, numbers[len(ROLES) :], strict=True)),
         )
 
-    def taken(self, host: str = "127.0.0.1") -> list[tuple[str, int]]:
+    def taken(self) -> list[tuple[str, int]]:
         """Role and number of each port that another process listens on."""
         numbered = [*self.grpc.items(), *((f"{role} metrics", port) for role, port in self.metrics.items())]
         if self.redis:
             numbered.append(("redis", self.redis))
-        return [(role, port) for role, port in numbered if not is_free(port, host)]
+        return [(role, port) for role, port in numbered if not is_free(port)]
 
 
-def is_free(port: int, host: str = "127.0.0.1") -> bool:
-    """Whether a server could listen on a port now."""
+def is_free(port: int) -> bool:
+    """Whether a server could listen on a port of the loopback interface now."""
     with socket.socket() as probe:
         probe.setsockopt(
             socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
         )  # as servers do: closing connections do not count
         try:
-            probe.bind((host, port))
+            probe.bind(("127.0.0.1", port))
         except OSError:
             return False
     return True

@@ -81,7 +81,7 @@ class GrammarCompiler:
         """
         matcher = LLMatcher(self._tokenizer, grammar_text(constraint), log_level=0, limits=_LIMITS)
         if matcher.is_error():
-            # The library goes on to name an option of its own, which is not the request's to set.
+            # The library's message then names an option of its own, which a request cannot set.
             raise ConstraintError(constraint.kind, matcher.get_error().split(" Enable 'coerce_one_of'")[0])
         matcher.compute_bitmask()
         if is_dead_end(matcher):

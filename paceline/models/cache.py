@@ -49,12 +49,11 @@ def cached(name: str) -> Path | None:
     return path if is_model_dir(path) else None
 
 
-def resolve(name_or_path: str | Path, *, allow_hub: bool = False) -> Path:
+def resolve(name_or_path: str | Path) -> Path:
     """The directory of a model given by registry name or by path.
 
     Args:
         name_or_path: a registry name, or a directory in the transformers layout.
-        allow_hub: also accept `owner/name` and take its safetensors from the Hugging Face hub.
 
     Raises:
         NotFetchedError: a known name that is not in the cache.
@@ -69,11 +68,6 @@ def resolve(name_or_path: str | Path, *, allow_hub: bool = False) -> Path:
     path = Path(name_or_path).expanduser()
     if is_model_dir(path):
         return path
-    if allow_hub and text.count("/") == 1 and not path.exists():
-        from huggingface_hub import snapshot_download
-
-        patterns = ["*.json", "*.safetensors", "*.jinja", "tokenizer*", "*.model"]
-        return Path(snapshot_download(text, allow_patterns=patterns))
     raise UnknownModelError(
         f"{text!r} is neither a known model ({', '.join(MODELS)}) nor a directory with config.json "
         "and safetensors weights"

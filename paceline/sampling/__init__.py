@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from paceline.sampling.row_params import RowParams
     from paceline.sampling.rows import maxima_of
     from paceline.sampling.rules import DraftFilter, LogitRule, RuleError
-    from paceline.sampling.tree_rejection import decide_tree, verify_tree_rejection
     from paceline.sampling.typical import decide_typical, verify_typical
     from paceline.sampling.verify import FinalKind, TreeWalk, Verdict, walk
 
@@ -52,7 +51,6 @@ _HOMES = {
     "Verdict": "verify",
     "VerifyMode": "params",
     "decide_block": "block",
-    "decide_tree": "tree_rejection",
     "decide_typical": "typical",
     "draft_distributions": "draws",
     "draw_children": "draws",
@@ -72,7 +70,6 @@ _HOMES = {
     "uniform_scalar": "noise",
     "verify_block": "block",
     "verify_step": "batch",
-    "verify_tree_rejection": "tree_rejection",
     "verify_typical": "typical",
     "walk": "verify",
 }
@@ -99,7 +96,6 @@ __all__ = [
     "Verdict",
     "VerifyMode",
     "decide_block",
-    "decide_tree",
     "decide_typical",
     "draft_distributions",
     "draw_children",
@@ -119,7 +115,6 @@ __all__ = [
     "uniform_scalar",
     "verify_block",
     "verify_step",
-    "verify_tree_rejection",
     "verify_typical",
     "walk",
 ]

@@ -68,7 +68,6 @@ def uniform(
     positions: Sequence[int] | Tensor,
     role: NoiseRole,
     n: int,
-    device: torch.device | str | None = None,
 ) -> Tensor:
     """Uniform numbers strictly between 0 and 1, on a grid of 2**-52 shifted by half a step.
 
@@ -77,12 +76,11 @@ def uniform(
         positions: [rows] absolute position of the token being decided.
         role: which draw.
         n: numbers per row.
-        device: where to compute; default the device of the tensors given, else the CPU.
 
     Returns:
         [rows, n] float64
     """
-    words = random_words(seeds, positions, role, (n + 1) // 2, device)  # [rows, blocks, 4] int64
+    words = random_words(seeds, positions, role, (n + 1) // 2)  # [rows, blocks, 4] int64
     high, low = words[:, :, 0::2], words[:, :, 1::2]  # [rows, blocks, 2]
     integers = (high << 20) | (low >> 12)  # 52 bits, so that adding a half is exact in float64
     return ((integers.to(torch.float64) + 0.5) * 2.0**-52).flatten(1)[:, :n]
@@ -108,7 +106,6 @@ def gumbel(
     role: NoiseRole,
     n: int,
     dtype: torch.dtype = torch.float32,
-    device: torch.device | str | None = None,
 ) -> Tensor:
     """Standard Gumbel numbers, one per token id; always finite.
 
@@ -117,7 +114,7 @@ def gumbel(
     Returns:
         [rows, n] of ``dtype``
     """
-    words = random_words(seeds, positions, role, (n + 3) // 4, device)
+    words = random_words(seeds, positions, role, (n + 3) // 4)
     return _gumbel_of(words.flatten(1)[:, :n], dtype)
 
 
@@ -126,7 +123,6 @@ def gumbel_at(
     positions: Sequence[int] | Tensor,
     role: NoiseRole,
     token_ids: Tensor,
-    dtype: torch.dtype = torch.float32,
 ) -> Tensor:
     """The Gumbel numbers of some token ids only: what `gumbel` returns, gathered, without computing the rest.
 
@@ -135,14 +131,13 @@ def gumbel_at(
         positions: as in `uniform`.
         role: which draw.
         token_ids: [rows, m] int64, not negative.
-        dtype: float32 or float64.
 
     Returns:
-        [rows, m] of ``dtype``
+        [rows, m] float32
     """
     counter, key = counter_and_key(seeds, positions, role, token_ids >> 2, token_ids.device)
     words = torch.stack(philox4x32(counter, key), dim=-1)  # [rows, m, 4]
-    return _gumbel_of(words.gather(2, (token_ids & 3).unsqueeze(2)).squeeze(2), dtype)
+    return _gumbel_of(words.gather(2, (token_ids & 3).unsqueeze(2)).squeeze(2), torch.float32)
 
 
 def _gumbel_of(words: Tensor, dtype: torch.dtype) -> Tensor:

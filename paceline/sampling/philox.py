@@ -77,13 +77,10 @@ def random_words(
     positions: Sequence[int] | Tensor,
     role: int,
     num_blocks: int,
-    device: torch.device | str | None,
 ) -> Tensor:
     """[rows, num_blocks, 4] int64: the words of blocks 0..num_blocks-1 for every row."""
-    if device is None:
-        tensors = [item for item in (positions, seeds) if isinstance(item, Tensor)]
-        device = tensors[0].device if tensors else "cpu"
-    device = torch.device(device)
+    tensors = [item for item in (positions, seeds) if isinstance(item, Tensor)]
+    device = tensors[0].device if tensors else torch.device("cpu")
     blocks = torch.arange(num_blocks, dtype=torch.int64, device=device).reshape(1, -1)
     counter, key = counter_and_key(seeds, positions, role, blocks, device)
     rows = max(counter[2].shape[0], key[0].shape[0])

@@ -107,8 +107,13 @@ def draw_from(probs: Tensor | ProbRows, row: int, noise: float, without: Sequenc
 
 
 class RejectionWalk:
-    """A walk down one tree by recursive rejection, one row at a time; `decide_tree` describes the decision at each
-    row.
+    """A walk down one tree by recursive rejection, one row at a time, as a function of its uniform numbers.
+
+    1. At a row try its children in order: child j is accepted if u < p_j(x_j) / q_j(x_j). The comparison is
+       strict, so that a token of probability zero is never accepted.
+    2. At an accepted child continue with its row's distribution.
+    3. If no child is accepted, draw the recovered token from the rest of the row's distribution. If the row has
+       no children, draw the bonus token from the whole of it.
 
     Args:
         tree: the draft; siblings that were drawn are in the order of their draws.
@@ -192,25 +197,6 @@ class RejectionWalk:
         return Verdict(tuple(self._rows), tuple(self._tokens), final, kind)
 
 
-def decide_tree(
-    tree: DraftTree,
-    target_probs: Tensor | ProbRows,
-    accept_noise: Sequence[float],
-    final_noise: Sequence[float],
-) -> Verdict:
-    """Walk down a tree by recursive rejection, as a function of its uniform numbers.
-
-    1. At a row try its children in order: child j is accepted if u < p_j(x_j) / q_j(x_j). The comparison is
-       strict, so that a token of probability zero is never accepted.
-    2. At an accepted child continue with its row's distribution.
-    3. If no child is accepted, draw the recovered token from the rest of the row's distribution. If the row has
-       no children, draw the bonus token from the whole of it.
-
-    Arguments and errors are those of :class:`RejectionWalk`.
-    """
-    return _to_its_end(RejectionWalk(tree, target_probs, accept_noise, final_noise))
-
-
 def keyed_walk(tree: DraftTree, target_probs: Tensor | ProbRows, seed: int, start: int) -> RejectionWalk:
     """A walk with noise keyed by seed, absolute position and rank among siblings.
 
@@ -231,14 +217,3 @@ def keyed_walk(tree: DraftTree, target_probs: Tensor | ProbRows, seed: int, star
     num_depths = max(tree.depths, default=0) + 1
     final = [uniform_scalar(seed, start + depth, NoiseRole.FINAL) for depth in range(num_depths)]
     return RejectionWalk(tree, target_probs, accept, final)
-
-
-def verify_tree_rejection(tree: DraftTree, target_probs: Tensor | ProbRows, seed: int, start: int) -> Verdict:
-    """`decide_tree` with the noise of :func:`keyed_walk`, whose arguments it takes."""
-    return _to_its_end(keyed_walk(tree, target_probs, seed, start))
-
-
-def _to_its_end(walk: RejectionWalk) -> Verdict:
-    while (verdict := walk.step()) is None:
-        pass
-    return verdict

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 SCHEMA_VERSION = 1
+_PRIOR_WEIGHT = 4.0  # rounds that the prior is worth
 
 
 class AcceptanceEstimator:
@@ -26,7 +27,6 @@ class AcceptanceEstimator:
         max_positions: deepest position counted.
         half_life: rounds after which an old round counts half.
         prior_rate: expected rate of the first position before anything is known.
-        prior_weight: how many rounds the prior is worth.
     """
 
     def __init__(
@@ -34,15 +34,15 @@ class AcceptanceEstimator:
         max_positions: int = 16,
         half_life: float = 256.0,
         prior_rate: float = 0.6,
-        prior_weight: float = 4.0,
     ) -> None:
-        if max_positions < 1 or not half_life > 0 or not 0 < prior_rate < 1 or not prior_weight > 0:
-            raise ValueError("max_positions, half_life, prior_rate or prior_weight out of range")
+        if max_positions < 1 or not half_life > 0 or not 0 < prior_rate < 1:
+            raise ValueError(
+                "max_positions must be at least 1, half_life above 0, prior_rate between 0 and 1"
+            )
         self._attempts = [0.0] * max_positions
         self._accepts = [0.0] * max_positions
         self._decay = 2.0 ** (-1.0 / half_life)
         self._prior_rate = prior_rate
-        self._prior_weight = prior_weight
 
     def observe(self, num_drafted: int, num_accepted: int) -> None:
         """Add one verified path: of ``num_drafted`` tokens the first ``num_accepted`` were accepted."""
@@ -61,7 +61,7 @@ class AcceptanceEstimator:
         for position in range(length):
             if position < len(self._attempts):
                 attempts, accepts = self._attempts[position], self._accepts[position]
-                guess = (accepts + self._prior_weight * guess) / (attempts + self._prior_weight)
+                guess = (accepts + _PRIOR_WEIGHT * guess) / (attempts + _PRIOR_WEIGHT)
             rates.append(guess)
         return tuple(rates)
 
@@ -83,13 +83,7 @@ class AcceptanceEstimator:
         }
 
     @classmethod
-    def from_dict(
-        cls,
-        value: Mapping[str, Any],
-        half_life: float = 256.0,
-        prior_rate: float = 0.6,
-        prior_weight: float = 4.0,
-    ) -> AcceptanceEstimator:
+    def from_dict(cls, value: Mapping[str, Any], half_life: float = 256.0) -> AcceptanceEstimator:
         """Read `to_dict`'s value back.
 
         Raises:
@@ -107,6 +101,6 @@ class AcceptanceEstimator:
         )
         if not plausible:
             raise ValueError("acceptance counts must be finite, and accepts not above attempts")
-        estimator = cls(len(attempts), half_life, prior_rate, prior_weight)
+        estimator = cls(len(attempts), half_life)
         estimator._attempts, estimator._accepts = attempts, accepts
         return estimator

@@ -132,9 +132,8 @@ def allocate_nodes(
     least = -falling[best - 1]
     is_chosen = values > least
     missing = best - int(np.count_nonzero(is_chosen))
-    is_chosen[np.flatnonzero(values == least)[:missing]] = (
-        True  # in their order: a parent stands before its children
-    )
+    # Ties are taken in order, so that a parent is chosen before its children.
+    is_chosen[np.flatnonzero(values == least)[:missing]] = True
     owners = np.repeat(np.arange(num_sequences), sizes)
     return tuple(np.bincount(owners[is_chosen], minlength=num_sequences).tolist())
 

@@ -1,4 +1,4 @@
-"""Calibrates a drafter: from what it says of its tokens to the probability that the target accepts them.
+"""Calibrates a drafter: from its probabilities to the probability that the target accepts its tokens.
 
 Responsible for: an online estimate of a token's acceptance from the drafter's log-probability and the token's position,
 and the calibration error before and after. Products of confidences along a path are calibrated too.
@@ -9,7 +9,7 @@ Called by: the verifier, with every draft that arrives and every tree that it ve
 drafter, on one thread.
 
 1. Verified tokens are counted by (position, knot of the log-odds z of the drafter's probability). Counts decay.
-2. After `refit_trials` trials a logistic regression on (1, z, hinges of z, position) is fitted to the counts
+2. After 256 trials a logistic regression on (1, z, hinges of z, position) is fitted to the counts
    (`acceptance_regression`). It is fitted again whenever trials have grown by a quarter, at most by 2048. The fit is
    tabulated over the knots, so that the confidence of a token costs one interpolation.
 3. Every fourth round is held out from the counts. Over the newest held-out rounds one temperature for each position is
@@ -40,9 +40,11 @@ from paceline.scheduling.calibration_temperatures import FreshPaths, Node, fit_t
 
 __all__ = ["AcceptanceSample", "CalibrationError", "Calibrator", "Node"]
 
+_MIN_REFIT_TRIALS = 256
 _MAX_REFIT_TRIALS = 2048
 _HELD_OUT_EVERY = 4
 _MIN_HELD_OUT_ROUNDS = 32
+_MAX_HELD_OUT_ROUNDS = 512
 _MAX_CONFIDENCE = 1 - 1e-6
 
 
@@ -70,8 +72,6 @@ class Calibrator:
 
     Args:
         half_life: trials after which an old one counts half.
-        refit_trials: trials before the first fit, and the least number of trials between two fits.
-        num_held_out: held-out rounds on which temperatures are chosen.
 
     Attributes:
         own_error: calibration error of the drafter's probabilities, token by token.
@@ -79,20 +79,19 @@ class Calibrator:
         path_error: of path acceptances, the products along paths, over all verified tokens.
     """
 
-    def __init__(self, half_life: float = 8192.0, refit_trials: int = 256, num_held_out: int = 512) -> None:
-        if not half_life > 0 or refit_trials < 1 or num_held_out < 1:
-            raise ValueError("half_life, refit_trials and num_held_out must be above 0")
+    def __init__(self, half_life: float = 8192.0) -> None:
+        if not half_life > 0:
+            raise ValueError(f"half_life must be above 0, got {half_life!r}")
         self.own_error = CalibrationError()
         self.token_error = CalibrationError()
         self.path_error = CalibrationError()
         self._half_life = half_life
-        self._refit_trials = refit_trials
-        self._next_refit = refit_trials
+        self._next_refit = _MIN_REFIT_TRIALS
         self._trials = [[0.0] * NUM_KNOTS for _ in range(MAX_POSITIONS)]
         self._accepts = [[0.0] * NUM_KNOTS for _ in range(MAX_POSITIONS)]
         self._num_new = 0
         self._num_rounds = 0
-        self._held_out: deque[FreshPaths] = deque(maxlen=num_held_out)
+        self._held_out: deque[FreshPaths] = deque(maxlen=_MAX_HELD_OUT_ROUNDS)
         self._weights: FloatArray = IDENTITY
         self._temperatures: FloatArray = np.ones(MAX_POSITIONS)
         self._table: list[list[float]] = []
@@ -166,4 +165,4 @@ class Calibrator:
         self._is_fitted = True
         self._trials = (trials * decay).tolist()
         self._accepts = (accepts * decay).tolist()
-        self._next_refit = max(self._refit_trials, min(int(trials.sum()) // 4, _MAX_REFIT_TRIALS))
+        self._next_refit = max(_MIN_REFIT_TRIALS, min(int(trials.sum()) // 4, _MAX_REFIT_TRIALS))

@@ -35,9 +35,9 @@ class CalibrationError:
     def observe(self, confidence: float, is_accepted: bool) -> None:
         """Add one observation."""
         weight = self._weight
-        place = bin_of(confidence)
-        self._confidences[place] += weight * confidence
-        self._accepted[place] += weight * is_accepted
+        bin_index = bin_of(confidence)
+        self._confidences[bin_index] += weight * confidence
+        self._accepted[bin_index] += weight * is_accepted
         self._total += weight
         self.count += 1
         self._weight = weight * self._growth

@@ -140,7 +140,7 @@ class StepCurve:
         }
 
     @classmethod
-    def from_dict(cls, value: Mapping[str, Any], max_samples: int = 32, half_life: float = 64.0) -> StepCurve:
+    def from_dict(cls, value: Mapping[str, Any], half_life: float = 64.0) -> StepCurve:
         """Read `to_dict`'s value back.
 
         Raises:
@@ -154,7 +154,7 @@ class StepCurve:
             (int(rows), float(seconds), int(sequences), int(context))
             for rows, seconds, sequences, context in value["samples"]
         ]
-        return cls.fit(samples, max_samples, half_life)
+        return cls.fit(samples, half_life=half_life)
 
     def _fitted(self) -> CurveFit:
         if self._fit is None:

@@ -135,13 +135,7 @@ class DraftTimeModel:
         return {"schema_version": SCHEMA_VERSION, "samples": samples}
 
     @classmethod
-    def from_dict(
-        cls,
-        value: Mapping[str, Any],
-        half_life: float = 64.0,
-        base_s: float = 0.0,
-        per_token_s: float = 0.001,
-    ) -> DraftTimeModel:
+    def from_dict(cls, value: Mapping[str, Any], half_life: float = 64.0) -> DraftTimeModel:
         """Read `to_dict`'s value back.
 
         Raises:
@@ -151,7 +145,7 @@ class DraftTimeModel:
             raise ValueError(
                 f"draft times have schema version {value.get('schema_version')!r}, expected {SCHEMA_VERSION}"
             )
-        model = cls(half_life, base_s, per_token_s)
+        model = cls(half_life)
         for num_tokens, num_sequences, seconds in value["samples"]:
             model.observe(int(num_tokens), float(seconds), int(num_sequences))
         return model

@@ -32,6 +32,7 @@ from paceline.scheduling.cycles import CostModel, Evaluation
 from paceline.scheduling.inputs import Placement, PlanInputs
 from paceline.scheduling.planner import describe, evaluate, policy_of
 
+_STICKINESS = 0.02  # another choice must be faster than the present one by this fraction
 _MAX_DOUBLINGS = 4  # of the pause between two probes
 
 
@@ -49,8 +50,6 @@ class PolicyState:
     Args:
         clock: monotonic seconds.
         hysteresis: extra expected speedup needed to turn on again.
-        stickiness: another choice of length, waiting and outcomes must be faster than the present one by this
-            fraction.
         probe_interval_s: how long speculation stays off before its first probe.
         probe_duration_s: how long a probe lasts.
         probe_length: draft length of a probe.
@@ -63,23 +62,15 @@ class PolicyState:
         clock: Callable[[], float],
         *,
         hysteresis: float = 0.05,
-        stickiness: float = 0.02,
         probe_interval_s: float = 10.0,
         probe_duration_s: float = 1.0,
         probe_length: int = 4,
         max_probe_loss: float = 0.005,
     ) -> None:
-        if (
-            min(hysteresis, stickiness) < 0
-            or min(probe_interval_s, probe_duration_s, max_probe_loss) <= 0
-            or probe_length < 1
-        ):
-            raise ValueError(
-                "hysteresis and stickiness must not be negative, probe settings must be positive"
-            )
+        if hysteresis < 0 or min(probe_interval_s, probe_duration_s, max_probe_loss) <= 0 or probe_length < 1:
+            raise ValueError("hysteresis must not be negative, probe settings must be positive")
         self._clock = clock
         self._hysteresis = hysteresis
-        self._stickiness = stickiness
         self._probe_interval_s = probe_interval_s
         self._probe_duration_s = probe_duration_s
         self._probe_length = probe_length
@@ -185,7 +176,7 @@ class PolicyState:
         if previous is not None and previous.draft_length:
             model = CostModel(inputs)
             kept = model.again(previous)
-            if model.is_allowed(kept) and kept.tokens_per_s * (1 + self._stickiness) >= best.tokens_per_s:
+            if model.is_allowed(kept) and kept.tokens_per_s * (1 + _STICKINESS) >= best.tokens_per_s:
                 best = kept
         self._evaluation = best
         return self._publish(policy_of(inputs, best, 0, describe(best)))

@@ -1,1 +1,1 @@
-"""Process plumbing that all services share; knows nothing of any one of them."""
+"""Process plumbing that all services use; it depends on none of them."""

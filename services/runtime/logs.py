@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import TextIO
 
 import structlog
 
 
-def configure_logs(
-    role: str, *, level: str = "info", as_json: bool = True, stream: TextIO | None = None
-) -> None:
+def configure_logs(role: str, *, level: str, as_json: bool) -> None:
     """Configure structlog and logging for this process; every line names the role."""
-    sink = sys.stderr if stream is None else stream
+    sink = sys.stderr
     severity = logging.getLevelNamesMapping()[level.upper()]
 
     def add_role(

@@ -1,4 +1,4 @@
-"""What the layouts of stored measurements share: checks of numbers, and sums that fade.
+"""Checks of stored numbers, and sums that fade, for the JSON layouts of stored measurements.
 
 Deliberately does not know: any layout. Called by the parts of services.scheduler.measurements.
 """
@@ -9,18 +9,18 @@ SCHEMA_VERSION = 3
 
 
 class SchemaError(ValueError):
-    """A stored value that is not of this layout."""
+    """A stored value has another layout."""
 
 
 def batch_scale(count: int, half_life: float) -> float:
-    """What the mean of ``count`` consecutive samples weighs, over what ``count`` undecayed ones would."""
+    """Decayed weight of ``count`` consecutive samples, over their undecayed weight."""
     decay: float = 2.0 ** (-1.0 / half_life)
     weight: float = (1.0 - decay**count) / (count * (1.0 - decay))
     return weight
 
 
 def faded_sum(old: tuple[float, ...], newer: tuple[float, ...], fade: float) -> tuple[float, ...]:
-    """Element by element; the shorter one goes on with zeros."""
+    """Element by element; the shorter one is padded with zeros."""
     length = max(len(old), len(newer))
     padded_old = (*old, *(0.0,) * (length - len(old)))
     padded_new = (*newer, *(0.0,) * (length - len(newer)))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -40,8 +40,6 @@ class Registry:
         max_subjects: subjects kept; unused ones leave for new ones.
         flush_interval_s: pause between merges into Redis.
         refresh_interval_s: pause between reads of what other schedulers merged.
-        clock: monotonic seconds.
-        wall_clock: unix seconds.
     """
 
     def __init__(
@@ -52,16 +50,12 @@ class Registry:
         max_subjects: int = 256,
         flush_interval_s: float = 1.0,
         refresh_interval_s: float = 10.0,
-        clock: Callable[[], float] = time.monotonic,
-        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._store = store
         self._limits = limits
         self._max_subjects = max_subjects
         self._flush_interval_s = flush_interval_s
         self._refresh_interval_s = refresh_interval_s
-        self._clock = clock
-        self._wall_clock = wall_clock
         self._states: dict[Subject, SubjectState] = {}
 
     @property
@@ -83,7 +77,7 @@ class Registry:
         state = self._states.get(subject)
         if state is None:
             self._evict_unused()
-            state = SubjectState(subject, Planner(subject, self._limits, self._clock))
+            state = SubjectState(subject, Planner(subject, self._limits, time.monotonic))
             self._states[subject] = state
         if state.policy is None:
             async with state.lock:
@@ -152,13 +146,13 @@ class Registry:
                 state.policy = await self._store.load_policy(state.subject, state.synced)
                 state.is_policy_stored = state.policy is not None
                 state.history.extend(await self._store.load_history(state.subject))
-                state.synced_at = self._clock()
+                state.synced_at = time.monotonic()
                 if not stored.is_empty:
                     _log.info("warm start", model=state.subject.model_label, method=state.subject.method)
         await self._plan(state)
 
     async def _sync(self, state: SubjectState, *, is_forced: bool = False) -> None:
-        store, now = self._store, self._clock()
+        store, now = self._store, time.monotonic()
         if store is None or not store.available:
             return
         delta = state.pending
@@ -201,10 +195,10 @@ class Registry:
         if state.policy is not None and not is_change(candidate, state.policy):
             return
         newest = state.policy.version if state.policy is not None else 0
-        version = next_version(int(self._wall_clock() * 1000), newest)
+        version = next_version(int(time.time() * 1000), newest)
         state.policy = replace(candidate, version=version)
         state.is_policy_stored = False
-        written_at = datetime.fromtimestamp(self._wall_clock(), UTC).isoformat(timespec="milliseconds")
+        written_at = datetime.fromtimestamp(time.time(), UTC).isoformat(timespec="milliseconds")
         state.history.appendleft({"written_at": written_at, **state.policy.to_dict()})
         if self._store is not None and self._store.available:
             try:

@@ -233,7 +233,7 @@ def _read_part(kind: type[Part], raw: str | None, subject: Subject) -> Part | No
 
 
 def _read(name: str, from_dict: Callable[[dict[str, Any]], T], raw: str | None, subject: Subject) -> T | None:
-    """What a stored value says; None, and a line in the log, where it cannot be read."""
+    """A stored value, read; None, and a line in the log, if it cannot be read."""
     value = _decode(name, raw, subject)
     if value is None:
         return None

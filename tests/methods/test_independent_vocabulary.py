@@ -23,7 +23,7 @@ from paceline.methods.drafter import Drafter, DraftRequest, OutcomeRequest
 from paceline.methods.independent.drafter import IndependentDrafter
 from paceline.methods.loading import drafter_tap, load_drafter
 from paceline.models import DEFAULT_MODEL, cached, model_fingerprint, resolve
-from paceline.sampling import DraftDistribution, SamplingParams, VerifyMode, decide_tree
+from paceline.sampling import DraftDistribution, SamplingParams, VerifyMode
 from paceline.target import TargetEngine
 from paceline.trie import DraftEntry, DraftTrie, DrawRule
 from tests.methods.foreign import (
@@ -34,6 +34,7 @@ from tests.methods.foreign import (
     tiny_tokenizer,
 )
 from tests.sampling.enumeration import ROOT, Shape, drawn_entries, largest_gap, tree_outcomes
+from tests.sampling.rejection import decide_tree
 from tests.sampling.toy import Prefix, ToyModel
 
 TARGET, OWN = byte_level_tokenizer(), byte_fallback_tokenizer()

@@ -17,11 +17,9 @@ from paceline.sampling import (
     Verdict,
     VerifyMode,
     decide_block,
-    decide_tree,
     draw_children,
     verify_step,
 )
-from tests.sampling.chain_rejection import drawn_chain
 from tests.sampling.chi_square import path_acceptance
 from tests.sampling.enumeration import (
     ROOT,
@@ -33,6 +31,7 @@ from tests.sampling.enumeration import (
     tree_outcomes,
     verified_tree,
 )
+from tests.sampling.rejection import decide_tree, drawn_chain
 from tests.sampling.toy import Prefix, ToyModel
 
 MODELS = [(0, 3, 0.0), (1, 4, 0.0), (2, 3, 0.4), (3, 4, 0.5), (4, 3, 0.6)]

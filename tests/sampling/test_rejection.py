@@ -21,7 +21,7 @@ from paceline.sampling import (
     draw_children,
     verify_step,
 )
-from tests.sampling.chain_rejection import decide_chain, drawn_chain, verify_chain_rejection
+from tests.sampling.rejection import decide_chain, drawn_chain, verify_chain_rejection
 from tests.sampling.toy import Prefix, ToyModel
 
 Cell = tuple[float, Fraction]  # a number inside a cell of [0, 1), and the cell's width

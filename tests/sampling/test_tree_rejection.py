@@ -18,7 +18,6 @@ from paceline.sampling import (
     SamplingParams,
     Verdict,
     VerifyMode,
-    decide_tree,
     draw_children,
     draw_siblings,
     verify_step,
@@ -38,6 +37,7 @@ from tests.sampling.enumeration import (
     tree_outcomes,
     verified_tree,
 )
+from tests.sampling.rejection import decide_tree
 from tests.sampling.toy import Prefix, ToyModel
 
 CHAIN: Shape = (((),),)

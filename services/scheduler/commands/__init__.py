@@ -1,1 +1,1 @@
-"""What the scheduler knows, for people: `paceline curves` and `paceline policy`."""
+"""The commands `paceline curves` and `paceline policy`, which print what the scheduler has measured and decided."""

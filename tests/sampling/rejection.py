@@ -1,4 +1,4 @@
-"""Rejection sampling of a drafted chain, as the tests state it: a chain is a tree without branches."""
+"""Whole walks of rejection sampling, as the tests state them; a chain is a tree without branches."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from paceline.drafts import DraftTree, DrawRule, SiblingDraws
 from paceline.sampling.distribution import DraftDistribution
 from paceline.sampling.probabilities import ProbRows
-from paceline.sampling.tree_rejection import decide_tree, verify_tree_rejection
+from paceline.sampling.tree_rejection import RejectionWalk, keyed_walk
 from paceline.sampling.verify import Verdict
 
 
@@ -80,3 +80,24 @@ def drawn_chain(tokens: Sequence[int], dists: Sequence[DraftDistribution]) -> Dr
             for token, dist in zip(tokens, dists, strict=True)
         ),
     )
+
+
+def decide_tree(
+    tree: DraftTree,
+    target_probs: Tensor | ProbRows,
+    accept_noise: Sequence[float],
+    final_noise: Sequence[float],
+) -> Verdict:
+    """The verdict of a :class:`RejectionWalk`, whose arguments it takes."""
+    return _to_its_end(RejectionWalk(tree, target_probs, accept_noise, final_noise))
+
+
+def verify_tree_rejection(tree: DraftTree, target_probs: Tensor | ProbRows, seed: int, start: int) -> Verdict:
+    """`decide_tree` with the noise of :func:`keyed_walk`, whose arguments it takes."""
+    return _to_its_end(keyed_walk(tree, target_probs, seed, start))
+
+
+def _to_its_end(walk: RejectionWalk) -> Verdict:
+    while (verdict := walk.step()) is None:
+        pass
+    return verdict
