@@ -23,9 +23,10 @@ from paceline.trie import DraftEntry, DraftTree
 from paceline.v1 import target_pb2
 from services.runtime import feature_parts, tensors
 from services.runtime.frames import Commit, pack_commits, pack_drafts, unpack_drafts
-from services.verifier.sequence import SequenceSpec, TargetSequence
+from services.verifier.sequence import TargetSequence
 from services.verifier.sequence_state import Finish, TargetSequenceState
 from services.verifier.session import VerifySession
+from services.verifier.specs import SequenceSpec
 from services.verifier.verification import verify_sequences
 
 

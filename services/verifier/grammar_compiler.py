@@ -15,7 +15,7 @@ from paceline.contract.errors import InvalidRequestError, UnavailableError
 from paceline.grammar import CompiledGrammar, ConstraintError, GrammarChecker, GrammarCompiler, GrammarRule
 from paceline.grammar.cache import ConstraintCache
 from paceline.sampling import LogitRule, RuleError
-from services.verifier.sequence import SequenceSpec
+from services.verifier.specs import SequenceSpec
 
 MAX_WAITING = 1024
 """Openings that may wait for their grammars."""

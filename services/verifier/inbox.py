@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from paceline.contract.policy import StepPolicy
 from paceline.sampling import LogitRule
 from paceline.trie import DraftEntry
-from services.verifier.sequence import SequenceSpec
 from services.verifier.session import VerifySession
+from services.verifier.specs import SequenceSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ Called by: services.verifier.table.
 from __future__ import annotations
 
 from paceline.sampling import BadRuns, LogitBias, LogitRule, MinTokens, Penalties
-from services.verifier.sequence import SequenceSpec
+from services.verifier.specs import SequenceSpec
 
 
 def make_rules(spec: SequenceSpec, vocab_size: int) -> list[LogitRule]:

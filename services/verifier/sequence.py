@@ -15,51 +15,20 @@ from dataclasses import dataclass, field
 
 from paceline.contract.errors import IllegalTransitionError
 from paceline.ngram import NgramProposal, merge_proposal
-from paceline.sampling import DraftFilter, LogitRule, SamplingParams, VerifyMode
+from paceline.sampling import DraftFilter, LogitRule, VerifyMode
 from paceline.scheduling.calibration import Calibrator
 from paceline.trie import EMPTY_TREE, AddResult, DraftEntry, DraftTree, DraftTrie
 from services.verifier.calibration import calibrated
 from services.verifier.ngram import SURE_PROPOSAL, NgramProposer
 from services.verifier.sequence_state import TRANSITIONS, Finish, TargetSequenceState
 from services.verifier.session import VerifySession
+from services.verifier.specs import SequenceSpec
 
 NO_SLOT = -1
 """Slot of a sequence that has none."""
 
 MAX_MISSED_WAITS = 2
 """After so many waits in vain, no step waits for the sequence's drafter until its next draft arrives."""
-
-
-@dataclass(frozen=True, slots=True)
-class SequenceSpec:
-    """What a conductor asked for; every value has been checked.
-
-    Attributes:
-        max_new_tokens: most tokens to commit at this verifier.
-        num_resumed_tokens: tokens at the end of the prompt that another verifier generated.
-        num_top: alternatives to report for each committed token; None reports no log-probabilities.
-        num_prompt_top: the same for the prompt's tokens.
-        may_share_prefix: False where every row of the prompt must be run for this request itself.
-        reads_features: False where the sequence's drafter does not use the target's features.
-    """
-
-    key: int
-    epoch: int
-    prompt: tuple[int, ...]
-    sampling: SamplingParams
-    max_new_tokens: int
-    stop_token_ids: frozenset[int]
-    max_draft_nodes: int
-    num_resumed_tokens: int = 0
-    num_top: int | None = None
-    num_prompt_top: int | None = None
-    may_share_prefix: bool = True
-    reads_features: bool = True
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        """Tokens of the request's own prompt."""
-        return len(self.prompt) - self.num_resumed_tokens
 
 
 @dataclass(slots=True)

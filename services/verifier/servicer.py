@@ -28,9 +28,8 @@ from services.verifier.feature_hub import FeatureHub, Subscriber
 from services.verifier.grammar_compiler import RequestGrammars
 from services.verifier.inbox import AddDrafts, Attach, Close, CloseSession, Open, SetPolicy, VerifierInbox
 from services.verifier.profile import TimedStep, profile_message
-from services.verifier.sequence import SequenceSpec
 from services.verifier.session import VerifySession
-from services.verifier.specs import sequence_spec
+from services.verifier.specs import SequenceSpec, sequence_spec
 
 log = structlog.get_logger()
 

@@ -5,6 +5,8 @@ Every id and count is compared with the model's limits here, before it indexes a
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from paceline.contract import limits
 from paceline.contract.errors import InvalidRequestError
 from paceline.contract.fields import (
@@ -14,9 +16,41 @@ from paceline.contract.fields import (
     check_reads_features,
     check_stop_token_ids,
 )
+from paceline.sampling import SamplingParams
 from paceline.v1 import peer_pb2, target_pb2
 from services.runtime.sampling import log_prob_counts, sampling_params
-from services.verifier.sequence import SequenceSpec
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceSpec:
+    """What a conductor asked for; every value has been checked.
+
+    Attributes:
+        max_new_tokens: most tokens to commit at this verifier.
+        num_resumed_tokens: tokens at the end of the prompt that another verifier generated.
+        num_top: alternatives to report for each committed token; None reports no log-probabilities.
+        num_prompt_top: the same for the prompt's tokens.
+        may_share_prefix: False where every row of the prompt must be run for this request itself.
+        reads_features: False where the sequence's drafter does not use the target's features.
+    """
+
+    key: int
+    epoch: int
+    prompt: tuple[int, ...]
+    sampling: SamplingParams
+    max_new_tokens: int
+    stop_token_ids: frozenset[int]
+    max_draft_nodes: int
+    num_resumed_tokens: int = 0
+    num_top: int | None = None
+    num_prompt_top: int | None = None
+    may_share_prefix: bool = True
+    reads_features: bool = True
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of the request's own prompt."""
+        return len(self.prompt) - self.num_resumed_tokens
 
 
 def sequence_spec(opening: target_pb2.OpenSequence, info: peer_pb2.PeerInfo) -> SequenceSpec:

@@ -14,7 +14,7 @@ import torch
 from paceline.contract.policy import StepPolicy
 from paceline.v1 import sampling_pb2, target_pb2
 from services.verifier.inbox import Attach, Close, CloseSession, Open, SetPolicy
-from services.verifier.sequence import SequenceSpec
+from services.verifier.specs import SequenceSpec
 from tests.simulation.kit import MAX_NEW_TOKENS, SAMPLINGS, Kit, Placement
 from tests.simulation.peer import Peer
 from tests.simulation.request import Request

@@ -11,7 +11,7 @@ from paceline.target import TargetEngine
 from paceline.v1 import target_pb2
 from services.runtime import tensors
 from services.verifier.inbox import Open
-from services.verifier.sequence import SequenceSpec
+from services.verifier.specs import SequenceSpec
 from tests.simulation.verifier import ListedSession, ListedSubscriber, SteppedVerifier
 from tests.verifier.conductor import VOCAB_SIZE
 

@@ -21,7 +21,7 @@ from services.verifier.budget import Basis, NodeBudget
 from services.verifier.inbox import AddDrafts, Open, SetPolicy
 from services.verifier.observer import StepObserver
 from services.verifier.report import StepEvent
-from services.verifier.sequence import SequenceSpec
+from services.verifier.specs import SequenceSpec
 from tests.simulation.verifier import ListedSession, SteppedVerifier
 
 

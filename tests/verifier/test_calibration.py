@@ -14,8 +14,9 @@ from paceline.trie import DraftEntry, DraftError, DrawRule, SiblingDraws
 from paceline.v1 import peer_pb2
 from services.runtime.process import Process
 from services.verifier.calibration import Calibrators, learn
-from services.verifier.sequence import SequenceSpec, TargetSequence
+from services.verifier.sequence import TargetSequence
 from services.verifier.session import VerifySession
+from services.verifier.specs import SequenceSpec
 from tests.verifier.conductor import Conductor
 
 

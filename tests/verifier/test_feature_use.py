@@ -24,8 +24,7 @@ from paceline.v1 import peer_pb2, target_pb2
 from services.verifier import colocated
 from services.verifier.colocated import ColocatedDrafter
 from services.verifier.inbox import Open, SetPolicy
-from services.verifier.sequence import SequenceSpec
-from services.verifier.specs import sequence_spec
+from services.verifier.specs import SequenceSpec, sequence_spec
 from tests.methods.pard_checkpoint import save
 from tests.simulation.verifier import ListedSession, SteppedVerifier
 from tests.verifier.conductor import MAX_POSITIONS, VOCAB_SIZE, Conductor

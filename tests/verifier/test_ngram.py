@@ -15,7 +15,7 @@ from paceline.trie import DraftEntry
 from paceline.v1 import peer_pb2, sampling_pb2, target_pb2
 from services.verifier.inbox import AddDrafts, Open, SetPolicy
 from services.verifier.ngram import NgramProposers
-from services.verifier.sequence import SequenceSpec
+from services.verifier.specs import SequenceSpec
 from services.verifier.stopwatch import StepStage
 from tests.simulation.verifier import ListedSession, SteppedVerifier
 from tests.verifier.conductor import Conductor

@@ -15,9 +15,10 @@ from paceline.trie import DraftEntry, DrawRule, SiblingDraws
 from paceline.v1 import peer_pb2, target_pb2
 from services.runtime import tensors
 from services.verifier.feature_hub import FeatureHub, Subscriber
-from services.verifier.sequence import SequenceSpec, TargetSequence
+from services.verifier.sequence import TargetSequence
 from services.verifier.sequence_state import Finish
 from services.verifier.session import VerifySession
+from services.verifier.specs import SequenceSpec
 
 
 def sequence(

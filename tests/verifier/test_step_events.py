@@ -14,7 +14,7 @@ from paceline.contract.policy import StepPolicy
 from paceline.sampling import SamplingParams
 from paceline.target import TargetEngine
 from services.verifier.inbox import Close, Open, SetPolicy
-from services.verifier.sequence import SequenceSpec
+from services.verifier.specs import SequenceSpec
 from tests.simulation.verifier import ListedSession, SteppedVerifier
 
 PROMPT = [5, 6, 7, 8]

@@ -9,8 +9,9 @@ import torch
 
 from paceline.sampling import LogitBias, SamplingParams, Verdict, maxima_of
 from paceline.trie import EMPTY_TREE, DraftTree
-from services.verifier.sequence import SequenceSpec, TargetSequence
+from services.verifier.sequence import TargetSequence
 from services.verifier.session import VerifySession
+from services.verifier.specs import SequenceSpec
 from services.verifier.verification import verify_sequences
 
 
