@@ -1,7 +1,7 @@
 """DeepSeek-V3's multi-token prediction as a drafter (2412.19437, section 2.2), and its relatives of the same layout.
 
-Responsible for turning a checkpoint into modules and a tap; `autoregressive.py` does the drafting. What the first
-module reads is the target's last hidden state, after its final norm or, where the checkpoint says so, before it.
+Turns a checkpoint into modules and a tap; `AutoregressiveDrafter` does the drafting. The first module reads the
+target's last hidden state: after its final norm or, if the checkpoint says so, before it.
 """
 
 from __future__ import annotations

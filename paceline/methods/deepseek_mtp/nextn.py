@@ -1,12 +1,12 @@
-"""Multi-token prediction modules as their targets' checkpoints hold them: layers behind the target's last one.
+"""Multi-token prediction modules in their targets' checkpoints: layers after the target's last one.
 
-Responsible for the names of DeepSeek-V3, which GLM shares (`model.layers.{num_hidden_layers}.enorm.weight`, ...), and
-those of MiMo (`model.mtp_layers.0.token_layernorm.weight`, ...; it joins the hidden state first). The directory may be
-the whole model's: other tensors are not read. Blocks of the Llama family are read, with biases of queries, keys and
-values, or norms of heads. Nothing is unpickled. Called by the commands that import and export checkpoints.
+Reads the names of DeepSeek-V3, which GLM shares (`model.layers.{num_hidden_layers}.enorm.weight`, ...), and those of
+MiMo (`model.mtp_layers.0.token_layernorm.weight`, ...; it joins the hidden state first). The directory may hold the
+complete model: other tensors are not read. Blocks of the Llama family are supported, with biases of queries, keys and
+values, or norms of heads. Nothing is unpickled.
 
-Not in the layout, and so lost by an export: the target's fingerprint, how the modules were trained, and which part of
-the vocabulary they propose: others let them propose all.
+An export loses what the layout does not have: the target's fingerprint, how the modules were trained, and which part of
+the vocabulary they propose (other programs let them propose all).
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from paceline.methods.target_vocabulary import TOKEN_MAP, read_vocabulary
 
 COUNT = "num_nextn_predict_layers"
 CARRIES_NORM = "mtp_carries_norm"
-"""Our own word beside the public ones; without it the model's type decides."""
+"""A field of Paceline's own; without it the model's type decides."""
 COPIES = ("embed_tokens.weight", "shared_head.head.weight")
-"""Copies of the target's embedding and head that stand beside a module."""
+"""Copies of the target's embedding and head beside a module."""
 
 _MIMO = {
     "token_layernorm.weight": "enorm.weight",
@@ -42,7 +42,7 @@ _OTHER_BLOCKS = ("self_attn.q_a_proj", "self_attn.kv_a_proj", "mlp.experts.", "m
 
 
 def is_nextn(content: Mapping[str, Any]) -> bool:
-    """Whether a `config.json` says that modules are there."""
+    """Whether a `config.json` says that there are modules."""
     count = content.get(COUNT)
     return isinstance(count, int) and not isinstance(count, bool) and count > 0
 
@@ -50,8 +50,8 @@ def is_nextn(content: Mapping[str, Any]) -> bool:
 def read_nextn(directory: Path, target: TargetFacts) -> tuple[DrafterConfig, dict[str, Tensor]]:
     """Read the modules of a model's checkpoint.
 
-    Copies of embedding and head are left out: the drafter reads the target's. What a module hands on is its raw output
-    in DeepSeek's models and normed in all others, as their engines run them.
+    Copies of embedding and head are left out: the drafter reads the target's. A module passes on its raw output in
+    DeepSeek's models and its normed output in all others, as their engines do.
 
     Raises:
         CheckpointError: naming what is missing, surplus, of another shape or not supported.
@@ -109,7 +109,7 @@ def read_nextn(directory: Path, target: TargetFacts) -> tuple[DrafterConfig, dic
 
 
 def _from_mimo(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """MiMo's names in DeepSeek's words, and the embedding's half of the projection in front."""
+    """MiMo's tensors under DeepSeek's names, with the embedding's half of the projection first."""
     renamed: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         prefix, rest = name[: len("layers.0.")], name[len("layers.0.") :]
@@ -158,7 +158,7 @@ def write_nextn(directory: Path, config: DrafterConfig, tensors: Mapping[str, Te
 def store_vocabulary(
     config: DrafterConfig, tensors: Mapping[str, Tensor], target_dir: Path
 ) -> tuple[DrafterConfig, dict[str, Tensor]]:
-    """Copies of the target's embedding and head beside every module, as DeepSeek's checkpoints have them."""
+    """Add copies of the target's embedding and head to every module, as in DeepSeek's checkpoints."""
     dtype = tensors[module_prefix(0) + "eh_proj.weight"].dtype
     both = read_vocabulary(target_dir, config.size("target_vocab"), config.size("hidden"), dtype)
     stored = dict(tensors)

@@ -1,9 +1,9 @@
 """``paceline pretrain``: a small Llama and its multi-token prediction modules, trained together from nothing.
 
-What DeepSeek-V3 did at its size (2412.19437, sections 2.2 and 4.2), so that modules can be measured beside a model that
-they helped to train. Responsible for the run's options, its held-out losses, and the pair that it writes: the model as
-transformers saves it, and the modules as a drafter for it. The loss is in `deepseek_mtp_joint.py`, the loop in
-`loop.py`. Text comes from any shards whose tokenizer is at hand; their features are not read.
+DeepSeek-V3 did so at its size (2412.19437, sections 2.2 and 4.2); here modules can be measured beside a model that they
+helped to train. A run writes a pair: the model as transformers saves it, and the modules as a drafter for it. The loss
+is in `joint.py`, the loop in `paceline.training.loop`. Text comes from any shards with a known tokenizer; their
+features are not read.
 """
 
 from __future__ import annotations
@@ -44,20 +44,20 @@ class PretrainOptions:
         tokenizer_dir: a model directory whose tokenizer the text was written with.
         data_dir: shards to learn from.
         heldout_dir: shards of another seed.
-        run_dir: checkpoints; an existing run goes on from its newest.
+        run_dir: checkpoints; an existing run continues from its newest.
         export_dir: gets ``model`` and ``drafter`` at every evaluation.
         hidden: width of the model.
-        num_layers: its layers.
+        num_layers: layers of the model.
         num_heads: query heads.
         num_kv_heads: key heads.
         head_dim: width of a head.
-        intermediate: of the gated product.
+        intermediate: width of the gated MLP.
         num_modules: multi-token prediction modules in sequence.
         num_steps: optimiser steps; the modules' weight falls from 0.3 to 0.1 at 68 % of them.
         batch_tokens: padded tokens a step.
-        learning_rate: peak.
+        learning_rate: peak learning rate.
         warmup_steps: linear warm-up.
-        floor: last learning rate as a share of the peak.
+        floor: last learning rate as a fraction of the peak.
         clip_norm: global gradient norm.
         seed: data order and starting weights.
         eval_every: steps between held-out evaluations.
@@ -94,10 +94,10 @@ class PretrainResult:
     """Where a run ended.
 
     Attributes:
-        step: its last.
+        step: the last step.
         own: held-out cross entropy of the model, nats a token.
-        modules: mean of the modules'.
-        accepted: by depth, how often a module proposes what the model itself chooses, given the text before.
+        modules: mean held-out cross entropy of the modules.
+        accepted: by depth, how often a module proposes the model's own choice, given the text before.
     """
 
     step: int
@@ -107,7 +107,7 @@ class PretrainResult:
 
 
 def run(options: PretrainOptions, stop_after: int | None = None) -> PretrainResult:
-    """Trains, or goes on training, until ``num_steps``.
+    """Train, or continue to train, until ``num_steps``.
 
     Args:
         options: the run.
@@ -124,7 +124,7 @@ def run(options: PretrainOptions, stop_after: int | None = None) -> PretrainResu
 
 
 class _Trainee:
-    """The model and its modules as a loop trains them."""
+    """The model and its modules, in the form that the loop trains."""
 
     method = "deepseek_mtp, from scratch"
 
@@ -219,7 +219,7 @@ class _PretrainingRun:
         return result
 
     def _export(self) -> None:
-        """Held-out losses, and the pair: a model that transformers loads, and a drafter bound to it."""
+        """Evaluate, and write the pair: a model that transformers loads, and a drafter made for it."""
         result = self._result = self._evaluate()
         model, target = self._options.export_dir / "model", self._joint.target
         write_weights(model / "model.safetensors", self._joint.model_tensors())

@@ -1,16 +1,12 @@
-"""What drafters share that propose a block of tokens from one pass over the target's context: DFlash's network.
+"""Follows sequences and runs blocks of DFlash's layer, for DFlash and DSpark.
 
-Row 0 of a block is the anchor, the last committed token, whose features the target does not have yet; mask rows stand
-behind it. Features of all positions before the anchor are the block's context. Their keys and values are kept from
-round to round; the block's own are overwritten by what the next round commits. The whole block is run whatever is
-asked for, because each of its rows sees all others: so a token does not depend on how many were wanted with it, and
-asking for more runs nothing.
+Row 0 of a block is the anchor, the last committed token, whose features the target does not have yet. Mask rows follow
+it. Features of all positions before the anchor are the block's context. Their keys and values are kept from round to
+round; the next round overwrites the block's own. The complete block is always run, because each row attends to all
+others. So a token does not depend on how many tokens were requested, and a longer request runs nothing.
 
-`fc` runs on the target's side (the tap's projection), and the context's norm here, so that `hidden` numbers travel for
-each committed token.
-
-Responsible for following sequences and running blocks. How tokens are chosen from a block's output is the method's:
-`dflash.py`, `dspark.py`.
+`fc` runs on the target's side (the tap's projection) and the context's norm here, so `hidden` numbers are sent for each
+committed token. Each method chooses tokens from a block's output in its own way.
 """
 
 from __future__ import annotations
@@ -38,11 +34,11 @@ from paceline.trie import DraftEntry
 
 @dataclass(slots=True)
 class BlockRound(OnePassRound):
-    """What a block gave, and the chain that is made of it.
+    """Output of a block, and the chain made from it.
 
     Attributes:
-        start: committed length that it goes on from; 0 before any was run.
-        memory: `[1, rank]`, what a head that goes through the rows in turn keeps of the chain; None before the first.
+        start: committed length that it continues; 0 before the first block.
+        memory: `[1, rank]` of a recurrent head after the chain's last token; None before the first.
     """
 
     start: int = 0
@@ -56,7 +52,7 @@ class BlockRound(OnePassRound):
 
 @dataclass(slots=True)
 class BlockSequence(FollowedSequence):
-    """A sequence, and the block that was run behind its committed tokens."""
+    """A sequence, and the block behind its committed tokens."""
 
     round: BlockRound = field(default_factory=BlockRound)
 
@@ -69,7 +65,7 @@ class BlockDrafter(FeatureFollower[BlockSequence]):
         draft_ids: `[draft_vocab]` int64 target id of each draft id; None where they are the same.
         draft_vocab: draft ids.
         tap: what is read from the target.
-        max_positions: the longest text that is drafted for.
+        max_positions: longest text that is drafted for.
         device: where the layer runs.
     """
 
@@ -106,7 +102,7 @@ class BlockDrafter(FeatureFollower[BlockSequence]):
     def draft_outcomes(
         self, requests: Sequence[OutcomeRequest], may_continue: Callable[[], bool] = lambda: True
     ) -> list[DraftEntry | None]:
-        """None for all: past an outcome there are no features, and a block goes on from none that are guessed."""
+        """None for all: past an outcome there are no true features for a block's context."""
         for request in requests:
             self._get(request.sequence_id)
         return [None for _ in requests]
@@ -124,13 +120,13 @@ class BlockDrafter(FeatureFollower[BlockSequence]):
         return RoundRequest(request, state.round, len(state.tokens), depth)
 
     def _can_draft(self, request: DraftRequest) -> bool:
-        """Whether features are in and the whole block, which begins at the last token, has positions."""
+        """Whether features have arrived and the whole block, which begins at the last token, fits the positions."""
         state = self._get(request.sequence_id)
         fits = len(state.tokens) - 1 + self._blocks.plan.size <= self.max_positions
         return request.num_tokens > 0 and state.is_ready and fits
 
     def _run(self, states: Sequence[BlockSequence]) -> None:
-        """Run blocks of sequences that have committed since: one pass."""
+        """Run blocks of sequences that have new committed tokens, in one pass."""
         behind = [s for s in states if s.round.start != len(s.tokens)]
         if not behind:
             return
@@ -145,7 +141,7 @@ class BlockDrafter(FeatureFollower[BlockSequence]):
             [(s.slot_id, part.context.shape[0] + size) for s, part in zip(behind, rows, strict=True)]
         )
         output, count = self._blocks.forward(rows), self._blocks.plan.num_drafts
-        for i, state in enumerate(behind):  # not before the pass, which may fail
+        for i, state in enumerate(behind):  # after the pass, which may fail
             state.pending = left[i]
             state.slot.length += rows[i].context.shape[0]
             places = range(i * count, (i + 1) * count)
@@ -181,7 +177,7 @@ def make_block_layer(
     device: Device,
     dtype: torch.dtype,
 ) -> DFlashLayer:
-    """The layer of a checkpoint, on the backend that runs it fastest; embedding and head are those to be used."""
+    """The layer of a checkpoint, on the fastest backend, with this embedding and head."""
     layer, context = read_layer(config, tensors, embedding, head, dtype)
     num_layers = len(layer.blocks)
     return DFlashLayer(*backend.make_block_layer(layer, context, device), BlockPlan.read(config), num_layers)

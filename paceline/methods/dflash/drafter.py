@@ -1,8 +1,9 @@
 """DFlash (2602.06036): a block of tokens from one pass of layers that attend to the target's features.
 
-What a block is and how it is run: `block_drafter.py`, `layer.py`. Rows of a block know no token of each other's,
-so a chain takes the likeliest token of every row (in coupled mode the winner of the target's own race), a tree is the
-product of the rows' guesses (`marginal_tree.py`), and draws come from each row's own distribution, which is sent along.
+`block_drafter.py` runs blocks of the layer in `layer.py`. Rows of a block do not depend on one another's tokens. So a
+chain takes the likeliest token of every row (in coupled mode the winner of the target's own race), a tree is the
+product of the rows' distributions (`marginal_tree.py`), and draws come from each row's own distribution, which is sent
+along.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from paceline.trie import DraftEntry
 
 
 class DFlashDrafter(BlockDrafter):
-    """Drafts with one block of independent guesses; see `paceline.methods.drafter.Drafter`."""
+    """Drafts with one block of independent proposals; see `paceline.methods.drafter.Drafter`."""
 
     method: ClassVar[str] = "dflash"
 
@@ -31,7 +32,7 @@ class DFlashDrafter(BlockDrafter):
     def load(
         cls, directory: Path, config: DrafterConfig, target_dir: Path, device: Device, dtype: torch.dtype
     ) -> DFlashDrafter:
-        """Load a checkpoint; embedding and head that it does not bring are read from the target's directory.
+        """Load a checkpoint; an embedding or head that it does not have comes from the target's directory.
 
         Raises:
             CheckpointError: sizes or tensors do not fit one another or the target.

@@ -1,12 +1,10 @@
 """Layouts that the authors of block drafters publish in: z-lab's for DFlash, and DeepSpec's for DFlash and DSpark.
 
-Both are a flat `config.json` in Qwen3's words with a block's layout beside it, and tensors under the names of the
-speculators format, so that they are read and written by way of that (`speculators.py`). z-lab's has neither embedding
-nor head: both are the target's. DeepSpec's has frozen copies of them, and every row of its blocks proposes the token
-behind it.
+Both have a flat `config.json` in Qwen3's words with a block's fields, and tensors under the names of the speculators
+format, whose code reads and writes them. z-lab's has neither embedding nor head: both are the target's. DeepSpec's has
+frozen copies of them, and every row of its blocks proposes the token after its own.
 
 `target_layer_ids` of both name layers whose *output* is read, one less than the layer that the same stream enters.
-Called through `formats.py`.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ _NOT_COMPUTED = {
     "output_multiplier": 1.0,
     "final_logit_softcapping": None,
 }
-"""Fields that change what is computed, and what each says where it changes nothing."""
+"""Fields that change what is computed, with the value of each that changes nothing."""
 
 
 def is_dflash(content: Mapping[str, Any]) -> bool:
@@ -69,7 +67,7 @@ def read_dflash(directory: Path, target: TargetFacts) -> tuple[DrafterConfig, di
 
 
 def read_deepspec(directory: Path, target: TargetFacts) -> tuple[DrafterConfig, dict[str, Tensor]]:
-    """Read a checkpoint of DeepSpec's layout, as `dspark`, or as `dflash` where it has no Markov head.
+    """Read a checkpoint of DeepSpec's layout: as `dspark`, or as `dflash` if it has no Markov head.
 
     Raises:
         CheckpointError: as of :func:`read_dflash`.
@@ -133,7 +131,7 @@ def write_deepspec(directory: Path, config: DrafterConfig, tensors: Mapping[str,
 def count_target_layers(
     config: DrafterConfig, tensors: Mapping[str, Tensor], target_dir: Path
 ) -> tuple[DrafterConfig, dict[str, Tensor]]:
-    """What z-lab's layout says of the target: how many layers it has."""
+    """Add what z-lab's layout says of the target: its number of layers."""
     shape = {**config.shape, "num_target_layers": TargetFacts.read(target_dir).num_layers}
     return replace(config, shape=shape), dict(tensors)
 
@@ -141,7 +139,7 @@ def count_target_layers(
 def store_target_vocabulary(
     config: DrafterConfig, tensors: Mapping[str, Tensor], target_dir: Path
 ) -> tuple[DrafterConfig, dict[str, Tensor]]:
-    """What DeepSpec's layout holds of the target: its embedding and its head, and how many layers it has."""
+    """Add what DeepSpec's layout has of the target: its embedding, its head, and its number of layers."""
     config, out = count_target_layers(config, tensors, target_dir)
     target, dtype = TargetFacts.read(target_dir), tensors["fc.weight"].dtype
     out.setdefault("embed_tokens.weight", target.embedding(dtype))
@@ -158,7 +156,7 @@ def _read(
     more: Mapping[str, Any],
     default_size: int = 7,
 ) -> tuple[DrafterConfig, dict[str, Tensor]]:
-    """By way of the speculators format's words."""
+    """Read either layout, translated into the words of the speculators format."""
     for name, plain in _NOT_COMPUTED.items():
         if found.get(name, plain) not in (plain, None):
             raise CheckpointError(f"{name} {found[name]!r} is not computed")
@@ -211,7 +209,7 @@ def _flat(config: DrafterConfig, whose: str, architecture: str, dtype: torch.dty
 
 
 def _spread(num_target_layers: int, num_layers: object) -> list[int]:
-    """The layers that z-lab reads where a file does not say: evenly from the second to the third before the last."""
+    """The layers that z-lab reads if a file names none: evenly spread from the second to the third before the last."""
     if not isinstance(num_layers, int) or num_layers < 1:
         raise CheckpointError(f"num_hidden_layers must be a positive whole number, not {num_layers!r}")
     if num_layers == 1:

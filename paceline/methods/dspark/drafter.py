@@ -1,14 +1,14 @@
-"""DSpark (2607.05147): DFlash's block, with a small head that lets each token know the one before it.
+"""DSpark (2607.05147): DFlash's block, with a small head that makes each token depend on the one before it.
 
-The block is run once (`block_drafter.py`). Then its rows are gone through in turn: a row's logits are the block's and a
-bias that depends on the token chosen before (`sequential_heads.py`), so that draws come from a distribution given what
-was drawn before, which is sent along, and verification of draws is exact. Trees grow by EAGLE-2's rule, because what
-follows a node depends on it; a depth costs a product of low rank and no pass.
+The block is run once. Then its rows are visited in order: a row's logits are the block's plus a bias that depends on
+the token chosen before (`heads.py`). So draws come from a distribution given the earlier draws, which is sent along,
+and verification of draws is exact. Trees grow by EAGLE-2's rule, because the children of a node depend on it; a depth
+costs a product of low rank and no pass.
 
-Where tokens are not drawn, a chain's `log_probs` are the logarithms of the confidence head's probabilities that a token
-is accepted, which is what the verifier's calibration takes them for. Drawn tokens carry them beside their distribution:
-they were said before the token was drawn, so that the verifier may go by them and stay exact. A confidence is the same
-for every child of a node, so in ranked trees they are the tokens' own.
+If tokens are not drawn, a chain's `log_probs` are the logarithms of the confidence head's acceptance probabilities, and
+the verifier's calibration reads them as such. Drawn tokens carry the confidence that was stated before the draw, so the
+verifier may use it and stay exact. A confidence is the same for all children of a node, so ranked trees send the
+tokens' own probabilities.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class SequentialHeads:
     """Markov and confidence head, ready to run.
 
     Args:
-        plan: which there are.
+        plan: which heads there are.
         tensors: by public name.
         device: where they run.
         dtype: of products.
@@ -68,7 +68,7 @@ class SequentialHeads:
         self.where = device.torch_device
 
     def memory(self, count: int) -> Tensor:
-        """What is remembered of blocks of which no row has been gone through, `[count, rank]`."""
+        """The memory of new blocks, `[count, rank]`."""
         return self._tensors[MARKOV_IN].new_zeros(count, self._plan.rank)
 
     def log_confidences(self, log_odds: Tensor, depths: Sequence[int]) -> list[float]:
@@ -86,7 +86,7 @@ class SequentialHeads:
     def step(
         self, states: Tensor, previous: Sequence[int], memory: Tensor
     ) -> tuple[Tensor, Tensor | None, Tensor]:
-        """Go through one row of each of several blocks, or of nodes of trees over them.
+        """Visit one row of each of several blocks, or of nodes of trees over them.
 
         Args:
             states: `[n, hidden]`, the rows' outputs.
@@ -95,7 +95,7 @@ class SequentialHeads:
 
         Returns:
             The bias on logits `[n, draft_vocab]` float32; the log-odds of acceptance `[n]` float32, None without that
-            head; and the memory behind these rows.
+            head; and the memory after these rows.
         """
         embedded = F.embedding(torch.tensor(previous, device=self.where), self._tensors[MARKOV_IN])
         mixed, memory = self._plan.mix(self._tensors, states, embedded, memory)
@@ -106,15 +106,15 @@ class SequentialHeads:
 
 
 class DSparkDrafter(BlockDrafter):
-    """Drafts with a block whose rows are gone through in turn; see `paceline.methods.drafter.Drafter`.
+    """Drafts with a block whose rows are visited in order; see `paceline.methods.drafter.Drafter`.
 
     Args:
         layer: DFlash's.
-        heads: what is added row by row.
+        heads: the heads that are applied row by row.
         draft_ids: `[draft_vocab]` int64 target id of each draft id; None where they are the same.
         draft_vocab: draft ids.
         tap: what is read from the target.
-        max_positions: the longest text that is drafted for.
+        max_positions: longest text that is drafted for.
         device: where the layer runs.
     """
 
@@ -138,7 +138,7 @@ class DSparkDrafter(BlockDrafter):
     def load(
         cls, directory: Path, config: DrafterConfig, target_dir: Path, device: Device, dtype: torch.dtype
     ) -> DSparkDrafter:
-        """Load a checkpoint; embedding and head that it does not bring are read from the target's directory.
+        """Load a checkpoint; an embedding or head that it does not have comes from the target's directory.
 
         Raises:
             CheckpointError: sizes or tensors do not fit one another or the target.
@@ -191,7 +191,7 @@ class DSparkDrafter(BlockDrafter):
         """Grow trees by EAGLE-2's rule, one depth of all sequences at a time."""
         growing = [(w, state, GrowingTree()) for w, state in trees]
         expanded: list[list[int]] = [[ROOT] for _ in growing]
-        # Of each tree's nodes that were run, the root's last.
+        # by node that was run, the root's last
         memories = [self._heads.memory(1) for _ in growing]
         for depth in range(max((w.depth for w, _ in trees), default=0)):
             rows: list[tuple[int, list[int], list[int]]] = []  # tree, tokens, places of the parents' memories
@@ -234,7 +234,7 @@ class DSparkDrafter(BlockDrafter):
                     [row[:branch] for row in log_probs[span]],
                     [[self._target_id_of[k] for k in row[:branch]] for row in ids[span]],
                 )
-                # The root's memory stays behind the others, where `ROOT` points.
+                # The root's memory stays last, where the index `ROOT` finds it.
                 memories[i] = part if depth == 0 else torch.cat([memories[i][:-1], part, memories[i][-1:]])
                 expanded[i] = self._rule.expand(tree, children, w.depth, w.request.max_nodes)
         return {

@@ -1,11 +1,11 @@
-"""DSpark's small heads over a block's rows (2607.05147, section 3): the token before, and how sure a row is.
+"""DSpark's small heads over a block's rows (2607.05147, section 3): a Markov head and a confidence head.
 
 The *Markov* head adds to a row's logits a bias of low rank that depends on the token before: `W2 m`, where `m` is the
-token's row of `W1` as it is, gated by the row's output, or passed through a small recurrent cell. The *confidence* head
-reads the row's output beside that row of `W1`, and gives the log-odds that the target accepts the row's token, once it
-has accepted those before it.
+token's row of `W1`: unchanged, gated by the row's output, or passed through a small recurrent cell. The *confidence*
+head reads the row's output and that row of `W1`. It gives the log-odds that the target accepts the row's token, given
+that it accepted the tokens before.
 
-Pure functions on tensors by their public names: training and serving call the same. Knows no layers.
+Pure functions on tensors by their public names, which training and serving share.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class HeadPlan:
 
     Attributes:
         markov: the Markov head's kind.
-        rank: of its bias.
+        rank: rank of the Markov head's bias.
         has_confidence: whether there is a confidence head.
-        confidence_reads_token: whether that reads the token before as well.
-        temperatures: that its log-odds are divided by, of the first rows of a block; the last stands for all behind.
+        confidence_reads_token: whether the confidence head reads the token before as well.
+        temperatures: divisors of its log-odds for the first rows of a block; the last holds for all further rows.
     """
 
     markov: MarkovHead = MarkovHead.VANILLA
@@ -56,7 +56,7 @@ class HeadPlan:
         `confidence_temperatures`.
 
         Raises:
-            CheckpointError: a head of another kind, or temperatures that are none.
+            CheckpointError: an unknown kind of head, or malformed temperatures.
         """
         kind = config.shape.get("markov_head")
         if kind not in [known.value for known in MarkovHead]:
@@ -70,11 +70,11 @@ class HeadPlan:
         )
 
     def temperature(self, depth: int) -> float:
-        """Of the row that proposes the token `depth` places behind the first."""
+        """The temperature of the row that proposes the token `depth` places after the first."""
         return self.temperatures[min(depth, len(self.temperatures) - 1)] if self.temperatures else 1.0
 
     def parameter_shapes(self, hidden: int, vocab: int, draft_vocab: int) -> dict[str, tuple[int, ...]]:
-        """Tensors by public name; the token before is one of the target's, the bias is on draft ids."""
+        """Shapes by public name; the token before has a target id, the bias is over draft ids."""
         r = self.rank
         shapes: dict[str, tuple[int, ...]] = {MARKOV_IN: (vocab, r), MARKOV_OUT: (draft_vocab, r)}
         if self.markov is MarkovHead.GATED:

@@ -1,9 +1,8 @@
 """Sequential temperature scaling of a confidence head on held-out chains (DSpark, 2607.05147, section 4).
 
-Raw confidences are too sure of themselves. One temperature for each place of a chain, chosen in order, makes the
-*products* along a chain as large as chains are really accepted, which is what the number of tokens to verify is chosen
-by. The order of confidences at one place stays as it is. Pure functions; called by
-:mod:`paceline.methods.dspark.objective`.
+Raw confidences are too high. One temperature for each place of a chain, chosen in order, calibrates the *products*
+along a chain, by which the number of tokens to verify is chosen. The order of confidences at one place does not change.
+Pure functions; called by :mod:`paceline.methods.dspark.objective`.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 
 NUM_BINS = 20
-_SLACK = 1e-3  # of calibration error: less is not worth a temperature further from 1
+_SLACK = 1e-3  # smaller gains in calibration error do not justify a temperature further from 1
 _GRID = torch.linspace(math.log(0.2), math.log(5.0), 65, dtype=torch.float64).exp()
 
 

@@ -1,10 +1,11 @@
 """EAGLE's own layout (SafeAILab): a flat `config.json` in Llama's words and one `model.safetensors`.
 
-Responsible for the layout of EAGLE-1, which EAGLE-2 shares, and of EAGLE-3. No field of the configuration tells them
-apart; the tensors do. Nothing is unpickled. Called by the commands that import and export checkpoints.
+Covers EAGLE-1, whose layout EAGLE-2 shares, and EAGLE-3. No field of the configuration distinguishes them; the tensors
+do. Nothing is unpickled.
 
-Not in the layout, and so lost by an export: the target's fingerprint, how the drafter was trained, the measured
-accuracies that shape static trees, and which part of the vocabulary EAGLE-1 proposes: others let it propose all.
+An export loses what the layout does not have: the target's fingerprint, how the drafter was trained, the measured
+accuracies that shape static trees, and which part of the vocabulary EAGLE-1 proposes (other programs let it propose
+all).
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ SHAPES: dict[str, Callable[[DrafterConfig], dict[str, tuple[int, ...]]]] = {
 
 
 def is_eagle(content: Mapping[str, Any]) -> bool:
-    """Whether a `config.json` is of this layout: one Llama layer, and no other format's mark."""
+    """Whether a `config.json` is of this layout: one Llama layer, and no mark of another layout."""
     return (
         "speculators_model_type" not in content
         and content.get("model_type", "llama") == "llama"
@@ -51,9 +52,9 @@ def is_eagle(content: Mapping[str, Any]) -> bool:
 def read_eagle(directory: Path, target: TargetFacts) -> tuple[DrafterConfig, dict[str, Tensor]]:
     """Read a checkpoint of EAGLE-1 (method `eagle1`) or EAGLE-3 (`eagle3`).
 
-    An embedding in the file is left out: the drafter reads the target's, of which it is a frozen copy. Without ids of
-    auxiliary layers in the configuration, EAGLE-3 reads layers 2, L // 2 and L - 3 of the target's L; ids mean the
-    layers that the streams enter, as in EAGLE's own code.
+    An embedding in the file is a frozen copy of the target's and is left out. If the configuration has no ids of
+    auxiliary layers, EAGLE-3 reads layers 2, L // 2 and L - 3 of the target's L. Ids mean the layers that the streams
+    enter, as in EAGLE's own code.
 
     Args:
         directory: with `config.json` and safetensors.
@@ -130,7 +131,7 @@ def write_eagle(directory: Path, config: DrafterConfig, tensors: Mapping[str, Te
 
 
 def _eagle1_shape(source: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
-    # The published loader takes a bias unless `bias` says otherwise; files made by others have none and say nothing.
+    # The published loader expects a bias unless `bias` is false; files made by others have none and no such field.
     has_bias = source.get("bias", "fc.bias" in names)
     qkv_bias = source.get("qkv_bias", "layers.0.self_attn.q_proj.bias" in names)
     return {"fc_bias": bool(has_bias), "qkv_bias": bool(qkv_bias)}

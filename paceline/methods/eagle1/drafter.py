@@ -1,7 +1,7 @@
 """EAGLE-1 (Li et al., 2401.15077): one decoder layer that predicts the target's next feature, for the target's head.
 
-Responsible for turning a checkpoint into a layer, a tap and a rule for trees; `autoregressive.py` does the drafting.
-The feature is what the target's final norm gives, and travels as it is. Trees have a static shape (`static_rule.py`).
+Turns a checkpoint into a layer, a tap and a rule for trees; `AutoregressiveDrafter` does the drafting. The feature is
+the output of the target's final norm, sent without a projection. Trees have a static shape (`static_rule.py`).
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ class Eagle1Drafter(AutoregressiveDrafter):
 
 
 def rank_accuracies(config: DrafterConfig) -> list[list[float]] | None:
-    """By depth and rank, how often the target chooses that token where it chose the path before it; None if unknown.
+    """By depth and rank, how often the target chooses that token if it chose the path before; None if unknown.
 
     Raises:
-        CheckpointError: `shape.rank_accuracies` is no table of shares.
+        CheckpointError: `shape.rank_accuracies` is not a table of fractions.
     """
     table = config.shape.get("rank_accuracies")
     if table is None:

@@ -1,6 +1,6 @@
-"""EAGLE-2 (Li et al., 2406.16858): EAGLE-1's layer with trees that grow by how sure it is.
+"""EAGLE-2 (Li et al., 2406.16858): EAGLE-1's layer with dynamic trees, which grow by its probabilities.
 
-The weights and the tap are EAGLE-1's; a checkpoint says by its `method` which of the two it is served as.
+The weights and the tap are EAGLE-1's; a checkpoint's `method` says as which of the two it is served.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How EAGLE-2 is trained: as EAGLE-1 is; only how its checkpoints draft differs."""
+"""How EAGLE-2 is trained: as EAGLE-1 is. Only how its checkpoints draft differs."""
 
 from __future__ import annotations
 

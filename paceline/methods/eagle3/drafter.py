@@ -1,7 +1,7 @@
 """EAGLE-3 (Li et al., 2503.01840): one decoder layer over the target's fused features, drafting chains or trees.
 
-Responsible for turning a checkpoint into a layer and a tap; `autoregressive.py` does the drafting. `fc` runs on the
-target's side (the tap's projection), so features come in at the drafter's width.
+Turns a checkpoint into a layer and a tap; `AutoregressiveDrafter` does the drafting. `fc` runs on the target's side
+(the tap's projection), so features arrive at the drafter's width.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Gemma 4's assistant models as transformers saves them (`model_type` `gemma4_assistant`), read and written.
 
-Responsible for the layout: sizes from `config.json`, every tensor by name and shape, and which of the target's layers
-are read, which the layout leaves to the target's own configuration: the last of each type that computes keys and values
-of its own. A head that is stored beside the embedding it is tied to is left out. Not in the layout, and so lost by an
-export: the target's fingerprint and how the model was trained.
+Sizes come from `config.json`, and every tensor is checked by name and shape. Which of the target's layers are read
+follows from the target's own configuration: the last layer of each type that computes its own keys and values. A head
+that is stored beside the embedding it is tied to is left out. An export loses the target's fingerprint and how the
+model was trained.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def is_gemma4_assistant(content: Mapping[str, Any]) -> bool:
 
 
 def read_gemma4_assistant(directory: Path, target: TargetFacts) -> tuple[DrafterConfig, dict[str, Tensor]]:
-    """Read a checkpoint for a target, whose configuration must be at hand.
+    """Read a checkpoint for a target, whose configuration is read too.
 
     Raises:
         CheckpointError: naming what is missing, surplus, of another shape or not supported, or what the target lacks.
@@ -91,10 +91,10 @@ def _target_layers(target: TargetFacts, kinds: set[str]) -> tuple[dict[str, int]
 
 
 def write_gemma4_assistant(directory: Path, config: DrafterConfig, tensors: Mapping[str, Tensor]) -> None:
-    """Write a checkpoint for transformers and those who read its layout.
+    """Write a checkpoint that transformers can load.
 
     Raises:
-        CheckpointError: another method, sizes that the layout cannot say, or tensors that do not fit, by name.
+        CheckpointError: another method, sizes that the layout cannot express, or tensors that do not fit, by name.
     """
     if config.method != "gemma4_mtp":
         raise CheckpointError(f"the {_MODEL_TYPE} layout holds gemma4_mtp, not {config.method!r}")
@@ -124,7 +124,7 @@ def write_gemma4_assistant(directory: Path, config: DrafterConfig, tensors: Mapp
         "head_dim": sliding.head_dim,
         "num_global_key_value_heads": full.num_kv_heads,
         "global_head_dim": full.head_dim,
-        # What transformers takes the number of the full layer's key heads by.
+        # By this field transformers finds the number of the full layer's key heads.
         "attention_k_eq_v": full.num_kv_heads != sliding.num_kv_heads,
         "sliding_window": shape.sliding_window,
         "rope_parameters": {SLIDING: {"rope_type": "default", "rope_theta": 10000.0}, **ropes},

@@ -1,10 +1,10 @@
 """Gemma 4's multi-token prediction model ("assistant") as a drafter: it reads the target's own keys and values.
 
-What it follows of a sequence is not a cache of its own but the target's: the keys and values of its last sliding and
-its last full layer, of every committed position but the last, and the final-norm output of the newest. Away from the
-target they come as features and lie in slots here; beside it the target's slots are read in place. All rows of a draft
-stand at one position and write nothing, so that chains, trees and outcomes leave nothing to undo. Responsible for that;
-`autoregressive.py` does the drafting, `gemma4_mtp_layer.py` computes.
+It has no cache of its own but reads the target's: keys and values of the last sliding and the last full layer, for
+every committed position but the last, and the final-norm output of the newest. In another process they arrive as
+features and are stored in slots here; in the target's process its slots are read in place. All rows of a draft have one
+position and write nothing, so chains, trees and outcomes leave nothing to undo. `AutoregressiveDrafter` does the
+drafting, and `layer.py` computes.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ from paceline.target.kv_slot import KVLayout, Slot
 
 @dataclass(slots=True)
 class FinalNorms:
-    """Final-norm outputs of a text's newest positions, as far as they are known.
+    """Final-norm outputs of a text's newest positions.
 
     Attributes:
         first: position of the first row of each chunk.
-        rows: `[n, hidden]`; NaN where a position's did not travel.
+        rows: `[n, hidden]`; NaN for positions that were not sent.
     """
 
     first: list[int] = field(default_factory=list)
     rows: list[Tensor] = field(default_factory=list)
 
     def add(self, first: int, rows: Tensor, needed: int) -> None:
-        """Add a chunk, and forget what lies before position `needed`."""
+        """Add a chunk, and drop rows before position `needed`."""
         skip = min(max(needed - first, 0), len(rows))
         if skip < len(rows):
             self.first.append(first + skip)
-            self.rows.append(rows[skip:].clone())  # a view would keep all columns
+            self.rows.append(rows[skip:].clone())  # a view would keep all columns in memory
         while self.first and self.first[0] + len(self.rows[0]) <= needed:
             del self.first[0], self.rows[0]
 
@@ -68,11 +68,11 @@ class FinalNorms:
 
 @dataclass(slots=True)
 class ReadingState(AutoregressiveSequence):
-    """What the drafter knows of a sequence.
+    """State of a sequence.
 
     Attributes:
-        finals: of positions from the one before the last committed token on.
-        start: committed length that `stable` goes on from.
+        finals: final-norm outputs, from the position before the last committed token on.
+        start: committed length that `stable` continues.
     """
 
     finals: FinalNorms = field(default_factory=FinalNorms)
@@ -85,7 +85,7 @@ class Gemma4MtpDrafter(AutoregressiveDrafter):
     Args:
         layer: the model.
         cached: what is read of the target, by type of layer.
-        max_positions: the longest text that is drafted for.
+        max_positions: longest text that is drafted for.
         device: where it runs.
     """
 
@@ -111,7 +111,7 @@ class Gemma4MtpDrafter(AutoregressiveDrafter):
     def load(
         cls, directory: Path, config: DrafterConfig, target_dir: Path, device: Device, dtype: torch.dtype
     ) -> Self:
-        """Load a checkpoint; the embedding that rows enter by is the target's."""
+        """Load a checkpoint; the embedding of rows is the target's."""
         with torch.inference_mode():
             shape, cached = read_shape(config), read_cached_layers(config)
             tensors = load_tensors(directory, shape.parameter_shapes())
@@ -126,11 +126,11 @@ class Gemma4MtpDrafter(AutoregressiveDrafter):
         """Read the target's own cache from now on; only the final norm is tapped then.
 
         Args:
-            find: the slot of a sequence of this process's target, of as many settled rows as it has committed tokens
-                but the last whenever a draft is asked for; None where it has none now.
+            find: returns the slot of a sequence in this process's target, or None if it has none now. When a draft is
+                requested, the slot holds all committed tokens but the last.
         """
         self._find = find
-        # Slots here hold nothing from now on.
+        # From now on, slots here stay empty.
         self._cache = KVCache(KVLayout(1, 1, 1, self._model.dtype, self._model.where))
         self.tap = TapSpec(norm_final=True, last_only=True)
         self._model.cached = {kind: one.layer for kind, one in self._cached.items()}
@@ -159,7 +159,7 @@ class Gemma4MtpDrafter(AutoregressiveDrafter):
         state.finals.add(start, finals, len(state.tokens) - 2)
 
     def _store(self, state: ReadingState, rows: Tensor) -> None:
-        """Put keys and values `[n, ...]` of all layers into the slot, behind what it holds."""
+        """Append keys and values `[n, ...]` of all layers to the slot."""
         with torch.inference_mode():
             count, slot = int(rows.shape[0]), state.slot
             self._cache.reserve([(state.slot_id, count)])
@@ -194,10 +194,10 @@ class Gemma4MtpDrafter(AutoregressiveDrafter):
         """Rows of drafts are in no cache."""
 
     def _drop_drafted(self, state: AutoregressiveSequence) -> None:
-        """Rows of drafts are in no cache, and those that are pending in a slot in place are the target's."""
+        """Rows of drafts are in no cache; pending rows of a slot that is read in place are the target's."""
 
     def _run_stable_rows(self, states: Sequence[AutoregressiveSequence]) -> None:
-        """Run the first step of every draft that is not from the committed length of the last one."""
+        """Run the first step of every draft whose committed length differs from the last draft's."""
         behind: list[ReadingState] = []
         rows = []
         for state in states:

@@ -1,8 +1,7 @@
-"""Tokens in clusters of one size, so that an output head can score a few clusters in place of all tokens.
+"""Tokens in clusters of equal size, so that an output head can score a few clusters in place of all tokens.
 
-k-means on the rows of an output table, with room for as many tokens in every cluster; then centroids that foretell how
-likely a cluster's likeliest token is. Pure; called when a drafter with a clustered head is exported
-(`paceline.methods.gemma4_mtp.model.ClusteredHead` reads the result).
+First k-means on the rows of an output table, with equal sizes; then centroids that predict the largest logit of their
+cluster. Pure; called when a drafter with a clustered head is exported (`ClusteredHead` reads the result).
 """
 
 from __future__ import annotations
@@ -19,10 +18,11 @@ _RIDGE = 1e-3  # of the states' mean square
 
 
 def check_clusters(vocab: int, num_clusters: int, num_selected: int) -> None:
-    """Check what a run asks of its head before it trains; ``num_clusters`` 0 asks for none.
+    """Check a run's options of its head before it trains; with ``num_clusters`` 0 there are no clusters.
 
     Raises:
-        TrainingDataError: clusters of one size are not possible, or more are to be scored than there are; says what is.
+        TrainingDataError: clusters of equal size are impossible, or more would be scored than exist; says what is
+            possible.
     """
     if not num_clusters:
         return
@@ -43,13 +43,13 @@ def cluster_tokens(table: Tensor, num_clusters: int, seed: int = 0) -> tuple[Ten
     Args:
         table: ``[vocab, width]``.
         num_clusters: divides the vocabulary.
-        seed: of the rows that centroids begin at.
+        seed: chooses the rows at which centroids begin.
 
     Returns:
         Centroids float32 ``[num_clusters, width]``, and token ids int64 ``[vocab]``, cluster by cluster.
 
     Raises:
-        TrainingDataError: clusters of one size are not possible.
+        TrainingDataError: clusters of equal size are impossible.
     """
     vocab = table.shape[0]
     if num_clusters < 1 or vocab % num_clusters:
@@ -68,16 +68,16 @@ def cluster_tokens(table: Tensor, num_clusters: int, seed: int = 0) -> tuple[Ten
 def fit_centroids(states: Tensor, table: Tensor, order: Tensor, num_clusters: int) -> Tensor:
     """Centroids whose product with a state is nearest to the largest logit in their cluster, in least squares.
 
-    Means of a cluster's rows foretell its mean logit, and the likeliest token lies wherever one row stands out: of an
-    assistant of Gemma 3 270M the best eight of 2,048 clusters hold it in 31 % of held-out states by their means, in
-    98 % by these.
+    Means of a cluster's rows predict its mean logit, but the likeliest token is in the cluster with the largest one.
+    For an assistant of Gemma 3 270M the best eight of 2,048 clusters contain that token in 31 % of held-out states by
+    their means, and in 98 % by these centroids.
 
     Args:
-        states: ``[n, width]``, what the head read while it was trained; several times as many as it is wide, or they
-            are learned by heart.
+        states: ``[n, width]``, inputs of the head during training; several times as many as their width, or the
+            centroids overfit.
         table: ``[vocab, width]``.
         order: token ids int64 ``[vocab]``, cluster by cluster.
-        num_clusters: of them.
+        num_clusters: number of clusters.
 
     Returns:
         float32 ``[num_clusters, width]``.
@@ -95,7 +95,8 @@ def fit_centroids(states: Tensor, table: Tensor, order: Tensor, num_clusters: in
 
 
 def _assign(rows: Tensor, centroids: Tensor, size: int) -> Tensor:
-    """The cluster of each row, int64 ``[rows]``, ``size`` each; the nearest first, who finds no room goes on."""
+    """The cluster of each row, int64 ``[rows]``, ``size`` each: nearest rows first; a row whose cluster is full takes
+    the next."""
     owner = torch.full((rows.shape[0],), -1)
     room = torch.full((centroids.shape[0],), size)
     half = centroids.square().sum(-1) / 2

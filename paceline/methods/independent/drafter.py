@@ -1,8 +1,8 @@
 """The independent drafter: a complete small language model with its own cache, drafting token by token.
 
-Speculative sampling in its first form (Leviathan et al., 2211.17192; Chen et al., 2302.01318). It reads tokens alone
-and runs through the target engine, so that whatever model the engine runs can draft. In its checkpoint directory
-`config.json` names the drafter and `model/` holds the small model; or the directory is the model itself. Where its
+Speculative sampling in its first form (Leviathan et al., 2211.17192; Chen et al., 2302.01318). It reads only tokens,
+and the target engine runs it, so any model that the engine supports can draft. In its checkpoint directory
+`config.json` names the drafter and `model/` has the small model; or the directory is the model itself. If its
 vocabulary is not the target's, `vocabulary.py` says which tokens it may propose and what it reads.
 """
 
@@ -41,7 +41,7 @@ class IndependentDrafter(TextFollower[IndependentSequence]):
 
     @classmethod
     def read_tap(cls, directory: Path, config: DrafterConfig) -> None:
-        """It reads no features."""
+        """None: it reads no features."""
         return
 
     @classmethod
@@ -50,8 +50,8 @@ class IndependentDrafter(TextFollower[IndependentSequence]):
     ) -> IndependentDrafter:
         """Load a checkpoint.
 
-        Its vocabulary is the target's, a part of it, or another tokenizer's; see `DraftVocabulary.read`. Where not all
-        of it can be drafted, `shape.prune_head` says whether the head is cut to what can.
+        Its vocabulary is the target's, a part of it, or another tokenizer's; see `DraftVocabulary.read`. If only a
+        part of it can be drafted, `shape.prune_head` says whether the head is cut to that part.
         """
         model_dir = model_directory(directory)
         engine = load_engine(directory, device, dtype)
@@ -65,7 +65,7 @@ class IndependentDrafter(TextFollower[IndependentSequence]):
         return IndependentSequence(slot, [], self._open_text())
 
     def draft(self, requests: Sequence[DraftRequest]) -> list[DraftEntry | None]:
-        """Draft chains, one token of all sequences at a time; none where the text ends within a character."""
+        """Draft chains, one token of all sequences at a time; None if the text ends within a character."""
         able = [r for r in requests if self._can_draft(r)]
         growing = [r for r in able if len(self._get(r.sequence_id).chain) < r.num_tokens]
         while growing:
@@ -77,7 +77,7 @@ class IndependentDrafter(TextFollower[IndependentSequence]):
     def draft_outcomes(
         self, requests: Sequence[OutcomeRequest], may_continue: Callable[[], bool] = lambda: True
     ) -> list[DraftEntry | None]:
-        """Draft past likely outcomes: every pass runs the whole tree, which for a small model is few rows."""
+        """Draft past likely outcomes: every pass runs the whole tree, which is few rows for a small model."""
         growing: list[tuple[OutcomeRequest, IndependentSequence, OutcomeTree]] = []
         for request in requests:
             state = self._get(request.sequence_id)
@@ -110,7 +110,7 @@ class IndependentDrafter(TextFollower[IndependentSequence]):
         return [entries.get(request.sequence_id) for request in requests]
 
     def _run_trees(self, growing: Sequence[tuple[OutcomeRequest, IndependentSequence, OutcomeTree]]) -> None:
-        """One step over all trees, root included; proposes what follows the rows that are new."""
+        """Run all trees in one step, root included, and propose children of the new rows."""
         rows = []
         for _, state, tree in growing:
             committed = state.own.ids
@@ -136,7 +136,7 @@ class IndependentDrafter(TextFollower[IndependentSequence]):
         rows = []
         for state in states:
             text = state.text
-            # The last id is run again where the target's tokens since have added none.
+            # The last id is run again if the target's new tokens added no id.
             first = min(state.num_cached, self._engine.length(state.slot), len(text) - 1)
             self._engine.truncate(state.slot, first)
             rows.append(SequenceRows(state.slot, text[first:], num_logits="last"))

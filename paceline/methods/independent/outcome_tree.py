@@ -15,19 +15,19 @@ BRANCH = 4
 
 
 class OutcomeTree:
-    """A chain, and what may follow where the target leaves it.
+    """A chain, and paths past the outcomes at which the target may leave it.
 
     Attributes:
-        nodes: what was proposed.
-        tokens: of the rows to run: the chain's, then those of the paths behind it.
-        parents: of each row, -1 for the root.
+        nodes: the proposed nodes.
+        tokens: tokens of the rows to run: the chain's, then those of the paths.
+        parents: parent of each row, -1 for the root.
     """
 
     def __init__(self, chain: Sequence[int]) -> None:
         self.nodes = GrowingTree()
         self.tokens = list(chain)
         self.parents = list(range(-1, len(chain) - 1))
-        self._rows: list[int] = []  # node of each row, as far as they have been run
+        self._rows: list[int] = []  # node of each row that was run
         self._chain = len(chain)
         self._fresh: list[int] = []
 

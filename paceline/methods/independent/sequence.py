@@ -21,7 +21,7 @@ class IndependentSequence(FollowedText):
         num_cached: leading ids of `text` whose keys and values are in the slot.
         chain: drafted, the target's ids.
         own_chain: the same tokens in the drafter's ids.
-        draws: of each token of the chain, where tokens are drawn; log_probs then stays empty.
+        draws: of each token of the chain, if tokens are drawn; `log_probs` is empty then.
     """
 
     own: DraftText
@@ -32,7 +32,7 @@ class IndependentSequence(FollowedText):
     draws: list[SiblingDraws] = field(default_factory=list)
 
     def entry(self) -> DraftEntry:
-        """The chain as a draft entry; where tokens were drawn, with their siblings."""
+        """The chain as a draft entry, with siblings if tokens were drawn."""
         if self.draws:
             return sibling_chain_entry(len(self.tokens), self.draws)
         return DraftEntry.chain(len(self.tokens), tuple(self.chain), tuple(self.log_probs))
@@ -44,26 +44,26 @@ class IndependentSequence(FollowedText):
 
     @property
     def next_position(self) -> int:
-        """The target's position of the token that the chain goes on with."""
+        """The target's position of the chain's next token."""
         return len(self.tokens) + len(self.chain)
 
     def commit(self, tokens: Sequence[int]) -> None:
-        """Take in committed tokens; what the chain foretold keeps its place in the cache.
+        """Take in committed tokens; correctly drafted tokens stay in the cache.
 
-        With another tokenizer a token may also change how the text before it is read: what is cached is then good up to
-        the first id that is another one.
+        With another tokenizer a token may also change how the text before it is encoded. The cache is then valid up to
+        the first id that changed.
         """
         agreed = common_prefix(tokens, self.chain)
         known = len(self.own.ids)
         self.tokens.extend(tokens)
         kept = self.own.extend(tokens)
-        foretold = 0
+        drafted = 0
         if kept == known:
-            foretold = common_prefix(self.own.ids[known:], self.own_chain)
-        if agreed == len(tokens) and kept == known and len(self.own.ids) == known + foretold:
-            self.chain, self.own_chain = self.chain[agreed:], self.own_chain[foretold:]
+            drafted = common_prefix(self.own.ids[known:], self.own_chain)
+        if agreed == len(tokens) and kept == known and len(self.own.ids) == known + drafted:
+            self.chain, self.own_chain = self.chain[agreed:], self.own_chain[drafted:]
             self.log_probs, self.draws = self.log_probs[agreed:], self.draws[agreed:]
             return
         self.chain, self.own_chain, self.log_probs, self.draws = [], [], [], []
-        # The first id that differs, and all behind it, leave the cache.
-        self.num_cached = min(self.num_cached, kept + foretold)
+        # The first id that differs, and all after it, leave the cache.
+        self.num_cached = min(self.num_cached, kept + drafted)

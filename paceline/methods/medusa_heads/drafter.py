@@ -63,14 +63,14 @@ class HeadsDrafter:
 
     @classmethod
     def read_tap(cls, directory: Path, config: DrafterConfig) -> TapSpec:
-        """The same for every checkpoint."""
+        """The tap, which is the same for every checkpoint."""
         return TAP
 
     @classmethod
     def load(
         cls, directory: Path, config: DrafterConfig, target_dir: Path, device: Device, dtype: torch.dtype
     ) -> Self:
-        """Load a checkpoint; output heads that are the target's are read from its directory.
+        """Load a checkpoint; output heads that are the target's come from its directory.
 
         Raises:
             CheckpointError: sizes, tensors or accuracies do not fit one another or the target.
@@ -104,14 +104,14 @@ class HeadsDrafter:
         state.tokens.extend(tokens[known - start :])
 
     def feed(self, sequence_id: int, start: int, features: Tensor) -> None:
-        """Take in features; the newest position alone counts, and none is missed."""
+        """Take in features; only the newest position is kept."""
         state = self._get(sequence_id)
         hidden = self._heads.shape.hidden
         if features.ndim != 2 or features.shape[1] != hidden:
             raise DrafterError(f"features must be [n, {hidden}], not {list(features.shape)}")
         newest = start + int(features.shape[0]) - 1
         if newest > state.position:
-            # A copy: a view would keep all rows of its step.
+            # A copy: a view would keep all rows of its step in memory.
             state.features = features[-1:].to(device=self._heads.where, dtype=self._heads.dtype, copy=True)
             state.position = newest
 
@@ -136,7 +136,7 @@ class HeadsDrafter:
     def draft_outcomes(
         self, requests: Sequence[OutcomeRequest], may_continue: Callable[[], bool] = lambda: True
     ) -> list[DraftEntry | None]:
-        """Nothing: heads have said all they know in the draft itself, and read no token that may be committed."""
+        """None for all: heads read no drafted token, so they have nothing to say past an outcome."""
         for request in requests:
             self._get(request.sequence_id)
         return [None for _ in requests]
@@ -148,7 +148,7 @@ class HeadsDrafter:
             raise UnknownDraftSequenceError(f"sequence {sequence_id} is not open") from None
 
     def _num_tokens(self, request: DraftRequest) -> int:
-        """Tokens in a row: no more than there are heads."""
+        """Length of a path: at most the number of heads."""
         return min(request.num_tokens, self._heads.shape.num_heads)
 
     def _can_draft(self, request: DraftRequest) -> bool:
@@ -156,7 +156,7 @@ class HeadsDrafter:
         return num_tokens > 0 and state.is_ready and len(state.tokens) + num_tokens <= self.max_positions
 
     def _run_heads(self, wanted: Sequence[tuple[MedusaSequence, int]]) -> None:
-        """Run the heads that each sequence's draft is deep and that have not been run, all sequences in one pass."""
+        """Run the heads that each draft needs and that have not been run, all sequences in one pass."""
         for state, _ in wanted:
             if state.logits_length != len(state.tokens):
                 state.logits, state.logits_length, state.draws = None, len(state.tokens), []
@@ -170,7 +170,7 @@ class HeadsDrafter:
             state.logits = fresh if state.logits is None else torch.cat((state.logits, fresh))
 
     def _chains(self, requests: Sequence[DraftRequest]) -> dict[int, DraftEntry]:
-        """Each head's token that the target is likeliest to choose, one after the other."""
+        """Chains of the token of each head that the target is likeliest to choose."""
         if not requests:
             return {}
         rows: list[Tensor] = []
@@ -203,7 +203,7 @@ class HeadsDrafter:
         log_probs, ids = rank_children(
             state.logits[:depth], self._draft_ids, positions, [request.sampling] * depth, count
         )
-        places: dict[int, int] = {-1: -1}  # of the tree's nodes that have a token
+        places: dict[int, int] = {-1: -1}  # by node of the tree that has a token
         tokens: list[int] = []
         parents: list[int] = []
         node_log_probs: list[float] = []
@@ -225,7 +225,7 @@ class HeadsDrafter:
         return self._trees[key]
 
     def _draw(self, state: MedusaSequence, request: DraftRequest) -> DraftEntry:
-        """Draw from each head's own distribution: given the features it is that of its position on every path."""
+        """Draw from each head's own distribution: given the features, it holds for its position on every path."""
         assert state.logits is not None
         start, count = len(state.tokens), self._num_tokens(request)
         places = range(len(state.draws), count)

@@ -2,9 +2,8 @@
 
 Head `k`, counted from 0, reads the target's final hidden state of position `t` (after the final norm, what the LM head
 reads) and predicts token `t + 2 + k`: residual blocks `z + silu(W z + b)`, then a linear map to a vocabulary.
-Responsible for computing the heads of several sequences in one pass. Knows nothing of trees, commits or sampling;
-called by `paceline.methods.medusa1.drafter` and, for sizes and names, by training and the converters of public
-checkpoints.
+The heads of several sequences are computed in one pass. Called by the drafter in this package and, for sizes and names,
+by training and by the public layouts.
 """
 
 from __future__ import annotations
@@ -33,9 +32,9 @@ class OutputHead(StrEnum):
     OWN = "own"
     """One for each head (the paper's form): `lm_heads.{k}.weight`."""
     SHARED = "shared"
-    """One for all heads, in the checkpoint: `lm_head.weight`."""
+    """One for all heads, stored in the checkpoint: `lm_head.weight`."""
     TARGET = "target"
-    """The target's own LM head, read from its directory; the checkpoint holds none."""
+    """The target's own LM head, read from its directory and not stored in the checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +44,8 @@ class MedusaShape:
     Attributes:
         hidden: width of the target's hidden states.
         target_vocab: tokens of the target.
-        draft_vocab: tokens that the heads can propose; fewer than the target's where `token_map` names them.
-        num_heads: heads, and so the longest draft.
+        draft_vocab: tokens that the heads can propose; fewer than the target's if `token_map` names them.
+        num_heads: number of heads, which is the length of the longest draft.
         num_layers: residual blocks of each head.
         has_bias: whether blocks add a bias.
         output: where the heads' logits come from.
@@ -62,10 +61,10 @@ class MedusaShape:
 
     @classmethod
     def from_config(cls, config: DrafterConfig) -> MedusaShape:
-        """Take sizes from a checkpoint's config.
+        """Read sizes from a checkpoint's configuration.
 
         Raises:
-            CheckpointError: a size is missing or makes no sense.
+            CheckpointError: a size is missing or out of range.
         """
         sizes = ("hidden", "target_vocab", "draft_vocab", "num_heads", "num_layers")
         hidden, target_vocab, draft_vocab, num_heads, num_layers = (config.size(name) for name in sizes)
@@ -82,7 +81,7 @@ class MedusaShape:
 
     @property
     def is_reduced(self) -> bool:
-        """Whether the heads cannot propose every token."""
+        """Whether the heads propose only a part of the vocabulary."""
         return self.draft_vocab < self.target_vocab
 
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -122,7 +121,7 @@ class MedusaHeads:
     Args:
         shape: sizes.
         tensors: by the names of `MedusaShape.parameter_shapes`.
-        target_head: `[draft_vocab, hidden]`, rows of the target's LM head; read where `shape.output` says so.
+        target_head: `[draft_vocab, hidden]`, rows of the target's LM head, if `shape.output` is the target's.
         device: where to run.
         dtype: compute type.
     """
@@ -141,7 +140,8 @@ class MedusaHeads:
         def part(k: int, j: int, name: str) -> Tensor:
             return tensors[f"blocks.{k}.layers.{j}.{name}"].to(dtype)
 
-        # The first blocks of all heads read the same rows and so are one product; later ones have rows of their own.
+        # The first blocks of all heads read the same rows, so they are one product; later blocks read rows of their
+        # own.
         first_bias = torch.cat([part(k, 0, "bias") for k in heads]) if shape.has_bias else None
         self._first = pack_rows(torch.cat([part(k, 0, "weight") for k in heads]), first_bias, device)
         self._later = [
@@ -162,11 +162,11 @@ class MedusaHeads:
     def forward(self, hidden: Tensor, heads: range) -> Tensor:
         """Logits of some heads for every row.
 
-        Output heads are most of what a pass reads, so that only those of the heads asked for are run.
+        Output heads are most of what a pass reads, so only those of the requested heads are run.
 
         Args:
             hidden: `[n, hidden]` in the compute type.
-            heads: which, at least one.
+            heads: indices of the heads to run, at least one.
 
         Returns:
             `[n, len(heads), draft_vocab]` float32.

@@ -1,8 +1,8 @@
 """FasterDecoding's Medusa layout: heads as one `ModuleList`, `{head}.{block}.linear.*` and `{head}.{last}.weight`.
 
-Its `config.json` may name another number of heads than the weights hold (the authors' own checkpoints say 2 beside 5),
-and its loader skips names that it does not know: here the weights are counted, and every name is accounted for. A
-Medusa-2 model holds heads and target in one directory, the heads behind `medusa_head.`; of it the heads are read.
+Its `config.json` may name another number of heads than the weights have: the authors' own checkpoints say 2 and have 5.
+Its loader skips unknown names. Here the heads are counted in the weights, and an unknown name is an error. A Medusa-2
+model has heads and target in one directory, the heads under `medusa_head.`; only the heads are read.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from paceline.methods.medusa_heads.heads import MedusaShape, OutputHead
 from paceline.methods.medusa_heads.target_side import read_target_head
 
 FILE_NAME = "medusa_lm_head.safetensors"
-"""The reference's file is of this name with the suffix `.pt`."""
+"""The reference's file has this name with the suffix `.pt`."""
 
 MODEL_PREFIX = "medusa_head."
 SHARED = "lm_head.weight"
@@ -34,7 +34,7 @@ _NAME = re.compile(r"(\d+)\.(\d+)\.(linear\.weight|linear\.bias|weight)")
 
 
 def is_medusa(content: Mapping[str, Any]) -> bool:
-    """Whether a `config.json` is of this layout: it counts Medusa's heads, rightly or not."""
+    """Whether a `config.json` is of this layout: it has a number of Medusa's heads, correct or not."""
     return "medusa_num_heads" in content
 
 
@@ -43,7 +43,7 @@ def read_medusa(directory: Path, target: TargetFacts) -> tuple[DrafterConfig, di
 
     Args:
         directory: holds `medusa_lm_head.safetensors`, or a Medusa-2 model's safetensors.
-        target: the target they are for; of a Medusa-2 model the very model.
+        target: the target they are for; for a Medusa-2 model, the model itself.
 
     Raises:
         CheckpointError: a tensor is missing, surplus or of another shape, or the weights are pickled.
@@ -73,11 +73,11 @@ def read_medusa(directory: Path, target: TargetFacts) -> tuple[DrafterConfig, di
 def write_medusa(directory: Path, config: DrafterConfig, tensors: Mapping[str, Tensor]) -> None:
     """Write heads in FasterDecoding's layout, as safetensors.
 
-    An output head that all heads share is written once for each, absent biases as zeros.
+    A shared output head is written once for each head, and absent biases are written as zeros.
 
     Raises:
-        CheckpointError: the layout cannot hold them: a reduced vocabulary, blocks that differ within a head (the
-            reference repeats one), or output heads that are the target's and not in the checkpoint.
+        CheckpointError: the layout cannot express the heads: a reduced vocabulary, blocks that differ within a head
+            (the reference repeats one), or output heads that are the target's and not in the checkpoint.
     """
     shape = MedusaShape.from_config(config)
     if shape.is_reduced:
@@ -116,7 +116,7 @@ def write_medusa(directory: Path, config: DrafterConfig, tensors: Mapping[str, T
 
 
 def _shape(found: Mapping[str, Tensor], target: TargetFacts) -> MedusaShape:
-    """Sizes, counted from the names."""
+    """Sizes, counted from the tensors' names."""
     heads: set[int] = set()
     last = 0
     for name in found:
@@ -139,7 +139,7 @@ def _shape(found: Mapping[str, Tensor], target: TargetFacts) -> MedusaShape:
 
 
 def _names(shape: MedusaShape) -> dict[str, str]:
-    """Our name of each of theirs."""
+    """Paceline's name for each of the layout's."""
     names: dict[str, str] = {}
     for k in range(shape.num_heads):
         for j in range(shape.num_layers):
@@ -153,10 +153,10 @@ def _names(shape: MedusaShape) -> dict[str, str]:
 def store_target_head(
     config: DrafterConfig, tensors: Mapping[str, Tensor], target_dir: Path
 ) -> tuple[DrafterConfig, dict[str, Tensor]]:
-    """Heads that read the target's LM head, with that head beside them, for readers that want it there.
+    """Add the target's LM head to heads that read it, for programs that load it from the checkpoint.
 
     Args:
-        config: of the heads; others are passed through.
+        config: of the heads; heads with an output head of their own are returned unchanged.
         tensors: of the heads.
         target_dir: the target.
 

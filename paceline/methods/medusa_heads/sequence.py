@@ -1,4 +1,4 @@
-"""What a drafter with Medusa's heads keeps of a sequence."""
+"""State of a sequence of a drafter with Medusa's heads."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from paceline.trie import SiblingDraws
 
 @dataclass(slots=True)
 class MedusaSequence:
-    """What the drafter knows of a sequence.
+    """State of a sequence.
 
     Attributes:
-        tokens: committed.
-        features: `[1, hidden]` of the newest position that came in.
+        tokens: committed tokens.
+        features: `[1, hidden]` of the newest position that arrived.
         position: that position, -1 before the first.
-        logits: `[k, draft_vocab]` of the first `k` heads at `logits_length`, as many as a draft has asked for.
-        logits_length: committed length that they, and `draws`, go on from; 0 before the first.
-        draws: of each position of the chain, where tokens are drawn.
+        logits: `[k, draft_vocab]` of the heads that were run, the first `k`.
+        logits_length: committed length that `logits` and `draws` continue; 0 before the first.
+        draws: of each position of the chain, if tokens are drawn.
     """
 
     tokens: list[int]
@@ -36,5 +36,5 @@ class MedusaSequence:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the features in hand are those of the position before the root."""
+        """Whether the features are those of the position before the root."""
         return self.position >= 0 and self.position == len(self.tokens) - 2

@@ -14,14 +14,14 @@ from paceline.model.weights import SafetensorsDir
 from paceline.target import TapSpec
 
 TAP = TapSpec(norm_final=True, last_only=True)
-"""What the LM head reads, of the newest position: `hidden` numbers a round, whatever was committed."""
+"""What the LM head reads, only of the newest position: `hidden` numbers a round, however much was committed."""
 
 
 def read_target_head(target_dir: Path, shape: MedusaShape, dtype: torch.dtype) -> Tensor:
-    """The target's LM head `[target_vocab, hidden]`; its embedding where the two are one.
+    """The target's LM head `[target_vocab, hidden]`; its embedding if the target ties them.
 
     Raises:
-        CheckpointError: it has another shape than the heads were made for.
+        CheckpointError: the head has another shape than the drafter was made for.
     """
     with SafetensorsDir(target_dir) as weights:
         name = "lm_head.weight" if "lm_head.weight" in weights else "model.embed_tokens.weight"
@@ -34,10 +34,10 @@ def read_target_head(target_dir: Path, shape: MedusaShape, dtype: torch.dtype) -
 
 
 def read_accuracies(config: DrafterConfig, shape: MedusaShape) -> tuple[tuple[float, ...], ...]:
-    """How often the token of each rank of each head is right; a prior where the checkpoint does not say.
+    """How often the token of each rank of each head is right; a prior if the checkpoint has none.
 
     Raises:
-        CheckpointError: they are not probabilities by head and rank.
+        CheckpointError: the checkpoint's accuracies are not probabilities by head and rank.
     """
     ranks = min(MAX_RANKS, shape.draft_vocab)
     found = config.shape.get("accuracies")

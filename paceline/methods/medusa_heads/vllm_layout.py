@@ -1,8 +1,8 @@
 """vLLM's layout of Medusa heads: `blocks.{head}.layers.{block}.*`, `lm_heads.{head}.weight`, and perhaps a `token_map`.
 
-Paceline's own names are these. What vLLM lets pass in silence is refused here: biases without `medusa_fc_bias`, which
-it drops, and names that it does not know. With `original_lm_head` all heads share one output head; where the file holds
-none, it is the target's.
+These are Paceline's own names too. Errors that vLLM ignores are refused here: biases without `medusa_fc_bias`, which
+vLLM drops, and unknown names. With `original_lm_head` all heads share one output head; if the file has none, it is the
+target's.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def read_vllm(directory: Path, target: TargetFacts) -> tuple[DrafterConfig, dict
         target: the target they are for.
 
     Raises:
-        CheckpointError: a field makes no sense, or a tensor is missing, surplus or of another shape.
+        CheckpointError: a field is out of range, or a tensor is missing, surplus or of another shape.
     """
     content = read_public_config(directory)
     found = {name.removeprefix(PREFIX): tensor for name, tensor in read_tensors(directory).items()}
@@ -57,7 +57,7 @@ def read_vllm(directory: Path, target: TargetFacts) -> tuple[DrafterConfig, dict
         found["token_map"] = ids
         for name, tensor in found.items():
             if name.startswith("lm_head") and tensor.shape[0] == target.vocab:
-                found[name] = tensor[ids]  # vLLM cuts whole heads alike
+                found[name] = tensor[ids]  # vLLM cuts complete heads in the same way
     check_names(found, shape.tensor_shapes())
     check_finite(found)
     config = DrafterConfig(

@@ -1,11 +1,10 @@
-"""The likeliest tree that independent guesses of the next positions allow.
+"""The likeliest tree from one distribution for each depth.
 
-Responsible for choosing nodes where a drafter says of each depth what may stand there, whatever stands before it: then
-a path is as likely as the product of its tokens' probabilities, and the nodes with the largest products are the tree
-that is expected to have most tokens accepted. A product never rises along a path, so such nodes always contain their
-ancestors.
+If a drafter's distribution at a depth does not depend on the tokens before, the probability of a path is the product of
+its tokens' probabilities. The nodes with the largest products are the tree with the most expected accepted tokens. A
+product never rises along a path, so the chosen nodes always contain their ancestors.
 
-Pure; knows no tensors. Called by drafters that propose all depths in one pass.
+Pure, without tensors. Called by drafters that propose all depths in one pass.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from paceline.trie import DraftEntry
 def marginal_tree(
     start: int, log_probs: Sequence[Sequence[float]], tokens: Sequence[Sequence[int]], max_nodes: int
 ) -> DraftEntry:
-    """The likeliest `max_nodes` nodes, likeliest first; of equals the one that was reached first.
+    """The likeliest `max_nodes` nodes, likeliest first; of equal nodes the one reached first comes first.
 
     Args:
-        start: committed length the tree goes on from.
-        log_probs: of each depth natural log-probabilities, largest first.
-        tokens: of each depth the target ids they belong to.
-        max_nodes: nodes at most; fewer where there are no more.
+        start: committed length that the tree continues.
+        log_probs: natural log-probabilities of each depth, largest first.
+        tokens: their target ids.
+        max_nodes: most nodes.
     """
     out_tokens: list[int] = []
     out_parents: list[int] = []

@@ -1,13 +1,11 @@
-"""What drafters know of a sequence's next tokens once one pass has guessed all of them, and the drafts made of it.
+"""A round of a one-pass drafter: the rows of one pass behind a committed text, and the drafts made from them.
 
-Responsible for the rows behind a text's committed tokens (one for each *depth*, the number of tokens between the text
-and what the row proposes), and for chains, draws and trees of them. What a row proposes does not depend on the tokens
-drafted before it, so that a tree is the product of the depths' guesses (`marginal_tree.py`) and tokens may be drawn
-depth by depth, each from the distribution that is sent along. Where a method's rows do depend on the token before
-(`dspark.py`), it makes their logits itself, a depth at a time, and has their tokens chosen here.
+A row's *depth* is the number of tokens between the text and the token that the row proposes. A row's proposal does not
+depend on the tokens drafted before it. So a tree is the product of the depths' distributions (`marginal_tree.py`), and
+tokens may be drawn depth by depth, each from the distribution that is sent with it. DSpark's rows do depend on the
+token before: it makes their logits depth by depth, and takes only the choice of tokens from here.
 
-Deliberately does not know: models, caches, how a row came about. Called by `p_eagle.py`, `pard1.py`, `dflash.py` and
-`dspark.py`.
+Contains no model and no cache. Called by the drafters of P-EAGLE, PARD, DFlash and DSpark.
 """
 
 from __future__ import annotations
@@ -26,18 +24,18 @@ from paceline.sampling import VerifyMode
 from paceline.trie import DraftEntry, DrawRule, SiblingDraws
 
 Ranked = tuple[list[list[float]], list[list[int]]]
-"""Of each row of a pass its likeliest tokens, best first: log-probabilities, and draft ids."""
+"""The likeliest tokens of each row of a pass, best first: log-probabilities, and draft ids."""
 
 
 @dataclass(slots=True)
 class OnePassRound:
-    """What is known of a sequence's next tokens, from the rows behind its committed ones.
+    """Rows behind a sequence's committed tokens, and the chain made from them.
 
     Attributes:
-        depths: for each depth that was run, the pass and its row there.
+        depths: for each depth that was run, the pass and the row of that pass.
         tokens: of the chain drafted so far.
         log_probs: of each token.
-        draws: of each token, where tokens are drawn; log_probs then stays empty.
+        draws: of each token, if tokens are drawn; `log_probs` is empty then.
     """
 
     depths: list[tuple[LayerOutput, int]] = field(default_factory=list)
@@ -50,7 +48,7 @@ class OnePassRound:
         return join_rows([output.logits[row : row + 1] for output, row in self.depths[first:end]])
 
     def entry(self, start: int, num_tokens: int) -> DraftEntry:
-        """The chain, or as much of it as is wanted, as a draft entry; where tokens were drawn, with their siblings."""
+        """The first tokens of the chain as a draft entry, with siblings if tokens were drawn."""
         if self.draws:
             return sibling_chain_entry(start, self.draws[:num_tokens])
         return DraftEntry.chain(start, tuple(self.tokens[:num_tokens]), tuple(self.log_probs[:num_tokens]))
@@ -58,13 +56,13 @@ class OnePassRound:
 
 @dataclass(frozen=True, slots=True)
 class RoundRequest:
-    """A wish, and the round that it is made from.
+    """A request, and the round that serves it.
 
     Attributes:
-        request: the wish.
-        round: of its sequence; its rows reach `depth`.
+        request: the request.
+        round: round of its sequence; its rows reach `depth`.
         start: committed length.
-        depth: tokens in a row.
+        depth: length of the longest path.
     """
 
     request: DraftRequest
@@ -79,7 +77,7 @@ def round_entries(
     """Drafts by sequence: trees for requests that may rank and want more nodes than tokens in a row, chains for others.
 
     Args:
-        wanted: what is wanted of which round.
+        wanted: requests with their rounds.
         draft_ids: `[draft_vocab]` int64 target id of each draft id; None where they are the same.
         target_id_of: the same as a sequence.
     """
@@ -94,7 +92,7 @@ def round_entries(
 
 
 def _lengthen(wanted: Sequence[RoundRequest], draft_ids: Tensor | None) -> None:
-    """Choose the tokens that chains still lack; all depths of all sequences at once."""
+    """Choose the tokens that chains still lack, all depths of all sequences at once."""
     growing = [w for w in wanted if len(w.round.tokens) < w.depth]
     if not growing:
         return
@@ -109,7 +107,7 @@ def choose_rows(rows: Sequence[tuple[RoundRequest, int]], logits: Tensor, draft_
     """Add a token to a chain for each row, those of a chain in order.
 
     Args:
-        rows: a wish, and the depth of its chain's next token.
+        rows: a request, and the depth of its chain's next token.
         logits: `[rows, draft_vocab]` float32.
         draft_ids: as in :func:`round_entries`.
     """
@@ -144,7 +142,7 @@ def choose_rows(rows: Sequence[tuple[RoundRequest, int]], logits: Tensor, draft_
 def _tree(
     wanted: RoundRequest, draft_ids: Tensor | None, target_id_of: Sequence[int], best: dict[int, Ranked]
 ) -> DraftEntry:
-    """The likeliest tree that the depths' guesses allow; `best` keeps what was ranked of each pass."""
+    """The likeliest tree over the depths' distributions; `best` caches the ranking of each pass."""
     request, start, depth = wanted.request, wanted.start, wanted.depth
     branch = min(MAX_BEST, request.max_nodes, len(target_id_of))
     log_probs: list[list[float]] = []

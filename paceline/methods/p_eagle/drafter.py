@@ -1,15 +1,15 @@
 """P-EAGLE (2602.01469): all tokens of a draft from one pass of an EAGLE-3 layer with plain layers above it.
 
 Row `r` of a sequence joins the target's fused feature of position `r` with token `r + 1` and proposes token `r + 2`, as
-in EAGLE-3. Behind the last of these *true* rows stand *mask* rows, which join one shared learned feature with the mask
-token's embedding: mask row `d` proposes the token `d` places further. True rows stay in the drafter's cache, mask rows
-fall away once true features come in. A mask row sees the true rows and the mask rows before it, so asking for more
-tokens runs only the rows that are new.
+in EAGLE-3. *Mask* rows follow the last of these *true* rows. They join one shared learned feature with the mask token's
+embedding: mask row `d` proposes the token `d` places further. True rows stay in the drafter's cache; mask rows are
+dropped once true features arrive. A mask row attends to the true rows and the mask rows before it, so a longer request
+runs only the new rows.
 
-What a mask row proposes does not depend on the tokens drafted before it; `parallel_round.py` makes chains, draws and
-trees of such guesses. And there is nothing to draft past an outcome before its features are there.
+A mask row's proposal does not depend on the tokens drafted before it; `OnePassRound` makes chains, draws and trees of
+such rows. Nothing can be drafted past an outcome before its features arrive.
 
-`fc` runs on the target's side (the tap's projection); the mask rows' feature passes through it once, when a checkpoint
+`fc` runs on the target's side (the tap's projection). The mask rows' feature passes through it once, when a checkpoint
 is loaded.
 """
 
@@ -47,10 +47,10 @@ def p_eagle_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
 
 
 def mask_token(config: DrafterConfig) -> int:
-    """Id whose embedding stands for a token that is not known yet.
+    """Id whose embedding represents a token that is not known yet.
 
     Raises:
-        CheckpointError: it is no token of the target's.
+        CheckpointError: the target has no such token.
     """
     token, vocab = config.shape.get("mask_token"), config.size("target_vocab")
     if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocab:
@@ -60,7 +60,7 @@ def mask_token(config: DrafterConfig) -> int:
 
 @dataclass(slots=True)
 class PEagleSequence(FollowedSequence):
-    """What the drafter knows of a sequence: what it follows, and what it has run behind its committed tokens."""
+    """State of a sequence: its tokens and features, and the round behind them."""
 
     round: OnePassRound = field(default_factory=OnePassRound)
 
@@ -75,14 +75,14 @@ class PEagleDrafter(FeatureFollower[PEagleSequence]):
 
     Args:
         layer: EAGLE-3's, with its plain blocks.
-        num_layers: its blocks.
+        num_layers: blocks of the layer.
         draft_ids: `[draft_vocab]` int64 target id of each draft id; None where they are the same.
         draft_vocab: draft ids.
         masked: `[1, hidden]`, the mask rows' feature behind `fc`.
         mask_token: the mask rows' token.
-        num_depths: depths it was trained for: the longest chain.
+        num_depths: depths that it was trained for, the length of the longest chain.
         tap: what is read from the target.
-        max_positions: the longest text that is drafted for.
+        max_positions: longest text that is drafted for.
         device: where the layer runs.
     """
 
@@ -120,7 +120,7 @@ class PEagleDrafter(FeatureFollower[PEagleSequence]):
     def load(
         cls, directory: Path, config: DrafterConfig, target_dir: Path, device: Device, dtype: torch.dtype
     ) -> PEagleDrafter:
-        """Load a checkpoint; it brings an embedding of its own, and reads nothing from the target's directory."""
+        """Load a checkpoint; its embedding is its own, and nothing is read from the target's directory."""
         with torch.inference_mode():
             tensors = load_tensors(directory, p_eagle_shapes(config))
             embedding = tensors["embed_tokens.weight"].to(device.torch_device, dtype)
@@ -146,7 +146,7 @@ class PEagleDrafter(FeatureFollower[PEagleSequence]):
     def draft(self, requests: Sequence[DraftRequest]) -> list[DraftEntry | None]:
         """Draft chains, and trees for requests with more nodes than tokens in a row, all sequences in one pass.
 
-        A wish for more tokens in a row than the drafter was trained for gets as many as it was, and nodes beside them.
+        A request for longer paths than the drafter was trained for gets the longest that it has, and further nodes.
         """
         with torch.inference_mode():
             able = [r for r in requests if self._can_draft(r)]
@@ -162,7 +162,8 @@ class PEagleDrafter(FeatureFollower[PEagleSequence]):
     def draft_outcomes(
         self, requests: Sequence[OutcomeRequest], may_continue: Callable[[], bool] = lambda: True
     ) -> list[DraftEntry | None]:
-        """None for all: past an outcome there are no true features, and nothing here goes on from guessed ones."""
+        """None for all: past an outcome there are no true features, and the layer does not continue from its own
+        output."""
         return [None for _ in requests]
 
     def _depth(self, request: DraftRequest) -> int:
@@ -174,13 +175,13 @@ class PEagleDrafter(FeatureFollower[PEagleSequence]):
         return depth > 0 and state.is_ready and len(state.tokens) + depth <= self.max_positions
 
     def _run(self, wanted: Sequence[tuple[PEagleSequence, int]]) -> None:
-        """Run true rows that have come in since, and the mask rows still missing: one pass over all sequences."""
+        """Run rows of new features and the missing mask rows, one pass over all sequences."""
         states, rows, left, selected = [], [], [], []
         total = 0
         for state, depth in wanted:
             num_true, first = state.num_waiting, state.slot.length
             if num_true > 0:
-                state.slot.num_pending = 0  # mask rows fall away
+                state.slot.num_pending = 0  # mask rows are dropped
                 state.round = OnePassRound()
                 num_masks = depth - 1
                 features = join_rows(state.pending)
@@ -209,7 +210,7 @@ class PEagleDrafter(FeatureFollower[PEagleSequence]):
         places = [0, *accumulate(len(part) for part in selected)]
         for index, state in enumerate(states):
             num_true = max(state.num_waiting, 0)
-            state.pending = left[index]  # not before the pass, which may fail for another sequence
+            state.pending = left[index]  # after the pass, which may fail for another sequence
             state.slot.length += num_true
             state.slot.num_pending -= num_true
             state.round.depths += [(output, place) for place in range(places[index], places[index + 1])]

@@ -1,12 +1,11 @@
 """P-EAGLE's own layout: a flat `config.json` with a parallel drafting token, as its authors publish it for vLLM.
 
-The fused layer is `midlayer.*`, the plain ones above it `layers.1.*` and so on; the drafter's embedding and head, the
-shared feature of mask rows and both vocabulary maps are there always. Layer ids name the streams that *enter* a layer,
-and where there are none vLLM's default is meant. Fields have the meaning that they have in the speculators format, so
-that they are checked there (`speculators.py`). Called through `formats.py`.
+The fused layer is `midlayer.*`, the plain layers above it `layers.1.*` and so on. The drafter's embedding and head, the
+shared feature of mask rows and both vocabulary maps are always stored. Layer ids name the streams that *enter* a layer;
+absent ids mean vLLM's default. Fields mean the same as in the speculators format, whose code checks them.
 
-Files that others train in the same layout differ in details, all of which are read: the fused layer as `layers.0.*`,
-`model.` before names, `mask_hidden` flat, no `t2d`, other names of the token.
+Files that others trained in this layout differ in details, and all variants are read: the fused layer as `layers.0.*`,
+the prefix `model.`, a flat `mask_hidden`, no `t2d`, other names of the mask token.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ from paceline.methods.p_eagle.drafter import p_eagle_shapes
 from paceline.methods.speculators.layout import read_content
 
 TOKEN_NAMES = ("mask_token_id", "pard_token", "ptd_token_id")
-"""Where the token of mask rows stands; vLLM takes the first of them."""
+"""Fields that may name the token of mask rows; vLLM takes the first of them."""
 
 DEFAULT_DEPTHS = 8
-"""Where a file does not say how deep its drafter was trained; none that its authors published was trained for less."""
+"""Depths of a drafter whose file does not say them; no published one was trained for fewer."""
 
 _FUSED, _PUBLIC_FUSED, _WRAPPED = "midlayer.", "layers.0.", "model."
 
@@ -68,7 +67,7 @@ def read_p_eagle(directory: Path, target: TargetFacts) -> tuple[DrafterConfig, d
         "transformer_layer_config": {
             **source,
             "model_type": source.get("model_type", "llama"),
-            "attention_bias": False,  # the tensors tell
+            "attention_bias": False,  # the tensors show it
         },
         "draft_vocab_size": vocab if draft_vocab is None else draft_vocab,
         "mask_token_id": next((source[name] for name in TOKEN_NAMES if source.get(name) is not None), None),
@@ -89,7 +88,8 @@ def write_p_eagle(directory: Path, config: DrafterConfig, tensors: Mapping[str, 
     """Write a checkpoint of the layout.
 
     Raises:
-        CheckpointError: another method, what the layout cannot say, or tensors that do not fit the configuration.
+        CheckpointError: another method, a field that the layout cannot express, or tensors that do not fit the
+            configuration.
     """
     if config.method != "p_eagle":
         raise CheckpointError(f"P-EAGLE's layout holds p_eagle, not {config.method!r}")
@@ -118,7 +118,7 @@ def write_p_eagle(directory: Path, config: DrafterConfig, tensors: Mapping[str, 
 
 
 def _renamed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Under the names of the speculators format."""
+    """The tensors under the names of the speculators format."""
     renamed = {}
     for name, tensor in tensors.items():
         bare = name.removeprefix(_WRAPPED)
@@ -129,7 +129,7 @@ def _renamed(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _marks(offsets: Tensor, vocab: int) -> Tensor:
-    """Which target ids `d2t` names, bool `[vocab]`; ids outside of the vocabulary are left to be refused."""
+    """Which target ids `d2t` names, bool `[vocab]`; ids outside of the vocabulary are refused later."""
     ids = offsets.to(torch.int64) + torch.arange(offsets.shape[0])
     marks = torch.zeros(vocab, dtype=torch.bool)
     marks[ids[(ids >= 0) & (ids < vocab)]] = True

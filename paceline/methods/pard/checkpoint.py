@@ -1,11 +1,11 @@
-"""A PARD checkpoint on disk: a whole causal language model in `model/`, and beside it what only Paceline needs.
+"""A PARD checkpoint on disk: a complete causal language model in `model/`, and beside it what only Paceline needs.
 
-`model/` is the public layout (a transformers directory whose `config.json` names `pard_token`), so that it serves
-elsewhere as it is, and so does a public directory here. `config.json` names the method; `model.safetensors`, where
-there is one, holds PARD-2's projection and which rows of the head are drafted (`d2t`).
+`model/` has the public layout (a transformers directory whose `config.json` names `pard_token`), so other programs can
+serve it as it is, and Paceline can serve a public directory. `config.json` names the method. `model.safetensors`, if
+there is one, has PARD-2's projection and the rows of the head that are drafted (`d2t`).
 
-Responsible for: writing and reading that layout, and whether its tokenizer is a target's. Deliberately does not know:
-drafts, training. Called by the drafters, by training and by `paceline.checkpoints`.
+Writes and reads that layout, and checks that its tokenizer is the target's. Called by the drafters, by training and by
+the public layout.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ PROJECTION = "target_proj.weight"
 PROJECTION_BIAS = "target_proj.bias"
 
 BESIDE = (PROJECTION, PROJECTION_BIAS, "d2t")
-"""Tensors that stand beside the model."""
+"""Tensors that are stored beside the model."""
 
 MODEL_CONFIG = "model"
-"""Key in `DrafterConfig.shape` under which the model's transformers configuration travels between formats."""
+"""Key in `DrafterConfig.shape` of the model's transformers configuration, while a layout is converted."""
 
 
 def mask_token(config: DrafterConfig, vocab: int) -> int:
-    """Id whose embedding stands for a token that is not known yet.
+    """Id whose embedding represents a token that is not known yet.
 
     Raises:
-        CheckpointError: it is none of the model's.
+        CheckpointError: the model has no such id.
     """
     token = config.shape.get("mask_token")
     if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocab:
@@ -51,7 +51,7 @@ def mask_token(config: DrafterConfig, vocab: int) -> int:
 def read_vocabulary(
     directory: Path, config: DrafterConfig, target_dir: Path, own_vocab: int
 ) -> DraftVocabulary:
-    """What a checkpoint, or a public directory, may draft for a target.
+    """The tokens that a checkpoint, or a public directory, may draft for a target.
 
     Args:
         directory: the checkpoint.
@@ -60,8 +60,8 @@ def read_vocabulary(
         own_vocab: ids of the drafter's model.
 
     Raises:
-        CheckpointError: it has another tokenizer than the target (mask rows are told apart by their places, and a
-            text's places are the target's only where its tokens are), or nothing says that it has the same.
+        CheckpointError: its tokenizer is not the target's, or nothing shows that it is. Mask rows differ only in their
+            positions, and a text has the target's positions only if it has the target's tokens.
     """
     vocabulary = DraftVocabulary.read(directory, model_directory(directory), config, target_dir, own_vocab)
     if not isinstance(vocabulary.open_text(), SameText):
@@ -78,10 +78,10 @@ def save_pard(
     """Write a checkpoint.
 
     Args:
-        folder: where to.
+        folder: directory to write.
         config: of the drafter; `shape["model"]` is the model's transformers configuration, and is moved to `model/`.
         tensors: the model's by their transformers names, and those of `BESIDE`.
-        tokenizer_dir: a directory whose tokenizer is the drafter's too; by `tokenizer.json` a target is told to fit.
+        tokenizer_dir: a directory with the drafter's tokenizer, by which loading checks that a target fits.
     """
     shape = dict(config.shape)
     model_config = shape.pop(MODEL_CONFIG)
@@ -104,7 +104,7 @@ def read_model_config(model_dir: Path) -> dict[str, Any]:
     """A model's transformers configuration.
 
     Raises:
-        CheckpointError: there is none, or it is no JSON object.
+        CheckpointError: it is missing, or is not a JSON object.
     """
     try:
         content = json.loads((model_dir / "config.json").read_text())

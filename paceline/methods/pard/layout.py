@@ -1,9 +1,9 @@
 """AMD's layout of PARD and PARD-2: a transformers directory whose `config.json` names `pard_token` (AMD-AGI/PARD).
 
-A PARD checkpoint serves as it is, for all targets of its tokenizer; importing one binds it to a target. PARD-2 adds
-`target_proj` in a file of its own (`warp_model.bin` there, a pickle, to be converted to `warp_model.safetensors`) and
-names what it reads as indices into transformers' `hidden_states`: -1 is the state behind the final norm, which Paceline
-puts last.
+A PARD checkpoint can be served as it is, for all targets with its tokenizer; importing it binds it to one target.
+PARD-2 adds `target_proj` in a file of its own (a pickle, `warp_model.bin`, to be converted to
+`warp_model.safetensors`). It names the states it reads as indices into transformers' `hidden_states`: -1 is the state
+after the final norm, which Paceline puts last.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def read_pard(directory: Path, target: TargetFacts) -> tuple[DrafterConfig, dict
         target: the target it is for.
 
     Raises:
-        CheckpointError: a field makes no sense, a tensor is missing, surplus or of another shape, or the tokenizer is
+        CheckpointError: a field is out of range, a tensor is missing, surplus or of another shape, or the tokenizer is
             not the target's.
     """
     content = read_public_config(directory)
@@ -123,7 +123,7 @@ def read_pard(directory: Path, target: TargetFacts) -> tuple[DrafterConfig, dict
 
 
 def write_pard(directory: Path, config: DrafterConfig, tensors: Mapping[str, Tensor]) -> None:
-    """Write a drafter in AMD's layout, the model whole: which rows of its head are drafted has no place there.
+    """Write a drafter in AMD's layout, with the complete head: the layout cannot say which rows are drafted.
 
     Raises:
         CheckpointError: a tensor is missing.
@@ -154,7 +154,7 @@ def write_pard(directory: Path, config: DrafterConfig, tensors: Mapping[str, Ten
 
 
 def load_own(directory: Path, config: DrafterConfig) -> tuple[DrafterConfig, dict[str, Tensor]]:
-    """Paceline's own checkpoint as `read_pard` gives a public one: the model, its configuration, and what is beside it.
+    """Paceline's own checkpoint in the form that `read_pard` returns: the model, its configuration, further tensors.
 
     Raises:
         CheckpointError: a part is missing.
@@ -171,7 +171,7 @@ def load_own(directory: Path, config: DrafterConfig) -> tuple[DrafterConfig, dic
 
 
 def carry_tokenizer(source: Path, output: Path) -> None:
-    """Put a checkpoint's tokenizer beside the model that was written of it; either may be public or Paceline's own."""
+    """Copy a checkpoint's tokenizer to the model that was written from it, in either direction."""
     copy_tokenizer(model_directory(source), model_directory(output))
 
 
@@ -184,7 +184,7 @@ def _field(content: Mapping[str, Any], name: str, default: Any) -> Any:
 
 
 def _taps(content: Mapping[str, Any], target: TargetFacts) -> tuple[list[int], bool, list[int]]:
-    """Layers whose entering streams are read, whether the final norm's output is, and the public place of each block.
+    """Layers whose entering streams are read, whether the final norm's output is read, and each block's public place.
 
     Index `i` of `hidden_states` is the stream entering layer `i`; the last entry is the final norm's output.
     """

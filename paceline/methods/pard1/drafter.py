@@ -1,12 +1,12 @@
 """PARD (2504.18583): a small causal language model that drafts all tokens in one pass, by mask tokens.
 
-A pass runs the tokens committed since the last one, and behind them `K - 1` copies of one *mask token*: the last true
-row proposes the next token, mask row `i` the token `i` places further. Attention is plain causal and positions go on,
-so the model is run like any other, through the target engine. Keys and values of true rows stay; those of mask rows
-fall away once tokens are committed, and drafted tokens that were accepted come in as true rows then. All mask rows are
-alike, so a drafter may draft more tokens than it was trained for, and a longer wish runs only the rows that are new.
+A pass runs the tokens committed since the last pass, and then `K - 1` copies of one *mask token*. The last true row
+proposes the next token, mask row `i` the token `i` places further. Attention is causal and positions are consecutive,
+so the target engine runs the model like any other. Keys and values of true rows are kept. Those of mask rows are
+dropped once tokens are committed; accepted tokens are then run as true rows. All mask rows are alike, so a drafter can
+draft more tokens than it was trained for, and a longer request runs only the new rows.
 
-It reads nothing of the target but its tokens: one checkpoint serves all targets of one tokenizer.
+It reads only the target's tokens: one checkpoint serves all targets of one tokenizer.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ log = structlog.get_logger()
 
 @dataclass(slots=True)
 class PardSequence(FollowedText):
-    """A sequence's committed tokens, and what was run behind them.
+    """A sequence's committed tokens, and the round behind them.
 
     Attributes:
-        num_cached: committed tokens whose keys and values are in the slot; mask rows may stand behind all of them.
+        num_cached: committed tokens whose keys and values are in the slot; mask rows may follow all of them.
         round: the rows behind the committed tokens, once all of these are cached.
-        with_features: whether what is cached was run with the target's features (`pard2.py`).
+        with_features: whether the cached rows were run with the target's features (PARD-2).
     """
 
     num_cached: int = 0
@@ -48,7 +48,7 @@ class PardSequence(FollowedText):
     with_features: bool = False
 
     def forget(self) -> None:
-        """Run everything anew next time."""
+        """Forget the cached rows: the next pass runs the whole text."""
         self.num_cached, self.round = 0, OnePassRound()
 
 
@@ -57,7 +57,7 @@ class Pard1Drafter(TextFollower[PardSequence]):
 
     Args:
         model: runs rows; its logits are those of the tokens that may be drafted.
-        draft_ids: `[draft_vocab]` int64 target id of each of its logits; None where they are the same.
+        draft_ids: `[draft_vocab]` int64 target id of each logit; None where they are the same.
         mask: the mask token's id, which is never proposed.
     """
 
@@ -74,7 +74,7 @@ class Pard1Drafter(TextFollower[PardSequence]):
 
     @classmethod
     def read_tap(cls, directory: Path, config: DrafterConfig) -> TapSpec | None:
-        """It reads no features."""
+        """None: it reads no features."""
         return None
 
     @classmethod
@@ -121,7 +121,7 @@ class Pard1Drafter(TextFollower[PardSequence]):
         return [None for _ in requests]
 
     def _run(self, wanted: Sequence[tuple[PardSequence, int]]) -> None:
-        """Run committed tokens that have come in since, and the mask rows still missing: one pass over all."""
+        """Run new committed tokens and the missing mask rows, one pass over all sequences."""
         states: list[PardSequence] = []
         rows: list[SequenceRows] = []
         vocab = self._engine.shape.vocab_size
@@ -135,9 +135,9 @@ class Pard1Drafter(TextFollower[PardSequence]):
                 num_kept = state.num_cached + len(state.round.depths) - 1
             if not fresh and num_masks <= 0:
                 continue
-            # Mask rows of earlier drafts fall away, and what a pass that failed left behind.
+            # Drop mask rows of earlier drafts, and rows that a failed pass left.
             self._engine.truncate(state.slot, min(num_kept, self._engine.length(state.slot)))
-            # Ids past the model's own, which a target has only to pad its head, are read as unknown tokens.
+            # A target may have ids past the model's own, which only pad its head; they are read as unknown tokens.
             tokens = [token if token < vocab else self._mask for token in fresh]
             tokens += [self._mask] * num_masks
             first = max(0, len(fresh) - 1)
@@ -164,7 +164,7 @@ class Pard1Drafter(TextFollower[PardSequence]):
         return False
 
     def _added(self, state: PardSequence, num_true: int, num_masks: int) -> Tensor | None:
-        """What is added to the embeddings of the last `num_true` committed tokens and of masks behind them."""
+        """Vectors to add to the embeddings of the last `num_true` committed tokens and of the mask rows after them."""
         return None
 
     def _can_draft(self, request: DraftRequest) -> bool:
@@ -179,7 +179,7 @@ def load_model(
     """The model of a checkpoint, the target's ids of its logits, and its mask token.
 
     Raises:
-        CheckpointError: it cannot be run, or has another tokenizer than the target.
+        CheckpointError: the model cannot be run, or its tokenizer is not the target's.
     """
     engine = load_engine(directory, device, dtype)
     vocab = engine.shape.vocab_size

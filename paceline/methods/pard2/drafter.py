@@ -1,13 +1,13 @@
-"""PARD-2 (2605.08632): PARD with the target's features added to its embeddings, where a request wants them.
+"""PARD-2 (2605.08632): PARD with the target's features added to its embeddings, if a request wants them.
 
 The token at position `i` is embedded as `Emb(x_i) + scale * target_proj(states of the target at i - 1)`: the states
-that predicted it. Position 0 has no such states and adds a zero feature, but is there: small models rest their
-attention on it. Mask rows add what the last true row adds. `target_proj` runs on the target's side (the tap's
-projection), so that one vector of the drafter's width travels for each committed token.
+that predicted it. Position 0 has no such states and adds a zero feature. It is kept in the text, because small
+models rest their attention on it. Mask rows add the last true row's feature. `target_proj` runs on the target's side
+(the tap's projection), so one vector of the drafter's width is sent for each committed token.
 
-The model was trained with the features left out of some texts. So it drafts without them as well (`DraftRequest.
-reads_features`), as PARD does; then it need not wait for them. What is cached holds for one of the two: a sequence that
-changes from one to the other is run anew.
+The model was trained on some texts without features. So it can also draft without them, as PARD does, and need not wait
+for them (`DraftRequest.reads_features`). The cache is valid for one of the two ways: a sequence that changes from one
+to the other is run again.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from paceline.target import Device, TapSpec
 
 
 class FeatureRows:
-    """Features of one sequence, by position; all are kept, as a text may have to be run anew.
+    """Features of one sequence by position. All are kept, because a text may have to be run again.
 
     Args:
-        width: of a feature.
-        dtype: they are kept in.
-        where: they are kept.
+        width: width of a feature.
+        dtype: type in which they are kept.
+        where: device on which they are kept.
     """
 
     def __init__(self, width: int, dtype: torch.dtype, where: torch.device) -> None:
@@ -52,18 +52,18 @@ class FeatureRows:
         self.count = end
 
     def part(self, first: int, end: int) -> Tensor:
-        """Those of positions `first` to `end - 1`."""
+        """Features of positions `first` to `end - 1`."""
         return self._rows[first:end]
 
 
 @dataclass(frozen=True, slots=True)
 class Fusion:
-    """How features come into the embeddings.
+    """How features are added to the embeddings.
 
     Attributes:
         tap: what is read from the target.
-        scale: on what is added.
-        bias: `[hidden]` of the projection, which is applied here as the tap's projection has none; None for none.
+        scale: factor of what is added.
+        bias: `[hidden]` of the projection, applied here because a tap's projection has no bias; None for none.
     """
 
     tap: TapSpec
@@ -72,10 +72,10 @@ class Fusion:
 
     @classmethod
     def read(cls, directory: Path, config: DrafterConfig) -> Fusion:
-        """A checkpoint's.
+        """Read it from a checkpoint.
 
         Raises:
-            CheckpointError: a field makes no sense, or a tensor is missing or does not fit.
+            CheckpointError: a field is out of range, or a tensor is missing or does not fit.
         """
         scale = config.shape.get("scale")
         if not isinstance(scale, int | float) or isinstance(scale, bool) or not scale > 0:
@@ -108,13 +108,13 @@ class Fusion:
 
 
 class Pard2Drafter(Pard1Drafter):
-    """Drafts with mask tokens and, where wanted, features; see `paceline.methods.drafter.Drafter`.
+    """Drafts with mask tokens and, on request, features; see `paceline.methods.drafter.Drafter`.
 
     Args:
         model: as for `Pard1Drafter`.
         draft_ids: as for `Pard1Drafter`.
         mask: as for `Pard1Drafter`.
-        fusion: what is read and how it is added.
+        fusion: which features are read, and how they are added.
     """
 
     method: ClassVar[str] = "pard2"

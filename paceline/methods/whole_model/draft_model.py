@@ -1,9 +1,7 @@
-"""A small model whose logits are those of the tokens that may be drafted, and no others.
+"""A small model that gives logits only of the tokens that may be drafted.
 
-Responsible for: the target engine that runs it, and its head, cut to those tokens where that can be done (the head of a
-small model is much of its work: 28 of SmolLM2-135M's 135 million weights, 168 of Gemma 3 270M's 268).
-
-Deliberately does not know: sequences, drafts, target ids. Called by the drafters that are models of their own.
+The target engine runs it. Its head is cut to those tokens if possible: the head is much of a small model's work (28 of
+SmolLM2-135M's 135 million weights, 168 of Gemma 3 270M's 268). Called by the drafters that are complete models.
 """
 
 from __future__ import annotations
@@ -24,11 +22,11 @@ from paceline.target import Device, SequenceRows, TapSpec, TargetEngine, Unsuppo
 MODEL_DIR = "model"
 
 MAX_CUT_FRACTION = 0.75
-"""A head of which more than this is drafted is not cut unless the checkpoint says so: little work is saved."""
+"""A head of which a larger fraction is drafted is not cut unless the checkpoint says so: it would save little."""
 
 
 def model_directory(directory: Path) -> Path:
-    """Where a checkpoint's model is: below it, or, as transformers saves one, the checkpoint itself."""
+    """Directory of a checkpoint's model: `model/`, or the checkpoint itself if transformers saved it."""
     return directory / MODEL_DIR if (directory / MODEL_DIR).is_dir() else directory
 
 
@@ -36,7 +34,7 @@ def load_engine(directory: Path, device: Device, dtype: torch.dtype) -> TargetEn
     """An engine that runs a checkpoint's model.
 
     Raises:
-        CheckpointError: it cannot be run.
+        CheckpointError: the engine cannot run the model.
     """
     model_dir = model_directory(directory)
     if not any(model_dir.glob("*.safetensors")):
@@ -57,7 +55,7 @@ class DraftModel:
     def __init__(
         self, engine: TargetEngine, own_ids: Tensor | None = None, head: CutHead | None = None
     ) -> None:
-        """A model whose logits are those of some tokens, int64 `[draft_vocab]`, by a head of theirs if there is one."""
+        """A model with logits of some tokens, int64 `[draft_vocab]`, from a cut head if there is one."""
         self.engine = engine
         self._own_ids = None if own_ids is None else own_ids.to(engine.device.torch_device)
         self._head = head
@@ -74,10 +72,10 @@ class DraftModel:
             model_dir: where its head is read from.
             engine: runs it.
             own_ids: the tokens that may be drafted; None for all.
-            prune: cut the head to them; None does so where it can be done and saves much.
+            prune: cut the head to them; None does so if it is possible and saves much.
 
         Raises:
-            CheckpointError: the head is to be cut and cannot be.
+            CheckpointError: the head must be cut and cannot be.
         """
         if own_ids is None or prune is False:
             return cls(engine, own_ids)
@@ -115,7 +113,7 @@ class CutHead:
         self._softcap = softcap
 
     def __call__(self, states: Tensor) -> Tensor:
-        """`[rows, hidden]` behind the final norm to logits `[rows, draft_vocab]` float32."""
+        """From `[rows, hidden]` after the final norm to logits `[rows, draft_vocab]` float32."""
         logits = self._linear(states).float()
         return logits if self._softcap is None else self._softcap * torch.tanh(logits / self._softcap)
 

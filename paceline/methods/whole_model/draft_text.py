@@ -1,10 +1,8 @@
 """The text that a drafter's own model reads, beside the target's tokens.
 
-Responsible for: turning committed target tokens into ids of the drafter's vocabulary as they come in, and saying how
-many of the earlier ids still stand. What it gives after n tokens depends on those tokens alone, however they came, so
-that a drafter that restarts drafts the same.
-
-Deliberately does not know: models, caches, drafts. Called by the independent drafter.
+Turns committed target tokens into ids of the drafter's vocabulary as they arrive, and says how many of the earlier ids
+are still valid. The ids after n tokens depend only on those tokens and not on how they arrived, so a drafter that
+restarts drafts the same. Called by the independent drafter.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from paceline.target import common_prefix
 from paceline.token_bytes import TokenBytes
 
 CHUNK_CHARACTERS = 256
-"""Text behind which the next beginning of a word is a seam: what lies before a seam is never encoded again."""
+"""Length of text after which the next beginning of a word is a seam; text before a seam is never encoded again."""
 
 MAX_CHUNK_CHARACTERS = 1024
 """Text without such a beginning is cut here."""
@@ -35,17 +33,17 @@ class DraftText(Protocol):
 
     @property
     def is_whole(self) -> bool:
-        """False while there is nothing to go on from: no id, or a text that ends within a character."""
+        """Whether drafts can continue the text: it has an id, and does not end within a character."""
 
     def extend(self, tokens: Sequence[int]) -> int:
-        """Take in committed target tokens; the number of leading ids that stay what they were."""
+        """Take in committed target tokens; returns the number of leading ids that did not change."""
 
 
 class SameText:
     """The drafter's ids are the target's.
 
     Args:
-        vocab: of the drafter's model; ids past it, which a target has only to pad its head, are left out.
+        vocab: ids of the drafter's model; ids past it, which only pad a target's head, are left out.
     """
 
     def __init__(self, vocab: int) -> None:
@@ -70,7 +68,7 @@ class Translation:
     Args:
         target: the target's tokenizer.
         own: the drafter's.
-        shared: what the two have in common.
+        shared: the tokens that both have.
         own_vocab: ids of the drafter's model.
     """
 
@@ -96,9 +94,9 @@ class TranslatedText:
     """The drafter's ids are another tokenizer's of the same text.
 
     The text is encoded as a whole, as the drafter's model would have read it, and not token by token: a token that
-    comes in may join what stands before it. Special tokens that both tokenizers know by name are passed on, others add
-    nothing. So that a long text is not encoded again for each token, it is cut where a word begins, see
-    `CHUNK_CHARACTERS`; byte-level vocabularies never join across such a place.
+    arrives may join the text before it. Special tokens that both tokenizers have by name are passed on, others add
+    nothing. A long text is cut where a word begins (`CHUNK_CHARACTERS`), so that it is not encoded again for each
+    token; byte-level vocabularies never join across such a place.
     """
 
     def __init__(self, translation: Translation) -> None:
@@ -114,7 +112,7 @@ class TranslatedText:
         return not self._decoder.getstate()[0] and bool(self.ids)
 
     def extend(self, tokens: Sequence[int]) -> int:
-        """Take in committed target tokens; ids from the last seam on are made anew."""
+        """Take in committed target tokens; ids from the last seam on are made again."""
         first = self._num_settled
         before = self.ids[first:]
         settled: list[int] = []
@@ -142,9 +140,9 @@ class TranslatedText:
 
 
 def split_chunks(text: str) -> tuple[list[str], str]:
-    """The chunks of a text that nothing behind it can change, and the rest.
+    """The chunks of a text that later text cannot change, and the rest.
 
-    Called for a text that grew, or for the whole at once, it finds the same seams.
+    It finds the same seams for a text that grew and for the whole text at once.
     """
     chunks = []
     while (seam := _seam(text)) is not None:

@@ -1,9 +1,8 @@
 """Which tokens two tokenizers have in common (token-level intersection, Timor et al., 2502.05202, section 4).
 
-Responsible for: pairs of ids whose tokens add the same bytes to a text. Bytes are compared, not the strings that stand
-in the files: a leading space is written "Ġ" by one family and "▁" by the other, and letters outside ASCII differ too.
-
-Deliberately does not know: models, logits, texts. Called by the independent drafter when it loads.
+Finds pairs of ids whose tokens add the same bytes to a text. It compares bytes and not the strings in the files: one
+family writes a leading space as "Ġ" and the other as "▁", and letters outside ASCII differ too. Called by the
+independent drafter when it loads.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ FILE_NAME = "tokenizer.json"
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFile:
-    """A tokenizer on disk, the same as another one where both map text to the same ids."""
+    """A tokenizer on disk; it equals another one if both map text to the same ids."""
 
     directory: Path = field(compare=False)
     fingerprint: str
 
     @classmethod
     def find(cls, *directories: Path) -> TokenizerFile | None:
-        """The first of some directories that has a `tokenizer.json`; None where none has."""
+        """The `tokenizer.json` of the first directory that has one; None if none has."""
         for directory in directories:
             if (directory / FILE_NAME).is_file():
                 return cls(directory, tokenizer_fingerprint(directory))
@@ -54,12 +53,12 @@ class TokenizerFile:
 
 @dataclass(frozen=True, slots=True)
 class Intersection:
-    """Tokens that two tokenizers share; each id stands in one pair at most.
+    """Tokens that two tokenizers share; each id is in at most one pair.
 
     Attributes:
         own_ids: the drafter's ids, ascending.
         target_ids: the target's id of each.
-        special: the drafter's id of the target's special tokens that both know by name.
+        special: the drafter's id of special tokens that both have by name.
     """
 
     own_ids: tuple[int, ...]
@@ -79,7 +78,7 @@ def intersect(
         own_vocab: the same of the drafter.
 
     Raises:
-        CheckpointError: the two share nothing, or one decodes by a rule that is not known.
+        CheckpointError: the two share no token, or one decodes by an unknown rule.
     """
     try:
         target_pieces, own_pieces = TokenBytes(target_tokenizer), TokenBytes(own_tokenizer)
@@ -105,7 +104,7 @@ def intersect(
 
 
 def _by_bytes(tokenizer: Tokenizer, token_bytes: TokenBytes, vocab: int) -> dict[bytes, int]:
-    """One id for each run of bytes: of several the one whose token is written out, then the smallest."""
+    """One id for each run of bytes: of several, the one whose token is written out, then the smallest."""
     found: dict[bytes, tuple[bool, int]] = {}
     for token_id, token in _tokens(tokenizer, vocab):
         piece = token_bytes[token_id]

@@ -1,10 +1,9 @@
 """How the vocabulary of a drafter's own model relates to the target's.
 
-Responsible for: which of the model's tokens may be drafted, which target token each of them is, and what the model
-reads for a target's text. Three kinds: the target's own vocabulary; a part of it (`d2t` in the checkpoint); another
-tokenizer's (a `tokenizer.json` that is not the target's), of which what both have in common is drafted.
-
-Deliberately does not know: logits, caches, drafts. Called by the independent drafter.
+It says which of the model's tokens may be drafted, which target token each of them is, and what the model reads for a
+target's text. There are three kinds: the target's own vocabulary; a part of it (`d2t` in the checkpoint); and another
+tokenizer's (a `tokenizer.json` that is not the target's), of which the common tokens are drafted. Called by the
+independent drafter.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ class DraftVocabulary:
     """The tokens that a drafter may propose.
 
     Attributes:
-        own_ids: the drafter's ids of them, int64 `[draft_vocab]`, ascending; None where they are all it has.
+        own_ids: the drafter's ids of these tokens, int64 `[draft_vocab]`, ascending; None for all its ids.
         target_ids: the target's id of each, int64 `[draft_vocab]`, all different; None where the ids are the same.
-        open_text: makes the text that the drafter's model reads, for a sequence of which nothing is known yet.
+        open_text: makes the empty text of a new sequence, in the form that the drafter's model reads.
     """
 
     own_ids: Tensor | None
@@ -63,7 +62,7 @@ class DraftVocabulary:
     def read(
         cls, directory: Path, model_dir: Path, config: DrafterConfig, target_dir: Path, own_vocab: int
     ) -> DraftVocabulary:
-        """What a checkpoint says of its vocabulary.
+        """Read the vocabulary of a checkpoint.
 
         Args:
             directory: the checkpoint.
@@ -73,7 +72,7 @@ class DraftVocabulary:
             own_vocab: ids of the drafter's model.
 
         Raises:
-            CheckpointError: it contradicts itself, or has no token in common with the target.
+            CheckpointError: the checkpoint contradicts itself, or has no token in common with the target.
         """
         target_vocab = (
             config.size("target_vocab") if "target_vocab" in config.shape else _vocab_of(target_dir)
@@ -110,7 +109,7 @@ class DraftVocabulary:
                 f"the drafter's vocabulary has {own_vocab} tokens, not {target_vocab}, and no tokenizer.json says how "
                 "they relate"
             )
-        # One tokenizer, and heads that were padded differently: ids past it mean nothing in either.
+        # One tokenizer, and heads that were padded differently: ids past it have no meaning in either.
         return cls.part(range(min(own_vocab, target_vocab, own.load().get_vocab_size())), own_vocab)
 
 
@@ -118,7 +117,7 @@ class DraftVocabulary:
 def _translation(
     target: TokenizerFile, own: TokenizerFile, target_vocab: int, own_vocab: int
 ) -> tuple[Intersection, Translation]:
-    """What two tokenizers have in common, and the way from one to the other; kept for each pair of them."""
+    """The common tokens of two tokenizers and the mapping between them; cached for each pair."""
     target_tokenizer, own_tokenizer = target.load(), own.load()
     shared = intersect(target_tokenizer, own_tokenizer, target_vocab, own_vocab)
     return shared, Translation(target_tokenizer, own_tokenizer, shared, own_vocab)
