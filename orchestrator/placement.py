@@ -1,7 +1,7 @@
-"""Where drafting happens: which placement is in force, and which drafter takes a sequence.
+"""Where drafting happens: the placement in force, and the drafter of a sequence.
 
-Responsible for: these two choices and the comparison of a drafter with the target it is to serve. Deliberately
-does not know streams. Used by orchestrator.conductor and orchestrator.cycles.
+Responsible for: these two choices, and the comparison of a drafter with its target. Deliberately does not know
+streams. Used by orchestrator.conductor and orchestrator.cycles.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PlacementSetting = Literal["auto", "colocated", "separate", "none"]
 
 
 class Candidate(Protocol):
-    """What the choice of a drafter looks at."""
+    """A drafter as the choice sees it."""
 
     @property
     def is_up(self) -> bool:
@@ -29,12 +29,12 @@ class Candidate(Protocol):
 
     @property
     def is_stalled(self) -> bool:
-        """It owes an answer for longer than it should."""
+        """An answer is overdue."""
         ...
 
     @property
     def num_sequences(self) -> int:
-        """Sequences it has open for us."""
+        """Sequences of this conductor that it has open."""
         ...
 
     @property
@@ -54,7 +54,7 @@ CandidateT = TypeVar("CandidateT", bound=Candidate)
 def placement_in_force(
     setting: PlacementSetting, drafters: Sequence[str], verifier: peer_pb2.PeerInfo | None
 ) -> Placement:
-    """Resolves "auto": drafters that were named are used; else the verifier's own; else none."""
+    """Resolve "auto": the configured drafters if there are any, else the verifier's own, else none."""
     if setting != "auto":
         return setting
     if drafters:
@@ -68,7 +68,7 @@ class DrafterRequirement:
 
     Attributes:
         name: the name, method or endpoint that the drafter must have; empty takes any.
-        reads_features: whether it is to read the target's features; None lets it do as its method does by itself.
+        reads_features: whether it must read the target's features; None leaves that to its method.
     """
 
     name: str = ""
@@ -76,12 +76,12 @@ class DrafterRequirement:
 
     @classmethod
     def read(cls, options: sampling_pb2.SpeculationOptions) -> DrafterRequirement:
-        """A request's."""
+        """The requirement of a request."""
         reads = options.reads_features if options.HasField("reads_features") else None
         return cls(options.drafter, reads)
 
     def is_met_by(self, candidate: Candidate) -> bool:
-        """Whether a drafter is one that is asked for; one that has not been reached yet may be able to do anything."""
+        """Whether a drafter meets the requirement. One that has not been reached yet may meet any."""
         info = candidate.info
         return is_called(candidate, self.name) and (info is None or can_do(info, self.reads_features))
 
@@ -92,25 +92,25 @@ ANY_DRAFTER = DrafterRequirement()
 def choose_drafter(
     candidates: Iterable[CandidateT], requirement: DrafterRequirement = ANY_DRAFTER
 ) -> CandidateT | None:
-    """The drafter that is up with the fewest sequences; a stalled one only where there is no other.
+    """The drafter that is up and has the fewest sequences; a stalled one only if there is no other.
 
     Args:
         candidates: drafters to choose from.
-        requirement: what it must be able to do.
+        requirement: what the drafter must be able to do.
     """
     usable = [candidate for candidate in candidates if candidate.is_up and requirement.is_met_by(candidate)]
     return min(usable, key=lambda candidate: (candidate.is_stalled, candidate.num_sequences), default=None)
 
 
 def is_called(candidate: Candidate, wanted: str) -> bool:
-    """Whether a drafter answers to a name; every one does to none."""
+    """Whether a drafter has a name, method or endpoint; any drafter has the empty name."""
     info = candidate.info
     names = {candidate.endpoint} if info is None else {candidate.endpoint, info.drafter_name, info.method}
     return not wanted or wanted in names
 
 
 def can_do(info: peer_pb2.PeerInfo, reads_features: bool | None) -> bool:
-    """Whether a drafter can draft with the target's features, or without them, as is asked."""
+    """Whether a drafter can draft with the target's features, or without them, as the request wants."""
     return can_use_features(reads_features, has_tap=info.tap.width > 0, is_tap_optional=info.tap.is_optional)
 
 

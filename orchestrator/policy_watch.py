@@ -1,7 +1,7 @@
 """The subscription to the scheduler's policy.
 
-Responsible for: one WatchPolicy stream per measurement key, opened again whenever it ends. The last policy stays in
-force meanwhile. Deliberately does not know what a policy means. Run by orchestrator.conductor.
+Responsible for: one WatchPolicy stream for the present measurement key, opened again when it ends. The last policy
+stays in force meanwhile. Deliberately does not know what a policy means. Run by orchestrator.conductor.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class PolicyWatch:
         backoff_s, reason = BACKOFF_S[0], ""
         while True:
             key = self._key()
-            if key is None:  # what is measured is not known before the verifier has been reached
+            if key is None:  # the subject is not known before the verifier has been reached
                 await asyncio.sleep(KEY_POLL_S)
                 continue
             try:

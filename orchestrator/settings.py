@@ -52,13 +52,13 @@ class OrchestratorSettings(ServerSettings):
         None, description="tokens drafted ahead, in place of the policy's"
     )
     num_outcomes: DraftLength | None = Field(
-        None, description="outcomes of a step that drafters draft past, in place of the policy's"
+        None, description="verification outcomes of a step that are drafted past, in place of the policy's"
     )
     wait_budget_us: int | None = Field(
         None,
         ge=0,
         le=limits.MAX_WAIT_BUDGET_US,
-        description="longest hold of a step, in place of the policy's",
+        description="longest time that a step waits for drafts, in place of the policy's",
     )
     max_nodes: DraftLength | None = Field(
         None, description="draft nodes of one sequence in one step, in place of the policy's"
@@ -83,17 +83,17 @@ class OrchestratorSettings(ServerSettings):
     )
     connect_timeout_s: float = Field(3.0, gt=0, le=60, description="deadline of a connection attempt")
     drafter_silence_s: float = Field(
-        10.0, gt=0, le=600, description="a drafter that owes an answer longer is hung"
+        10.0, gt=0, le=600, description="a drafter whose answer is overdue for longer counts as hung"
     )
     verifier_silence_s: float = Field(
-        60.0, gt=0, le=3600, description="a verifier that owes a step longer is hung"
+        60.0, gt=0, le=3600, description="a verifier without a step for longer counts as hung"
     )
-    max_resumes: int = Field(5, ge=0, le=100, description="attempts to go on at a verifier, per request")
+    max_resumes: int = Field(5, ge=0, le=100, description="further openings of a request at a verifier")
     resume_timeout_s: float = Field(
         60.0, gt=0, le=3600, description="longest wait of a request for a verifier"
     )
     ray_address: str | None = Field(
-        None, description="Ray cluster to join, host:port; absent starts one here"
+        None, description="Ray cluster to join, host:port; absent: start one here"
     )
     ray_node_ip: str = Field("127.0.0.2", description="address of the Ray that is started here")
     ray_num_cpus: int = Field(1, ge=1, description="worker processes that the Ray started here keeps warm")
@@ -133,7 +133,7 @@ class OrchestratorSettings(ServerSettings):
 
     @property
     def policy_overrides(self) -> PolicyOverrides:
-        """What the operator fixed."""
+        """The fields of the policy that the operator fixed."""
         return PolicyOverrides(
             draft_length=self.draft_length,
             draft_ahead=self.draft_ahead,

@@ -11,17 +11,24 @@ from enum import IntEnum, StrEnum
 
 
 class StatusCode(IntEnum):
-    """gRPC status codes by number, as in grpc/status.h; only those that this project sends."""
+    """gRPC's status codes by number, without OK."""
 
+    CANCELLED = 1
+    UNKNOWN = 2
     INVALID_ARGUMENT = 3
     DEADLINE_EXCEEDED = 4
     NOT_FOUND = 5
+    ALREADY_EXISTS = 6
+    PERMISSION_DENIED = 7
     RESOURCE_EXHAUSTED = 8
     FAILED_PRECONDITION = 9
     ABORTED = 10
     OUT_OF_RANGE = 11
+    UNIMPLEMENTED = 12
     INTERNAL = 13
     UNAVAILABLE = 14
+    DATA_LOSS = 15
+    UNAUTHENTICATED = 16
 
 
 class FailureReason(StrEnum):

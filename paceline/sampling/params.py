@@ -1,7 +1,6 @@
-"""What a request may ask of sampling, checked once, at the edge.
+"""The sampling parameters of a request, checked when they are made.
 
-Responsible for: ranges, and an error that names the field, so that an edge can answer INVALID_ARGUMENT with
-it.
+Responsible for: the range of every parameter. An InvalidRequestError names the one that is out of range.
 
 Deliberately does not know: tensors, logits, transports.
 
@@ -20,7 +19,7 @@ from paceline.contract.fields import check_count, check_integer, check_number
 
 
 class VerifyMode(StrEnum):
-    """How drafted tokens are held against the target. All but typical are exact."""
+    """How draft tokens are verified against the target. All modes but typical are exact."""
 
     GREEDY = "greedy"
     """The target's most likely token, always."""
@@ -40,12 +39,12 @@ class VerifyMode(StrEnum):
 
     @property
     def verifies_draws(self) -> bool:
-        """Whether it matters what a drafted token was drawn from."""
+        """Whether verification needs the distribution that a draft token was drawn from."""
         return self in (VerifyMode.REJECTION, VerifyMode.BLOCK)
 
     @property
     def needs(self) -> str:
-        """What a drafter sends, for people."""
+        """What a drafter must send, for people."""
         if self is VerifyMode.REJECTION:
             return "token ids; for drawn ones the distribution that siblings were drawn from"
         if self is VerifyMode.BLOCK:
@@ -54,7 +53,7 @@ class VerifyMode(StrEnum):
 
 
 class ConstraintKind(StrEnum):
-    """What describes the language that a completion must belong to."""
+    """The form in which a constraint describes the language of a completion."""
 
     JSON_SCHEMA = "json_schema"
     REGEX = "regex"
@@ -70,7 +69,7 @@ class Constraint:
     Attributes:
         kind: how it is described.
         text: the schema, expression or grammar; empty for choices and for any JSON object.
-        choices: the texts to choose from; empty but for choices.
+        choices: the texts to choose from; empty for the other kinds.
     """
 
     kind: ConstraintKind
@@ -102,15 +101,15 @@ class SamplingParams:
             text.
         mode: None picks greedy at temperature 0 and coupled above.
         repetition_penalty: divides positive and multiplies negative logits of tokens that stand in prompt or
-            completion; 1 changes nothing.
-        presence_penalty: taken from the logit of each token that the completion has.
-        frequency_penalty: taken from a token's logit once for each time that the completion has it.
+            completion; 1 changes no logit.
+        presence_penalty: subtracted from the logit of each token that the completion has.
+        frequency_penalty: subtracted from a token's logit once for each time that the completion has the token.
         logit_bias: (token id, number added to its logit); each id once.
-        bad_runs: runs of tokens that never stand in the completion.
+        bad_runs: runs of tokens that the completion must not contain.
         min_tokens: no stop token before so many tokens.
         typical_epsilon: typical mode accepts above min(typical_epsilon, typical_delta * exp(-entropy)).
-        typical_delta: see there.
-        constraint: what the completion must look like; None leaves it free.
+        typical_delta: see `typical_epsilon`.
+        constraint: the formal language of the completion; None allows any text.
     """
 
     temperature: float = 1.0

@@ -1,7 +1,7 @@
-"""Checks the frames of a conductor and turns them into what the loop takes.
+"""Checks the frames of a conductor and turns them into items for the draft loop.
 
-Every id, count and token is compared with this drafter's limits here, before anything indexes a tensor with it. What
-is wrong with one sequence costs that sequence; only a frame that breaks the protocol costs the stream.
+Every id, count and token is compared with this drafter's limits here, before it indexes a tensor. A wrong opening fails
+one sequence. Only a frame that breaks the protocol ends the stream.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ class FrameReader:
         """A checked frame.
 
         Args:
-            session: the stream it came on.
+            session: the stream of the frame.
             request: the frame.
-            admit: called with each good opening, as it came and as it was read, before the loop learns of it; may
-                refuse it by raising InvalidRequestError.
+            admit: called with each valid opening, as a message and as read, before it reaches the loop; may refuse it
+                by raising InvalidRequestError.
 
         Raises:
-            StreamProtocolError: commits that cannot be read.
-            InvalidRequestError: a policy that is out of range.
+            StreamProtocolError: the commits cannot be read.
+            InvalidRequestError: the policy is out of range.
         """
         commits = unpack_commits(request.commits, self._vocab_size) if request.HasField("commits") else ()
         openings: list[Opening] = []
@@ -114,9 +114,9 @@ class FrameReader:
 
 
 class OutOfPositionsError(ValueError):
-    """A sequence that has outgrown the drafter."""
+    """A sequence is longer than the drafter's positions."""
 
 
 def failure(sequence_id: int, code: int, reason: str, message: str) -> peer_pb2.SequenceFailure:
-    """Says that one sequence failed."""
+    """The message that one sequence failed."""
     return peer_pb2.SequenceFailure(sequence_id=sequence_id, code=code, reason=reason, message=message)

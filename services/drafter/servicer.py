@@ -1,6 +1,6 @@
-"""DrafterService at the wire: checks frames, hands them to the draft loop, and writes what it answers.
+"""DrafterService at the wire: checks frames, hands them to the draft loop, and writes its answers.
 
-Knows gRPC and nothing of how drafts are made.
+Knows gRPC, and does not know how drafts are made.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
         self._sessions: set[DraftSession] = set()
 
     def end_streams(self) -> None:
-        """Ends every stream: the process is shutting down; conductors go on without this drafter."""
+        """Ends every stream at shutdown. Conductors continue without this drafter."""
         for session in self._sessions:
             session.end()
 
@@ -49,7 +49,7 @@ class DrafterServicer(drafter_pb2_grpc.DrafterServiceServicer):
     async def Draft(
         self, request_iterator: AsyncIterator[drafter_pb2.DraftRequest], context: Any
     ) -> AsyncIterator[drafter_pb2.DraftResponse]:
-        """One conductor's stream; everything it opened ends with it."""
+        """One conductor's stream. Its sequences end with it."""
         first = await anext(aiter(request_iterator), None)
         if first is None or not first.HasField("hello"):
             raise StreamProtocolError("the first frame must carry hello")

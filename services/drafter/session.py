@@ -1,6 +1,6 @@
-"""One conductor's Draft stream as the draft loop sees it: its sequences, its policy, and somewhere to put answers.
+"""One conductor's Draft stream as the draft loop sees it: its sequences, its policy and a queue of answers.
 
-Knows nothing of what answers say.
+Does not know what an answer means.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _numbers = itertools.count(1)
 
 
 class DraftSession(Outbox[drafter_pb2.DraftResponse]):
-    """A stream.
+    """One stream.
 
     Attributes:
         number: for logs.

@@ -1,4 +1,4 @@
-"""What a drafter process can be told; each default stands here and nowhere else."""
+"""Settings of the drafter process, with their defaults."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class DrafterSettings(ServerSettings):
     name: str = Field(
         "",
         max_length=64,
-        description="name by which requests may ask for this drafter; its method will do too",
+        description="name by which requests may ask for this drafter, beside its method",
     )
     device: str = Field("cpu", description="cpu, cuda:0, cuda:1, ...")
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field("auto", description="compute dtype")
@@ -44,14 +44,17 @@ class DrafterSettings(ServerSettings):
         100.0,
         ge=0,
         le=10_000,
-        description="longest wait of a draft for features; then it is made without, or not at all",
+        description="longest wait of a draft for features; after it the draft is made without them, or not at all",
     )
     feature_gather_ms: float = Field(
         1.0,
         ge=0,
         le=100,
-        description="wait for the features of other sequences, so that all are drafted together",
+        description="longest wait for the features of further sequences, to draft for all of them together",
     )
     feature_loss_s: float = Field(
-        5.0, gt=0, le=600, description="features missing for longer are lost: the sequence is given back"
+        5.0,
+        gt=0,
+        le=600,
+        description="features that are missing for longer count as lost, and the sequence fails at this drafter",
     )

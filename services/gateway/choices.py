@@ -1,7 +1,7 @@
-"""Several streams of events as one, in the order in which events come.
+"""Several streams of events merged into one, in the order in which events arrive.
 
-Responsible for: running the choices of a request at once, ending with the first that fails, and ending all of them when
-the reader goes away. Deliberately does not know: what an event is.
+Responsible for: running the choices of a request together, ending with the first that fails, and ending all of them
+when the reader goes away. Deliberately does not know: what an event is.
 
 Called by: :mod:`services.gateway.servicer`.
 """
@@ -16,14 +16,14 @@ from typing import TypeVar
 T = TypeVar("T")
 
 _EVENTS_PER_STREAM = 16
-"""A reader that is slower than the target holds up the streams, and they their mailboxes, which merge."""
+"""Events that wait for a slow reader. Beyond them the streams stop reading, and the conductors merge tokens."""
 
 
 async def merged(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
     """Yields the events of all streams until all have ended; closing it closes them.
 
     Raises:
-        Exception: what the first stream that failed raised.
+        Exception: the error of the first stream that failed.
     """
     if len(streams) == 1:
         async with aclosing(streams[0]) as events:

@@ -1,7 +1,7 @@
-"""Constraints of requests, checked before anything is admitted.
+"""Constraints of requests, checked before the request is admitted.
 
-Responsible for: doing it off the event loop, on a thread of its own, so that grammars that take long make nobody wait
-but one another. Deliberately does not know: grammars, streams. Called by :mod:`services.gateway.servicer`.
+Responsible for: checking on a thread of its own, so that a slow grammar delays only other requests with grammars.
+Deliberately does not know: grammars, streams. Called by :mod:`services.gateway.servicer`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ConstraintChecker:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
 
     async def check(self, sampling: sampling_pb2.SamplingParams, model: ServedModel) -> None:
-        """Let a request pass whose constraint can be honoured, or that has none.
+        """Return if the request has no constraint, or one that can be honoured.
 
         Raises:
             InvalidRequestError: naming the form, such as ``sampling.constraint.regex``.

@@ -1,12 +1,10 @@
-"""Domain errors to gRPC statuses and back.
+"""Errors to gRPC statuses, and failed calls back to errors.
 
-Responsible for: the server interceptor that turns a PacelineError raised by any handler into a status with
-google.rpc details, and `from_rpc_error`, its inverse on the client's side. Errors without a meaning for the
-caller become INTERNAL with an id that stands in the log beside the traceback; no traceback leaves the
-process.
+Responsible for: the server interceptor that turns a PacelineError of any handler into a status with google.rpc
+details, and `from_rpc_error`, its inverse for callers of other processes. An error without a meaning for the caller
+becomes INTERNAL with an id; the log has the same id beside the traceback. No traceback leaves the process.
 
-Deliberately does not know: any service. Called by services.runtime.lifecycle (server) and by callers of other
-processes.
+Deliberately does not know: any service. Called by services.runtime.process and by callers of other processes.
 """
 
 from __future__ import annotations
@@ -20,44 +18,16 @@ from typing import Any, NoReturn
 
 import grpc
 import structlog
-from google.protobuf import any_pb2, duration_pb2
-from google.rpc import error_details_pb2, status_pb2
 from grpc import aio
 
-from paceline.contract import errors
-
-ERROR_DOMAIN = "paceline"
-RETRY_AFTER_S = 1.0
-"""What RetryInfo says on overload; clients add jitter."""
-
-_DETAILS_KEY = "grpc-status-details-bin"
+from paceline.contract import error_details, errors
 
 _log = structlog.get_logger()
 
 
 def status_code(error: errors.PacelineError) -> grpc.StatusCode:
-    """The gRPC status of a domain error."""
+    """The gRPC status of an error."""
     return grpc.StatusCode[error.status]
-
-
-def to_status(error: errors.PacelineError) -> status_pb2.Status:
-    """The google.rpc.Status of a domain error: ErrorInfo, and BadRequest or RetryInfo where they apply."""
-    details: list[Any] = [error_details_pb2.ErrorInfo(reason=error.reason, domain=ERROR_DOMAIN)]
-    if isinstance(error, errors.InvalidRequestError):
-        violation = error_details_pb2.BadRequest.FieldViolation(
-            field=error.field, description=error.description
-        )
-        details.append(error_details_pb2.BadRequest(field_violations=[violation]))
-    if isinstance(error, errors.CapacityError):
-        delay = duration_pb2.Duration()
-        delay.FromMilliseconds(int(RETRY_AFTER_S * 1000))
-        details.append(error_details_pb2.RetryInfo(retry_delay=delay))
-    packed = []
-    for detail in details:
-        packed.append(any_pb2.Any())
-        packed[-1].Pack(detail)
-    number: int = status_code(error).value[0]
-    return status_pb2.Status(code=number, message=str(error), details=packed)
 
 
 def internal_error(error_id: str) -> errors.PacelineError:
@@ -66,47 +36,24 @@ def internal_error(error_id: str) -> errors.PacelineError:
 
 
 def from_rpc_error(error: aio.AioRpcError) -> errors.PacelineError:
-    """The domain error behind a failed call, for callers that act on it or pass it on.
+    """The error behind a failed call, for callers that act on it or pass it on. Its ``__cause__`` is the rpc error.
 
-    The ErrorInfo reason decides; a status without one (made by gRPC itself, such as a refused connection) is
-    mapped by its code. ``__cause__`` is the rpc error.
+    The reason decides. A status without one was made by gRPC itself, such as a refused connection: its code decides.
     """
-    message = error.details() or error.code().name
-    status = status_pb2.Status()
-    trailers: Any = error.trailing_metadata() or ()  # pairs at run time; the stubs know no iteration
-    for key, value in trailers:
-        if key == _DETAILS_KEY and isinstance(value, bytes):
-            try:
-                status.ParseFromString(value)
-            except ValueError:  # a broken trailer: the code still tells
-                status.Clear()
-    reason, violation = None, None
-    for detail in status.details:
-        info, bad_request = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest()
-        if detail.Is(info.DESCRIPTOR):
-            detail.Unpack(info)
-            reason = info.reason if info.domain == ERROR_DOMAIN else None
-        elif detail.Is(bad_request.DESCRIPTOR):
-            detail.Unpack(bad_request)
-            violation = next(iter(bad_request.field_violations), None)
-    domain_error = _rebuild(error.code(), reason, violation, message)
-    domain_error.__cause__ = error
-    return domain_error
+    trailing_metadata: Any = error.trailing_metadata()  # pairs at run time; the stubs do not say so
+    reason, violation, _ = error_details.read_details(trailing_metadata)
+    rebuilt = _rebuild(error.code(), reason, violation, error.details() or error.code().name)
+    rebuilt.__cause__ = error
+    return rebuilt
 
 
 def _rebuild(
-    code: grpc.StatusCode,
-    reason: str | None,
-    violation: error_details_pb2.BadRequest.FieldViolation | None,
-    message: str,
+    code: grpc.StatusCode, reason: str | None, violation: errors.InvalidRequestError | None, message: str
 ) -> errors.PacelineError:
     if code is grpc.StatusCode.INVALID_ARGUMENT:
-        if violation is not None:
-            return errors.InvalidRequestError(violation.field, violation.description)
-        return errors.InvalidRequestError("request", message)
-    candidates = [kind for kind in _known_errors() if kind.status == code.name]
-    for kind in candidates:
-        if kind.reason == reason:
+        return violation or errors.InvalidRequestError("request", message)
+    for kind in _known_errors():
+        if (kind.status, kind.reason) == (code.name, reason):
             return kind(message)
     if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
         return errors.UnavailableError(message)
@@ -128,10 +75,10 @@ def _known_errors() -> list[type[errors.PacelineError]]:
 
 
 class ErrorInterceptor(aio.ServerInterceptor):
-    """Maps what handlers raise to statuses, for all four kinds of method, and counts calls under way.
+    """Maps the errors of handlers to statuses, for all four kinds of method, and counts the calls under way.
 
     Args:
-        refuse: asked before each call with the method's full name; an error it returns ends the call.
+        refuse: called before each call with the method's full name; an error that it returns ends the call.
         is_counted: whether a method counts as work that a drain waits for.
     """
 
@@ -167,7 +114,7 @@ class ErrorInterceptor(aio.ServerInterceptor):
             wrapped: Callable[..., Any] = self._wrap_generator(inner, method)
         elif inspect.iscoroutinefunction(inner):
             wrapped = self._wrap_coroutine(inner, method)
-        else:  # a synchronous handler runs on gRPC's threads and is not ours
+        else:  # a synchronous handler runs on gRPC's threads; none of this project's does
             return handler
         factory = getattr(grpc, f"{kind}_rpc_method_handler")
         return factory(wrapped, handler.request_deserializer, handler.response_serializer)
@@ -196,7 +143,7 @@ class ErrorInterceptor(aio.ServerInterceptor):
                     try:
                         async for response in responses:
                             yield response
-                    finally:  # the handler's own finally blocks run now, not when the collector gets there
+                    finally:  # run the handler's finally blocks now, not at the next garbage collection
                         await responses.aclose()  # type: ignore[attr-defined]
                 except Exception as error:
                     await _abort(context, method, error)
@@ -232,8 +179,10 @@ async def _abort(context: aio.ServicerContext[Any, Any], method: str, error: Exc
         error_id = uuid.uuid4().hex[:16]
         _log.error("handler failed", method=method, error_id=error_id, exc_info=error)
         error = internal_error(error_id)
-    status = to_status(error)
+    status = error_details.to_status(error)
     await context.abort(
-        status_code(error), status.message, trailing_metadata=((_DETAILS_KEY, status.SerializeToString()),)
+        status_code(error),
+        status.message,
+        trailing_metadata=((error_details.KEY, status.SerializeToString()),),
     )
     raise AssertionError("abort returned")

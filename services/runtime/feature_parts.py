@@ -1,8 +1,8 @@
-"""Features whose columns are read differently far back, as they travel: what nobody will read stays behind.
+"""Features whose columns are read over windows of different length: only rows that a drafter reads are sent.
 
-A drafter that reads the target's cached keys and values wants some layers of every position, others of a window, and
-the hidden state of the newest position alone. Responsible for: cutting rows into what travels, and putting them
-together again with NaN where nothing did. Deliberately does not know: sequences, streams.
+A drafter that reads the target's cached keys and values needs some layers of every position, others of a window, and
+the hidden state of the newest position alone. Responsible for: cutting rows into the parts that are sent, and joining
+the parts again with NaN in place of rows that were not sent. Deliberately does not know: sequences, streams.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def tap_parts(tap: peer_pb2.FeatureTap) -> tuple[TapPart, ...]:
     """The columns of a tap in order, as in `TapSpec.parts`.
 
     Raises:
-        InvalidRequestError: widths that do not add up.
+        InvalidRequestError: the widths do not add up to the tap's.
     """
     if not tap.cached_layers:
         return (TapPart(tap.width, 0),)
@@ -33,16 +33,16 @@ def tap_parts(tap: peer_pb2.FeatureTap) -> tuple[TapPart, ...]:
 
 
 def cut(rows: Tensor, parts: Sequence[TapPart], num_behind: int = 0) -> tuple[Tensor, list[Tensor]]:
-    """What travels of some positions' features.
+    """The parts of some positions' features that are sent.
 
     Args:
         rows: `[n, width]`.
         parts: their columns.
-        num_behind: positions behind these that travel in later chunks of the same send.
+        num_behind: positions after these that are sent in later chunks of the same send.
 
     Returns:
-        Columns that are read of all positions, `[n, ...]`; and each other part of the newest rows that are read of it,
-        maybe none.
+        The columns that are read of all positions, `[n, ...]`, and each other part of the newest rows that are read of
+        it, which may be none.
     """
     if not any(part.reach for part in parts):
         return rows, []
@@ -57,15 +57,15 @@ def cut(rows: Tensor, parts: Sequence[TapPart], num_behind: int = 0) -> tuple[Te
 
 
 def join(whole: Tensor, recent: Sequence[Tensor | None], parts: Sequence[TapPart]) -> Tensor:
-    """What :func:`cut` took apart, `[n, width]`, with NaN where nothing travelled.
+    """Join the parts of :func:`cut`: `[n, width]`, with NaN where no row was sent.
 
     Args:
         whole: `[n, ...]`.
-        recent: the other parts, each of the newest rows; None for none.
+        recent: the other parts, each of the newest rows; None where none was sent.
         parts: the columns.
 
     Raises:
-        InvalidRequestError: shapes or types that do not fit.
+        InvalidRequestError: a shape or dtype does not fit the columns.
     """
     wide = sum(part.width for part in parts if not part.reach)
     if whole.shape[1] != wide:

@@ -1,6 +1,6 @@
-"""A feature tap as verifier and drafter name it in their handshake.
+"""A feature tap as verifier and drafter describe it in their handshake.
 
-Both ends load the same checkpoint; the fingerprint of its projection tells whether they hold the same numbers.
+Both ends load the same checkpoint. The fingerprint of its projection shows whether they loaded the same weights.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from paceline.v1 import peer_pb2
 
 
 def feature_tap(spec: TapSpec | None, hidden_size: int) -> peer_pb2.FeatureTap:
-    """A tap as it stands on the wire; empty without one."""
+    """The message of a tap; empty without one."""
     if spec is None:
         return peer_pb2.FeatureTap()
     fingerprint = ""

@@ -1,8 +1,7 @@
 """Draft and commit batches: packed arrays on the wire, one object per entry in process.
 
-Responsible for: packing, and unpacking with vectorised checks of everything numeric. Drafts are hints, so a
-malformed entry is dropped and counted and the rest of its batch lives on; commits are facts, so a malformed
-batch is an error.
+Responsible for: packing, and unpacking with vectorised checks of every number. Drafts are hints: a malformed entry is
+dropped and counted, and the rest of its batch is used. Commits are facts: a malformed batch is an error.
 
 Deliberately does not know: which sequences exist, which epochs are current, what a trie does with an entry.
 Called by: verifier, drafter and conductor at their stream edges.
@@ -41,8 +40,7 @@ class Commit:
 def pack_drafts(items: Iterable[tuple[int, int, DraftEntry]]) -> peer_pb2.DraftBatch:
     """Pack ``(sequence_id, epoch, entry)`` triples.
 
-    The wire carries log-probs for all tokens of a batch or for none, so one entry without them drops the
-    others'.
+    A batch has log-probs for all its tokens or for none, so one entry without them drops those of the others.
     """
     batch = peer_pb2.DraftBatch()
     log_probs: list[float] = []
@@ -73,14 +71,14 @@ def unpack_drafts(
 ) -> tuple[list[tuple[int, int, DraftEntry]], int]:
     """Unpack a batch from an untrusted peer; never raises.
 
-    Checked per entry: sequence id above 0, start from 1 to max_positions, size from 1 to
-    max_tokens_per_entry, ids below vocab_size, parents topological (``-1 <= parents[i] < i``), log-probs
-    finite and not above 0; and what tokens were drawn from (`SupportReader.drawn`).
+    Checked per entry: sequence id above 0, start from 1 to max_positions, size from 1 to max_tokens_per_entry, token
+    ids below vocab_size, parents in topological order (``-1 <= parents[i] < i``), log-probs finite and not above 0, and
+    the draft distributions (`SupportReader.drawn`).
 
     Returns:
-        The good entries as ``(sequence_id, epoch, entry)``, and the number of malformed draft nodes (an entry
-        without tokens counts one; a batch whose arrays disagree, or entries past max_entries, are malformed
-        as a whole).
+        The valid entries as ``(sequence_id, epoch, entry)``, and the number of malformed draft nodes. An entry without
+        tokens counts as one node. A batch whose arrays disagree is malformed as a whole, and so are the entries after
+        the first max_entries.
     """
     num_entries, num_tokens = len(batch.sequence_ids), len(batch.tokens)
     sizes = np.fromiter(batch.sizes, dtype=np.int64, count=len(batch.sizes))
@@ -101,7 +99,7 @@ def unpack_drafts(
     parents = np.fromiter(batch.parents, dtype=np.int64, count=num_tokens)
     log_probs = np.fromiter(batch.log_probs, dtype=np.float64, count=len(batch.log_probs))
     owner = np.repeat(np.arange(num_entries), sizes)  # [num_tokens] entry of each token
-    index = np.arange(num_tokens) - begins[owner]  # [num_tokens] place of each token in its entry
+    index = np.arange(num_tokens) - begins[owner]  # [num_tokens] index of each token in its entry
 
     bad_token = (tokens >= vocab_size) | (parents < -1) | (parents >= index)
     if log_probs.size:
@@ -158,8 +156,8 @@ def unpack_commits(
     """Unpack commits, in order.
 
     Raises:
-        StreamProtocolError: arrays disagree, or a number is out of range. Nothing of such a batch is used: a
-            sequence whose commit was skipped would be wrong from then on.
+        StreamProtocolError: arrays disagree, or a number is out of range. No commit of such a batch is used,
+            since a sequence with a skipped commit would have a wrong text from then on.
     """
     num_entries, num_tokens = len(batch.sequence_ids), len(batch.tokens)
     if num_entries > max_entries or num_tokens > max_tokens:

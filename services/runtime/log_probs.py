@@ -1,8 +1,8 @@
-"""Log-probabilities on the wire: checked against what was asked for, cut and joined where tokens are.
+"""Log-probabilities on the wire: checked against the request, and cut and joined as their tokens are.
 
-Responsible for: the packed layout of paceline.v1.LogProbs. Deliberately does not know: how they are computed, who asks.
-
-Called by: conductor (cuts what it has, joins what a slow reader has not taken) and gateway (cuts at stop texts).
+Responsible for: the packed layout of paceline.v1.LogProbs. Deliberately does not know: how they are computed, who asks
+for them. Called by: the conductor, which cuts repeated ones and joins those that a slow reader has not read, and the
+gateway, which cuts at stop texts.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from paceline.v1 import sampling_pb2
 
 
 def check_log_probs(message: sampling_pb2.LogProbs, num_tokens: int, num_top: int, vocab_size: int) -> None:
-    """Refuse what does not describe exactly these tokens.
+    """Refuse log-probabilities that do not describe exactly these tokens.
 
     Raises:
         ValueError: array lengths do not add up, or an id is outside the vocabulary.
@@ -33,7 +33,7 @@ def check_log_probs(message: sampling_pb2.LogProbs, num_tokens: int, num_top: in
 
 
 def cut_log_probs(message: sampling_pb2.LogProbs, start: int, stop: int) -> sampling_pb2.LogProbs:
-    """Those of tokens `start` to `stop`."""
+    """The log-probabilities of tokens `start` to `stop`."""
     num_top = message.num_top
     return sampling_pb2.LogProbs(
         log_probs=message.log_probs[start:stop],
@@ -45,5 +45,5 @@ def cut_log_probs(message: sampling_pb2.LogProbs, start: int, stop: int) -> samp
 
 
 def join_log_probs(message: sampling_pb2.LogProbs, more: sampling_pb2.LogProbs) -> None:
-    """Append those of the tokens that follow; both have as many alternatives, or `message` is empty."""
+    """Append those of the tokens that follow. Both have the same number of alternatives, or `message` is empty."""
     message.MergeFrom(more)

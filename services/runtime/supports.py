@@ -1,7 +1,7 @@
 """The distributions of drawn draft tokens on the wire.
 
-Responsible for: packing them behind a batch's entries, and reading what an untrusted peer sent. What cannot be right
-costs its entry; arrays that disagree cost all distributions of the batch.
+Responsible for: packing them with a batch's entries, and reading them from an untrusted peer. A wrong distribution
+drops its entry. Arrays that disagree drop all entries with distributions.
 
 Deliberately does not know: sequences, epochs, modes.
 
@@ -29,10 +29,10 @@ _RULES = {value: rule for rule, value in _WIRE_RULES.items()}
 
 
 def pack_supports(batch: peer_pb2.DraftBatch, entries: Sequence[DraftEntry]) -> None:
-    """Add what the entries of a batch were drawn from; one that was not drawn throughout travels as not drawn.
+    """Add the distributions of a batch's entries. An entry with a token that was not drawn is sent as not drawn.
 
     Raises:
-        ValueError: a distribution without weights, which has no form on the wire.
+        ValueError: a distribution has no integer weights, so that it cannot be sent.
     """
     weights = bytearray()
     for entry in entries:
@@ -42,7 +42,7 @@ def pack_supports(batch: peer_pb2.DraftBatch, entries: Sequence[DraftEntry]) -> 
         for group in groups:
             dist = group.distribution
             if not isinstance(dist, DraftDistribution) or dist.weights is None:
-                raise ValueError("only a distribution in whole numbers can be sent")
+                raise ValueError("only a distribution with weights in whole numbers can be sent")
             batch.support_sizes.append(dist.token_ids.numel())
             batch.support_tokens.extend(dist.token_ids.tolist())
             weights += dist.weights.numpy().astype("<u2").tobytes()

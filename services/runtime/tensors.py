@@ -1,10 +1,10 @@
 """Dense tensors on the wire: torch to paceline.v1.Tensor and back.
 
-Responsible for: encoding, and decoding with every check before memory is taken: dtype, rank, each dimension,
+Responsible for: encoding, and decoding with every check before memory is allocated: dtype, rank, each dimension,
 ``prod(shape) * itemsize == len(data)``, a byte cap, finite values. Deliberately does not know: what a tensor
 means.
 
-The only file of services.runtime that imports torch; processes that move no tensors do not import it.
+Processes that move no tensors do not import this file, since it imports torch.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ if sys.byteorder != "little":
 
 
 def encode(tensor: torch.Tensor) -> tensor_pb2.Tensor:
-    """Encode a tensor of 1 to 4 dimensions, none of them 0, on any device.
+    """Encode a tensor on any device. It has 1 to 4 dimensions, none of them 0.
 
     Raises:
-        InvalidRequestError: a dtype or shape that the wire does not carry.
+        InvalidRequestError: the message cannot hold this dtype or shape.
     """
     wire = _WIRE_DTYPES.get(tensor.dtype)
     if wire is None:
@@ -57,11 +57,11 @@ def decode(
     Args:
         proto: the message, from an untrusted peer.
         max_bytes: cap on the elements' bytes.
-        expect_rank: number of dimensions wanted; any from 1 to 4 where absent.
+        expect_rank: number of dimensions; absent: any from 1 to 4.
         require_finite: refuse NaN and infinities.
 
     Raises:
-        InvalidRequestError: any check failed; names the field.
+        InvalidRequestError: a check failed; names the field.
     """
     dtype = _DTYPES.get(proto.dtype)
     if dtype is None:

@@ -1,8 +1,8 @@
 """From a request's constraint to the rule of its sequence.
 
-Responsible for: doing it off the event loop and off the step loop, one at a time, and keeping what was compiled.
-Deliberately does not know: frames, the table, what a rule does in a step. Called by the servicer before a sequence is
-handed to the step loop.
+Responsible for: compiling outside the event loop and the step loop, one grammar at a time, and a cache of the compiled
+grammars. Deliberately does not know: frames, sequences of the loop, what a rule does in a step. Called by the servicer
+before it hands a sequence to the step loop.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from paceline.sampling import LogitRule, RuleError
 from services.verifier.specs import SequenceSpec
 
 MAX_WAITING = 1024
-"""Openings that may wait for their grammars."""
+"""Openings that may wait for their grammar."""
 
 
 class RequestGrammars:
@@ -41,11 +41,11 @@ class RequestGrammars:
         self._num_waiting = 0
 
     async def rule(self, spec: SequenceSpec) -> LogitRule:
-        """The rule of a sequence with a constraint, advanced over the tokens it was resumed with.
+        """The rule of a sequence with a constraint, advanced over its resumed tokens.
 
         Raises:
             InvalidRequestError: the constraint cannot be honoured; names its field.
-            UnavailableError: it cannot be looked at, or too many wait.
+            UnavailableError: constraints cannot be checked here, or too many openings wait.
         """
         missing = set(self._end_token_ids) - spec.stop_token_ids
         if missing:

@@ -13,11 +13,10 @@ from services.verifier.specs import SequenceSpec
 
 
 def make_rules(spec: SequenceSpec, vocab_size: int) -> list[LogitRule]:
-    """Rules in the order in which they are applied: what is forbidden, then biases, then penalties, as in vLLM.
+    """The rules in the order in which they are applied: bans, then biases, then penalties, as in vLLM.
 
     Args:
-        spec: checked, every token id below `vocab_size`. The end of its prompt that was generated before a move is
-            completion to the rules.
+        spec: checked, every token id below `vocab_size`. Resumed tokens at the end of its prompt count as completion.
         vocab_size: number of logits.
     """
     sampling = spec.sampling

@@ -1,6 +1,6 @@
-"""TargetService at the wire: checks frames, hands them to the step loop, and writes what it says.
+"""TargetService at the wire: checks frames, hands them to the step loop, and writes its reports.
 
-Knows gRPC and nothing of how a step is made.
+Knows gRPC, and does not know how a step is made.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         self._features = features
         self._constraints = constraints
         self._draining = draining
-        self._profile = profile  # until the first stream has taken it
+        self._profile = profile  # emptied when the first stream has sent it
         self._sessions: set[VerifySession] = set()
         self._subscribers: set[Subscriber] = set()
 
     def end_streams(self) -> None:
-        """End every open stream in good order, once nothing runs any more."""
+        """End every open stream in good order. Called when no sequence runs any more."""
         for session in self._sessions:
             session.end()
         for subscriber in self._subscribers:
@@ -71,7 +71,7 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
     async def Verify(
         self, request_iterator: AsyncIterator[target_pb2.VerifyRequest], context: Any
     ) -> AsyncIterator[target_pb2.VerifyResponse]:
-        """One conductor's stream; everything it opened ends with it."""
+        """One conductor's stream. Its sequences end with it."""
         first = await anext(request_iterator, None)
         if first is None or not first.HasField("hello"):
             raise StreamProtocolError("the first frame must carry hello")
@@ -94,7 +94,9 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         finally:
             self._sessions.discard(session)
             reader.cancel()
-            for opening in session.openings:  # none of them may come after the end of its session
+            for (
+                opening
+            ) in session.openings:  # an opening must not reach the loop after the end of its session
                 opening.cancel()
             self._inbox.put(CloseSession(session))
             log.info("stream closed", session=session.number, client_id=session.client_id)
@@ -137,7 +139,7 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         if spec.sampling.constraint is None:
             self._inbox.put(Open(session, spec))
             return
-        # Nothing can name a sequence before it is open, so that the frames that follow need not wait for its grammar.
+        # No frame can name a sequence before it is open, so the frames that follow need not wait for its grammar.
         task = asyncio.create_task(self._open_constrained(session, spec))
         session.openings.add(task)
         task.add_done_callback(session.openings.discard)
@@ -149,7 +151,7 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
             self._refuse(session, spec.key, StatusCode.INVALID_ARGUMENT, error)
         except PacelineError as error:
             self._refuse(session, spec.key, StatusCode.UNAVAILABLE, error)
-        except Exception as error:  # a request that is never answered would hang
+        except Exception as error:  # an opening without an answer would hang
             log.exception("a constraint could not be compiled", session=session.number, key=spec.key)
             self._refuse(
                 session, spec.key, StatusCode.INTERNAL, PacelineError(f"{type(error).__name__}: {error}")
@@ -165,7 +167,7 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
     async def StreamFeatures(
         self, request: target_pb2.StreamFeaturesRequest, context: Any
     ) -> AsyncIterator[target_pb2.StreamFeaturesResponse]:
-        """Pushes the features of every sequence attached to this subscriber."""
+        """Pushes the features of every sequence that is attached to this subscriber."""
         if not request.subscriber_id:
             raise InvalidRequestError("subscriber_id", "must not be empty")
         if request.tap != self._info.tap:

@@ -1,4 +1,4 @@
-"""What a verifier process can be told; each default stands here and nowhere else."""
+"""Settings of the verifier process, with their defaults."""
 
 from __future__ import annotations
 
