@@ -3,8 +3,8 @@
 Responsible for: merging entries whatever their order, delay, duplication or loss, and moving the root down when tokens
 are committed.
 
-Deliberately does not know: tensors, the target, sampling modes, the network, how confidences were calibrated, or
-epochs (a frame with an old epoch never gets here). One trie belongs to one sequence and one thread.
+Deliberately does not know: tensors, the target, sampling modes, the network, calibration, epochs (the verifier drops
+entries of old epochs before). One trie belongs to one sequence and one thread.
 
 Called by: the verifier's step loop (add, select, commit).
 
@@ -18,9 +18,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.drafts import DraftEntry, DraftTree
-from paceline.trie import selection
 from paceline.trie.early_entries import EarlyEntries
 from paceline.trie.node import TrieNode, walk
+from paceline.trie.selection import select_best, select_drawn_chain, select_drawn_tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,18 +173,18 @@ class DraftTrie:
 
     def select_best(self, max_nodes: int, max_depth: int) -> DraftTree:
         """The nodes with the highest path acceptance; see `selection.select_best`."""
-        return selection.select_best(self._root, max_nodes, max_depth)
+        return select_best(self._root, max_nodes, max_depth)
 
     def select_drawn_tree(self, max_nodes: int, max_depth: int) -> DraftTree:
         """The first-arrived entry's nodes in the order of their draws; see `selection.select_drawn_tree`."""
-        return selection.select_drawn_tree(self._root, max_nodes, max_depth)
+        return select_drawn_tree(self._root, max_nodes, max_depth)
 
     def select_drawn_chain(self, max_depth: int) -> DraftTree:
         """The path of first-arrived nodes and first draws; see `selection.select_drawn_chain`."""
-        return selection.select_drawn_chain(self._root, max_depth)
+        return select_drawn_chain(self._root, max_depth)
 
     def _attach(self, entry: DraftEntry) -> AddResult:
-        """Add an entry whose start is at most the committed length to the nodes below the root."""
+        """Add an entry that starts at or before the committed length."""
         root, length = self._root, self._length
         tail, offset = self._tail, self._length - len(self._tail)
         parents, confidences, claims = entry.parents, entry.usable_confidences(), entry.claims()
