@@ -17,7 +17,7 @@ from paceline.training.objective import DrafterObjective, checked_parameters
 
 
 class TapObjective(DrafterObjective):
-    """Parameters and constants of such an objective.
+    """Parameters and constants of an objective over fused taps.
 
     Args:
         expected: shape of every parameter by checkpoint name, ``fc.weight`` among them.
@@ -50,7 +50,7 @@ class TapObjective(DrafterObjective):
         return {"draft_ids": self.draft_ids, "tap_scale": self._tap_scale}
 
     def set_constants(self, constants: dict[str, Tensor]) -> None:
-        """Fixes draft vocabulary and tap scale."""
+        """Sets draft vocabulary and tap scale."""
         self.draft_ids = constants["draft_ids"]
         self._tap_scale = constants["tap_scale"].float()
         self._taps_gain = (1.0 / self._tap_scale).to(self.dtype)

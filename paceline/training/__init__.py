@@ -1,4 +1,4 @@
-"""Training of drafters: text that the target writes itself, objectives (one file per method), one trainer.
+"""Training of drafters: text that the target writes, the loop, and what the objectives of all methods share.
 
-Knows nothing of services, gRPC, Ray or Redis. Called by the command line and by tests.
+Knows no method, and nothing of services, gRPC, Ray or Redis. Called by the methods' recipes and by the command line.
 """

@@ -178,7 +178,7 @@ class DeepseekMtpObjective(DrafterObjective):
         save_drafter(folder, config, self.tensors())
 
     def run(self, batch: Batch, features: Tensor, steps: int) -> Iterator[Tensor]:
-        """As :func:`run_depths`, with the parameters as they are."""
+        """As :func:`run_depths`, with the current parameters."""
         return run_depths(self.shape, self.compute_weights(), batch.tokens, features, self._embedding, steps)
 
     def _features(self, batch: Batch) -> Tensor:

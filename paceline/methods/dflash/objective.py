@@ -167,7 +167,7 @@ class DFlashObjective(TapObjective):
             states: ``[blocks, chain, hidden]``, from it.
             anchors: int64 ``[blocks]``, the anchors' tokens.
             proposed: int64 ``[blocks, chain]``.
-            is_right: bool ``[blocks, chain]``: whether each is what the target chose, whatever stands before it.
+            is_right: bool ``[blocks, chain]``: whether the target chose each token, whatever comes before it.
         """
 
     def propose(self, weights: dict[str, Tensor], states: Tensor, anchors: Tensor) -> Tensor:

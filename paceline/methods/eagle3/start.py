@@ -30,7 +30,7 @@ def default_shape(
 
 @dataclass(frozen=True, slots=True)
 class Eagle3Start:
-    """A linear look-ahead from a position's taps and the token behind it to the final hidden state of that token.
+    """A linear look-ahead from a position's taps and the next token to the final hidden state of that token.
 
     Attributes:
         from_taps: float32 ``[hidden, taps_width]``, for taps divided by ``tap_scale``.

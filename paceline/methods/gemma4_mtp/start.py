@@ -1,8 +1,8 @@
-"""Where Gemma 4's assistant begins behind a finished target: as a linear map from a step's input to the next state.
+"""Where Gemma 4's assistant starts for a finished target: as a linear map from a step's input to the next state.
 
-The head is the target's own in as many dimensions as the assistant has, chosen so that logits lose least over the
-states of the text; `pre_projection` is the ridge regression to the next state in them, and `post_projection` leads
-back. Layers add little at first. Called by the method's `recipe.py`.
+The head is the target's own, in as many dimensions as the assistant has, chosen so that logits lose least over the
+states of the text. `pre_projection` is the ridge regression to the next state in these dimensions, and
+`post_projection` leads back. Layers add little at first. Called by the method's `recipe.py`.
 """
 
 from __future__ import annotations
@@ -21,24 +21,25 @@ from paceline.target import CachedLayer
 from paceline.training.data import Batch, Corpus, take_rows
 from paceline.training.start import RIDGE, answer_transitions, random_parameters, solve_ridge
 
-_BRANCH_WEIGHT = 0.05  # of the norms behind attention and gated product
+_BRANCH_WEIGHT = 0.05  # of the norms after attention and MLP
 
 
 def default_shape(
     config: Any, num_layers: int, hidden: int, intermediate: int
 ) -> tuple[Gemma4MtpShape, dict[str, CachedLayer]]:
-    """Sizes of an assistant for a target, and what it reads.
+    """Sizes of an assistant for a target, and the target's layers that it reads.
 
-    As published, sliding layers and a last full one; full ones alone where the target has no sliding ones.
+    As published, sliding layers and a last full one; only full layers where the target has no sliding ones.
 
     Args:
-        config: the target's, as transformers reads it.
-        num_layers: of the assistant.
-        hidden: its width.
-        intermediate: of its gated product.
+        config: the target's transformers configuration.
+        num_layers: layers of the assistant.
+        hidden: width of the assistant.
+        intermediate: width of its MLP.
 
     Raises:
-        TrainingDataError: rotary positions that depend on more than a base and a share.
+        TrainingDataError: the target has no full layer with keys and values of its own, or its rotary positions depend
+            on more than a base and a fraction of the head.
     """
     layers = last_own_layers(config)
     if FULL not in layers:
@@ -55,7 +56,7 @@ def default_shape(
         num_heads=int(config.num_attention_heads),
         layer_types=kinds,
         head_dims={kind: heads[layers[kind]][1] for kind in used},
-        # A window counts the row itself; the assistant's rows have none of their own.
+        # A window counts the row itself; the assistant's rows have no keys of their own.
         sliding_window=max(window - 1, 1),
         rope_thetas={kind: theta for kind, (theta, _) in ropes.items()},
         rotary_fractions={kind: share for kind, (_, share) in ropes.items()},
@@ -81,7 +82,7 @@ def _rope(config: Any, kind: str) -> tuple[float, float]:
 def starting_parameters(
     shape: Gemma4MtpShape, tables: TargetTables, corpus: Corpus, max_tokens: int, seed: int
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """Parameters of the fitted map, and the root mean square of each entry that it reads, ``[2 * backbone]``.
+    """Parameters of the fitted map, and the root mean square of each of its inputs, ``[2 * backbone]``.
 
     Args:
         shape: sizes, with a dense head.
@@ -99,8 +100,8 @@ def starting_parameters(
     gram = (inputs.T @ inputs).double()
     penalty = RIDGE * float(gram.diagonal().mean())
     parameters["pre_projection.weight"] = solve_ridge(gram, inputs.T @ (wanted / level), penalty)
-    # What is read out is near one, and not as large as the target's states: behind entries of some hundreds an
-    # optimiser's equal steps for all entries change logits by many nats.
+    # The head reads states near one, not as large as the target's. With entries of some hundreds, an optimiser's equal
+    # steps for all entries would change logits by many nats.
     parameters["post_projection.weight"] = level * back
     parameters[TABLE] = tables.head.float() @ parameters["post_projection.weight"]
     for name, tensor in parameters.items():
@@ -112,7 +113,7 @@ def starting_parameters(
 
 
 def _main_directions(head: Tensor, states: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The map of states into ``count`` numbers, and back, with which ``head @ back @ into @ state`` loses least.
+    """Maps of states into ``count`` numbers, and back, for which ``head @ back @ into @ state`` loses least.
 
     Returns:
         ``[count, width]`` and ``[width, count]``.

@@ -20,7 +20,7 @@ class HeadOptions:
         draft_vocab: tokens that the heads propose: the most frequent of the text's answers.
         num_heads: heads, one for each further token.
         output: output heads: own (one each), shared (one for all), or target (the target's).
-        head_start: where own output heads begin: target (the target's rows) or linear (those behind a linear look-ahead
+        head_start: where own output heads begin: target (the target's rows) or linear (those after a linear look-ahead
             that is fitted first).
         step_decay: weight of one head's loss over that of the head before.
     """
