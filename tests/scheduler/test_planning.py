@@ -318,7 +318,7 @@ def test_measured_hits_change_what_is_enumerated() -> None:
     assert never.expected_speedup < believed.expected_speedup
 
 
-def held(version: int, wait_us: int, count: int = 200) -> list[TimedPass]:
+def waiting_passes(version: int, wait_us: int, count: int = 200) -> list[TimedPass]:
     """Passes of a good draft, each after such a wait."""
     return [TimedPass(version, 5, 1, 3, 0, True, 20.5e-3, wait_us * 1e-6, 1e-3)] * count
 
@@ -329,7 +329,7 @@ def test_waits_that_were_measured_are_believed() -> None:
     modelled = planner.decide(slow, 1)
     assert modelled.wait_budget_us > 0
     wait_us = 5_000 + 1_000 * modelled.draft_length
-    shorter = planner.decide(slow, 1, held(1, wait_us * 3 // 4), 1)
+    shorter = planner.decide(slow, 1, waiting_passes(1, wait_us * 3 // 4), 1)
     assert shorter.expected_speedup > modelled.expected_speedup
     assert shorter.wait_budget_us >= modelled.wait_budget_us  # what overlaps today may not tomorrow
     # It is known without passes as well, and for another network.
@@ -343,19 +343,19 @@ def test_a_wait_is_at_least_half_of_what_it_is_made_of() -> None:
     planner = Planner(subject(), LIMITS, Clock())
     slow = measured(rtt_us=5_000)
     assert planner.decide(slow, 1).wait_budget_us > 0
-    half = planner.decide(slow, 1, held(1, 6_500), 1).expected_speedup
+    half = planner.decide(slow, 1, waiting_passes(1, 6_500), 1).expected_speedup
     for wait_us in (3_000, 200):
         other = Planner(subject(), LIMITS, Clock())
         other.decide(slow, 1)
-        assert other.decide(slow, 1, held(1, wait_us), 1).expected_speedup <= half * 1.01
+        assert other.decide(slow, 1, waiting_passes(1, wait_us), 1).expected_speedup <= half * 1.01
 
 
 def test_what_was_hidden_of_a_long_wait_does_not_hide_a_short_one() -> None:
-    """Learned under load and on a slow network; then both are gone, and steps are held as ever."""
+    """Learned under load and on a slow network; then both are gone, and steps wait as before."""
     planner = Planner(subject(), LIMITS, Clock())
     heavy = measured(per_token_us=2_000, rtt_us=5_000)
     length = planner.decide(heavy, 1).draft_length
-    planner.decide(heavy, 1, held(1, (5_000 + 2_000 * length) // 2), 1)
+    planner.decide(heavy, 1, waiting_passes(1, (5_000 + 2_000 * length) // 2), 1)
     light = measured(per_token_us=400, rtt_us=500)
     fresh = Planner(subject(), LIMITS, Clock()).decide(light, 1)
     known = planner.decide(light, 1, [], 2)
@@ -367,9 +367,9 @@ def test_waits_for_the_rest_of_a_draft_and_old_ones_teach_nothing() -> None:
     planner = Planner(subject(), LIMITS, Clock())
     slow = measured(rtt_us=5_000)
     expected = planner.decide(slow, 1).expected_speedup
-    none = [dataclasses.replace(one, wait_s=5e-6) for one in held(1, 0)]
+    none = [dataclasses.replace(one, wait_s=5e-6) for one in waiting_passes(1, 0)]
     assert planner.decide(slow, 1, none, 1).expected_speedup == pytest.approx(expected)
-    few = held(1, 6_500, count=4)
+    few = waiting_passes(1, 6_500, count=4)
     assert planner.decide(slow, 1, few, 1).expected_speedup == pytest.approx(expected)
 
 
@@ -378,7 +378,7 @@ def test_a_longer_wait_than_modelled_does_not_lengthen_the_model() -> None:
     planner = Planner(subject(), LIMITS, Clock())
     slow = measured(rtt_us=5_000)
     expected = planner.decide(slow, 1).expected_speedup
-    assert planner.decide(slow, 1, held(1, 25_000), 1).expected_speedup == pytest.approx(expected)
+    assert planner.decide(slow, 1, waiting_passes(1, 25_000), 1).expected_speedup == pytest.approx(expected)
 
 
 def test_a_wait_at_the_drafter_is_part_of_the_wait_for_a_draft() -> None:
@@ -453,9 +453,11 @@ def test_a_cold_start_s_waits_are_known_to_the_first_plan() -> None:
         assert planner.decide(Measurements(), 1, early, 7).reason.startswith("cold start")
         return planner.decide(slow, 1, [], 7)
 
-    assert first_plan([]).expected_speedup < first_plan(held(7, 9_000)).expected_speedup
+    assert first_plan([]).expected_speedup < first_plan(waiting_passes(7, 9_000)).expected_speedup
     # Passes of before the cold policy was in force teach nothing.
-    assert first_plan(held(6, 9_000)).expected_speedup == pytest.approx(first_plan([]).expected_speedup)
+    assert first_plan(waiting_passes(6, 9_000)).expected_speedup == pytest.approx(
+        first_plan([]).expected_speedup
+    )
 
 
 def test_every_method_is_known_by_what_it_makes_of_outcomes() -> None:

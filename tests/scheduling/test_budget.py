@@ -32,7 +32,7 @@ def trees(draw: st.DrawFn, max_nodes: int = 5) -> DraftTree:
 
 
 def closed_subsets(tree: DraftTree) -> Iterator[tuple[int, ...]]:
-    """Every set of nodes that holds the parent of each of its nodes."""
+    """Every set of nodes that contains the parent of each of its nodes."""
     for size in range(len(tree) + 1):
         for nodes in itertools.combinations(range(len(tree)), size):
             if all(tree.parents[node] < 0 or tree.parents[node] in nodes for node in nodes):

@@ -250,7 +250,7 @@ def test_a_separate_drafter_drafts_ahead_while_the_target_verifies() -> None:
 
 
 def test_a_drafter_that_slows_the_target_down_is_waited_for() -> None:
-    """Steps that go on while it drafts take longer; steps that are held do not."""
+    """Steps that run while it drafts take longer; steps that wait do not."""
     shared = inputs(0.7, 0.2, Placement.SEPARATE, rtt_s=0.3, concurrent_slowdown=0.5)
     alone = dataclasses.replace(shared, concurrent_slowdown=0.0)
     for length in (1, 3, 5):

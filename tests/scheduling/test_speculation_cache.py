@@ -73,7 +73,7 @@ def test_with_one_length_it_is_the_published_form(
 def simulated(case: PlanInputs, length: int, waits_for_drafts: bool, outcomes: int, ahead: int) -> float:
     """Tokens per second, cycle after cycle, with drawn acceptances and hits.
 
-    A held step is simulated with all its sequences; steps that run on are those of one sequence among others like it.
+    A step that waits is simulated with all its sequences; a step that runs is that of one sequence among others like it.
     """
     source = random.Random(7)
     if waits_for_drafts and case.num_sequences > 1:
@@ -216,7 +216,7 @@ def test_a_hit_hides_draft_and_round_trip() -> None:
     best = evaluate(case)
     assert best.uses_speculation_cache
     assert best.speedup > 1.2 * max(
-        CostModel(case).chain(length, held).speedup for length in range(1, 9) for held in (False, True)
+        CostModel(case).chain(length, waits).speedup for length in range(1, 9) for waits in (False, True)
     )
     policy = plan(case, version=3)
     assert (policy.num_outcomes, policy.draft_ahead) == (best.num_outcomes, best.draft_ahead)

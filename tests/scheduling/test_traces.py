@@ -126,16 +126,16 @@ def test_the_cost_model_predicts_what_replays_measure(length: int, num_sequences
     """Two accounts of the same thing: expectations in closed form, and steps one after another."""
     trace = steady(load=lambda _: float(num_sequences))
     inputs = inputs_of(trace, num_sequences)
-    held = SpeculationPolicy(1, length, length, 50_000, 0, "")
+    waiting = SpeculationPolicy(1, length, length, 50_000, 0, "")
     expected = CostModel(inputs).chain(length, True).speedup
-    assert speedup(trace, held) == pytest.approx(expected, rel=0.05)
+    assert speedup(trace, waiting) == pytest.approx(expected, rel=0.05)
     running = SpeculationPolicy(1, length, length, 0, 0, "")
     expected = CostModel(inputs).chain(length, False).speedup
     assert speedup(trace, running) == pytest.approx(expected, rel=0.08)
     beside = dataclasses.replace(trace.info, placement="colocated")
     colocated = Trace(beside, trace.rounds)
     expected = CostModel(inputs_of(colocated, num_sequences)).chain(length, False).speedup
-    assert speedup(colocated, held) == pytest.approx(expected, rel=0.05)
+    assert speedup(colocated, waiting) == pytest.approx(expected, rel=0.05)
 
 
 @pytest.mark.parametrize("num_sequences", [1, 4])
