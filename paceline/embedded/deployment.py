@@ -239,25 +239,19 @@ class Deployment:
         )
 
     def _wait_until_ready(self, roles: tuple[str, ...], deadline: float) -> None:
-        waiting = [role for role in roles if role in self._children]
+        waiting = [self._children[role] for role in roles if role in self._children]
         while waiting:
-            for role in list(waiting):
-                child = self._children[role]
+            for child in list(waiting):
                 code = child.exit_code
                 if code is not None:
-                    raise DeploymentError(
-                        role, f"ended with code {code} while starting", child.last_lines(), code
-                    )
+                    what = f"ended with code {code} while starting"
+                    raise DeploymentError(child.role, what, child.last_lines(), code)
                 if child.is_ready:
-                    waiting.remove(role)
-                    self._progress(role, "ready")
+                    waiting.remove(child)
+                    self._progress(child.role, "ready")
             if waiting and time.monotonic() > deadline:
-                child = self._children[waiting[0]]
-                raise DeploymentError(
-                    waiting[0],
-                    f"was not ready within {self._options.start_timeout_s:g} s",
-                    child.last_lines(),
-                )
+                what = f"was not ready within {self._options.start_timeout_s:g} s"
+                raise DeploymentError(waiting[0].role, what, waiting[0].last_lines())
             time.sleep(_POLL_S)
 
 

@@ -10,33 +10,23 @@ Deliberately does not know: when to write, gRPC, how policies are made. Called b
 
 from __future__ import annotations
 
-import json
 import random
 from asyncio import sleep
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
-from typing import Any, TypeVar
-
-import structlog
+from typing import Any
 
 from paceline.contract.policy import SpeculationPolicy
 from services.runtime.redis_store import RedisStore, StoreUnavailableError
-from services.scheduler.measurements import PARTS, SCHEMA_VERSION, Measurements, Part
+from services.scheduler.measurements import PARTS, Measurements, Part
 from services.scheduler.script import Script
+from services.scheduler.stored_values import POLICY, decode, encode, is_part, read_part, read_policy
 from services.scheduler.subject import Subject
 
-T = TypeVar("T")
-
 _MAX_ATTEMPTS = 64
-_POLICY = "policy"
 _HISTORY = "policy_history"
-_ENVELOPE = frozenset({"schema_version", "written_at"})
-"""Fields that every stored value has beside its own."""
 MAX_HISTORY = 64
 """Policies kept in the history, newest first."""
-
-_log = structlog.get_logger()
 
 
 @dataclass(slots=True)
@@ -44,6 +34,13 @@ class Synced:
     """What this process last saw in Redis for one subject: raw values by part; a part without a value is absent."""
 
     raw: dict[str, str] = field(default_factory=dict)
+
+    def remember(self, name: str, raw: str | None) -> None:
+        """Note a value that was just read or written; None or empty for an absent one."""
+        if raw:
+            self.raw[name] = raw
+        else:
+            self.raw.pop(name, None)
 
 
 class MeasurementStore:
@@ -75,8 +72,8 @@ class MeasurementStore:
         values: list[Any] = await self._redis.run(lambda client: client.mget(keys))
         parts: dict[str, Part] = {}
         for kind, raw in zip(PARTS, values, strict=True):
-            parts[kind.name] = _read_part(kind, raw, subject) or kind()
-            _remember(synced, kind.name, raw)
+            parts[kind.name] = read_part(kind, raw, subject) or kind()
+            synced.remember(kind.name, raw)
         return Measurements(**parts)  # type: ignore[arg-type]
 
     async def merge(
@@ -106,25 +103,23 @@ class MeasurementStore:
         if not fresh:
             return known
         for _ in range(_MAX_ATTEMPTS):
-            raws = {kind.name: _encode(merged[kind.name].to_dict()) for kind in fresh}
+            raws = {kind.name: encode(merged[kind.name].to_dict()) for kind in fresh}
             expected = {kind.name: synced.raw.get(kind.name, "") for kind in fresh}
             aside = {
-                kind.name
-                for kind in fresh
-                if expected[kind.name] and not self._reads(kind, expected[kind.name])
+                kind.name for kind in fresh if expected[kind.name] and not is_part(kind, expected[kind.name])
             }
             current = await self._compare_and_set(subject, expected, raws, aside)
             if current is None:
                 for name, raw in raws.items():
-                    _remember(synced, name, raw)
+                    synced.remember(name, raw)
                 return Measurements(**merged)  # type: ignore[arg-type]  # each is of its kind
             for kind, new in fresh.items():
                 raw = current[kind.name]
                 if raw != expected[kind.name]:
-                    stored = _read_part(kind, raw, subject)
+                    stored = read_part(kind, raw, subject)
                     if stored is not None:
                         merged[kind.name] = stored.merged(new)  # type: ignore[arg-type]  # both are of this kind
-                    _remember(synced, kind.name, raw)
+                    synced.remember(kind.name, raw)
             await sleep(random.uniform(0, 0.01))
         raise StoreUnavailableError(f"gave up merging after {_MAX_ATTEMPTS} conflicts with other writers")
 
@@ -134,9 +129,9 @@ class MeasurementStore:
         Raises:
             StoreUnavailableError: Redis cannot be reached.
         """
-        raw: Any = await self._redis.run(lambda client: client.get(subject.redis_key(_POLICY)))
-        _remember(synced, _POLICY, raw)
-        return _read(_POLICY, _policy, raw, subject)
+        raw: Any = await self._redis.run(lambda client: client.get(subject.redis_key(POLICY)))
+        synced.remember(POLICY, raw)
+        return read_policy(raw, subject)
 
     async def publish(self, subject: Subject, synced: Synced, policy: SpeculationPolicy) -> SpeculationPolicy:
         """Store a policy, with a version above the stored one.
@@ -144,19 +139,19 @@ class MeasurementStore:
         Raises:
             StoreUnavailableError: Redis cannot be reached, or other writers interfered 64 times.
         """
-        expected = synced.raw.get(_POLICY, "")
+        expected = synced.raw.get(POLICY, "")
         for _ in range(_MAX_ATTEMPTS):
-            stored = _read(_POLICY, _policy, expected, subject)
+            stored = read_policy(expected, subject)
             if stored is not None and stored.version >= policy.version:
                 policy = replace(policy, version=stored.version + 1)
-            raw = _encode(policy.to_dict())
-            aside = {_POLICY} if expected and stored is None else set()
-            current = await self._compare_and_set(subject, {_POLICY: expected}, {_POLICY: raw}, aside)
+            raw = encode(policy.to_dict())
+            aside = {POLICY} if expected and stored is None else set()
+            current = await self._compare_and_set(subject, {POLICY: expected}, {POLICY: raw}, aside)
             if current is None:
-                _remember(synced, _POLICY, raw)
+                synced.remember(POLICY, raw)
                 await self._note(subject, raw)
                 return policy
-            expected = current[_POLICY]
+            expected = current[POLICY]
             await sleep(random.uniform(0, 0.01))
         raise StoreUnavailableError(f"gave up publishing after {_MAX_ATTEMPTS} conflicts with other writers")
 
@@ -174,17 +169,8 @@ class MeasurementStore:
         """
         key = subject.redis_key(_HISTORY)
         raws: list[Any] = await self._redis.run(lambda client: client.lrange(key, 0, MAX_HISTORY - 1))
-        values = [_decode(_HISTORY, raw, subject) for raw in raws]
+        values = [decode(_HISTORY, raw, subject) for raw in raws]
         return [value for value in values if value is not None]
-
-    @staticmethod
-    def _reads(kind: type[Part], raw: str) -> bool:
-        try:
-            value = json.loads(raw)
-            kind.from_dict(value)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            return False
-        return bool(value.get("schema_version") == SCHEMA_VERSION)
 
     async def _compare_and_set(
         self, subject: Subject, expected: Mapping[str, str], values: Mapping[str, str], aside: Set[str]
@@ -202,56 +188,3 @@ class MeasurementStore:
         if int(answer[0]) == 1:
             return None
         return dict(zip(values, (str(value) for value in answer[1:]), strict=True))
-
-
-def part_to_dict(part: Part) -> dict[str, Any]:
-    """The layout of one part as Redis has it, without the time of writing."""
-    return {"schema_version": SCHEMA_VERSION, **part.to_dict()}
-
-
-def _encode(value: Mapping[str, Any]) -> str:
-    written_at = datetime.now(UTC).isoformat(timespec="milliseconds")
-    return json.dumps({"schema_version": SCHEMA_VERSION, "written_at": written_at, **value}, allow_nan=False)
-
-
-def _remember(synced: Synced, name: str, raw: str | None) -> None:
-    if raw:
-        synced.raw[name] = raw
-    else:
-        synced.raw.pop(name, None)
-
-
-def _policy(value: Mapping[str, Any]) -> SpeculationPolicy:
-    return SpeculationPolicy.from_dict(
-        {name: stored for name, stored in value.items() if name not in _ENVELOPE}
-    )
-
-
-def _read_part(kind: type[Part], raw: str | None, subject: Subject) -> Part | None:
-    from_dict: Callable[[dict[str, Any]], Part] = kind.from_dict
-    return _read(kind.name, from_dict, raw, subject)
-
-
-def _read(name: str, from_dict: Callable[[dict[str, Any]], T], raw: str | None, subject: Subject) -> T | None:
-    """A stored value, read; None, and a line in the log, if it cannot be read."""
-    value = _decode(name, raw, subject)
-    if value is None:
-        return None
-    try:
-        return from_dict(value)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        _log.warning("stored value is not readable", part=name, model=subject.model_label, cause=str(error))
-        return None
-
-
-def _decode(name: str, raw: str | None, subject: Subject) -> dict[str, Any] | None:
-    if not raw:
-        return None
-    try:
-        value = json.loads(raw)
-    except (ValueError, RecursionError):
-        value = None
-    if not isinstance(value, dict) or value.get("schema_version") != SCHEMA_VERSION:
-        _log.warning("stored value is of another layout", part=name, model=subject.model_label)
-        return None
-    return value

@@ -18,7 +18,8 @@ from paceline.contract.policy import SpeculationPolicy
 from paceline.scheduling.speed import TimedPass
 from services.scheduler.measurements import Measurements
 from services.scheduler.planning import Planner
-from services.scheduler.store import MAX_HISTORY, Synced, part_to_dict
+from services.scheduler.store import MAX_HISTORY, Synced
+from services.scheduler.stored_values import part_to_dict
 from services.scheduler.subject import Subject
 
 MAX_PASSES = 4096

@@ -73,7 +73,7 @@ def test_with_one_length_it_is_the_published_form(
 def simulated(case: PlanInputs, length: int, waits_for_drafts: bool, outcomes: int, ahead: int) -> float:
     """Tokens per second, cycle after cycle, with drawn acceptances and hits.
 
-    A step that waits is simulated with all its sequences; a step that runs is that of one sequence among others like it.
+    A step that waits is simulated with all its sequences; a step that runs is one sequence's, among others like it.
     """
     source = random.Random(7)
     if waits_for_drafts and case.num_sequences > 1:
