@@ -1,6 +1,6 @@
 """Public drafter checkpoints: importing them into Paceline's own layout, exporting them, and cutting vocabularies.
 
-Layouts are the methods' (`paceline.methods.layouts`); nothing is unpickled and no code is loaded. Called by
+Methods name their layouts (`paceline.methods.layouts`). Nothing is unpickled and no code is loaded. Called by
 `paceline checkpoints`.
 """
 

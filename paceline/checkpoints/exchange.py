@@ -1,7 +1,4 @@
-"""Import and export of a whole checkpoint directory.
-
-Responsible for: what both ways share, whatever the format. Called by `paceline checkpoints`.
-"""
+"""Import and export of a checkpoint directory, in any public format. Called by `paceline checkpoints`."""
 
 from __future__ import annotations
 
@@ -30,11 +27,11 @@ def import_checkpoint(
         directory: the public checkpoint.
         target_dir: the target it was made for; sizes are compared, and what is shared is read from it.
         output: directory to write.
-        format_name: its format; None tells it by `config.json`.
-        tap_layers: layers whose *entering* streams are read, where the checkpoint's own ids mean something else.
+        format_name: its format; None recognises it by `config.json`.
+        tap_layers: layers whose *entering* streams are read, if the checkpoint's own ids mean something else.
 
     Raises:
-        CheckpointError: it cannot be used; says why, naming the field or the tensor.
+        CheckpointError: naming the field or the tensor that cannot be used, and why.
     """
     entry = find_format(directory) if format_name is None else format_named(format_name)
     target = TargetFacts.read(target_dir)
@@ -64,11 +61,11 @@ def export_checkpoint(
         directory: Paceline's checkpoint.
         format_name: one of `public_formats`.
         output: directory to write.
-        target_dir: the target; where it is given, what the drafter shares with it is written too.
-        verifier: how whoever loads the checkpoint finds the target: a hub's id, or a path. None leaves it open.
+        target_dir: the target; if given, what the drafter shares with it is written too.
+        verifier: name of the target in the file, by which other programs find it: a hub's id, or a path.
 
     Raises:
-        CheckpointError: the format cannot express this checkpoint; says what.
+        CheckpointError: naming what the format cannot express.
     """
     entry = format_named(format_name)
     config = DrafterConfig.read(directory)

@@ -1,6 +1,6 @@
 """The public formats: the layouts that methods name, and which of them a directory has.
 
-Called by `exchange.py` and the command line. Knows no layout and no method.
+Called by `exchange.py`. It names no layout and no method.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def format_named(name: str) -> Layout:
     """A layout by its name.
 
     Raises:
-        CheckpointError: there is none of this name.
+        CheckpointError: there is no layout with this name.
     """
     formats = public_formats()
     if name not in formats:

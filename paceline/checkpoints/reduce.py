@@ -1,8 +1,7 @@
-"""A drafter's vocabulary cut to the tokens that its target writes most, after training.
+"""Cuts a trained drafter's vocabulary to the tokens that its target writes most.
 
-Responsible for which tokens those are, and for the rows of heads and the maps that follow from them. Layers stay as
-they are, and so does the text: the target verifies. Deliberately does not know: how a drafter runs. Called by
-`paceline checkpoints reduce`.
+Chooses those tokens, and cuts the rows of heads and the maps accordingly. Layers do not change, and neither does the
+text: the target verifies. Called by `paceline checkpoints reduce`.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ from paceline.training.draft_vocabulary import choose_draft_vocab
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
-    """What was kept.
+    """Result of a cut.
 
     Attributes:
-        method: of the drafter.
-        num_before: tokens that it proposed.
-        num_kept: tokens that it proposes.
-        num_counted: tokens of the text that was counted.
-        num_covered: of these, those that it can propose.
+        method: method of the drafter.
+        num_before: tokens that the drafter proposed before.
+        num_kept: tokens that it proposes now.
+        num_counted: tokens of the counted text.
+        num_covered: tokens of that text that it can propose.
     """
 
     method: str
@@ -41,18 +40,18 @@ class Reduction:
 
     @property
     def coverage(self) -> float:
-        """Share of the counted text that can be proposed."""
+        """Fraction of the counted text that the drafter can propose."""
         return self.num_covered / self.num_counted
 
 
 def reduce_checkpoint(directory: Path, data_dir: Path, output: Path, size: int) -> Reduction:
-    """Write a checkpoint that proposes the `size` tokens, of those it proposes now, that occur most often in answers.
+    """Write a checkpoint that proposes only the `size` most frequent tokens of those that it proposes now.
 
     Args:
         directory: Paceline's checkpoint.
-        data_dir: text that the target wrote, as it is counted in training too.
-        output: directory to write, another one.
-        size: tokens to keep.
+        data_dir: text that the target wrote; tokens of its answers are counted, as in training.
+        output: directory to write, not the checkpoint's own.
+        size: number of tokens to keep.
 
     Raises:
         CheckpointError: a method without such a vocabulary, one that proposes no more than `size` tokens already, or
@@ -96,16 +95,16 @@ def reduce_checkpoint(directory: Path, data_dir: Path, output: Path, size: int) 
 
 
 def _writers(config: DrafterConfig) -> tuple[object, ...]:
-    """Fingerprints of the models whose text counts: the target, and the one that wrote what the drafter learned from.
+    """Fingerprints of models whose text may be counted: the target, and the model that wrote the training text.
 
-    They differ where the target was tuned together with the drafter.
+    They differ if the target was tuned together with the drafter.
     """
     data = config.training.get("data")
     return config.target_fingerprint, data.get("model_fingerprint") if isinstance(data, dict) else None
 
 
 def _draft_ids(draft_map: str, config: DrafterConfig, tensors: dict[str, Tensor]) -> Tensor:
-    """Target id of each token that is proposed now, int64 `[draft_vocab]`."""
+    """Target id of each token that the drafter proposes now, int64 `[draft_vocab]`."""
     everything = torch.arange(config.size("target_vocab"))
     if draft_map == "d2t":
         ids = read_draft_ids(config, tensors["d2t"], everything.device)
@@ -116,7 +115,7 @@ def _draft_ids(draft_map: str, config: DrafterConfig, tensors: dict[str, Tensor]
 
 
 def _cut_rows(prefixes: tuple[str, ...], tensors: dict[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
-    """Tensors with a row for each token that is proposed, with the rows that stay."""
+    """Tensors with a row for each proposed token, cut to these rows."""
     return {name: tensor[rows].contiguous() for name, tensor in tensors.items() if name.startswith(prefixes)}
 
 

@@ -1,7 +1,7 @@
-"""``paceline checkpoints``: public drafter checkpoints in, and out, and their vocabularies cut.
+"""``paceline checkpoints``: import and export of public drafter checkpoints, and cutting of vocabularies.
 
-Responsible for: the commands over :mod:`paceline.checkpoints`. Deliberately does not know: any format. Called by
-:mod:`paceline.cli.app`, which imports it only when it is called: it needs torch.
+The commands over :mod:`paceline.checkpoints`. They name no format. :mod:`paceline.cli.app` imports this file only when
+a command is called, because it needs torch.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ def import_(
     target: Annotated[str, typer.Option(help="The target it was made for: a model's name, or a directory.")],
     output: Annotated[Path, typer.Option(help="Directory to write.")],
     format: Annotated[
-        str | None, typer.Option(help=f"Its format ({_NAMES}); without, config.json tells.")
+        str | None, typer.Option(help=f"Its format ({_NAMES}); by default config.json shows it.")
     ] = None,
     tap_layers: Annotated[
         str | None,
         typer.Option(
-            help="Layers whose entering streams are read, such as 2,15,27, where the file's ids mean something else."
+            help="Layers whose entering streams are read, such as 2,15,27, if the file's ids mean something else."
         ),
     ] = None,
 ) -> None:
@@ -51,18 +51,21 @@ def import_(
 
 @app.command("export")
 def export(
-    directory: Annotated[Path, typer.Argument(help="Directory of a checkpoint of Paceline's.")],
+    directory: Annotated[Path, typer.Argument(help="Directory of one of Paceline's checkpoints.")],
     format: Annotated[str, typer.Option(help=f"Format to write: {_NAMES}.")],
     output: Annotated[Path, typer.Option(help="Directory to write.")],
     target: Annotated[
         str | None,
-        typer.Option(help="The target: its embedding is written too, for who loads the drafter without it."),
+        typer.Option(
+            help="The target: its embedding is written too, for programs that load the drafter without it."
+        ),
     ] = None,
     verifier: Annotated[
-        str | None, typer.Option(help="Name of the target for who loads it, such as a hub's id.")
+        str | None,
+        typer.Option(help="Name of the target for programs that load the drafter, such as a hub's id."),
     ] = None,
 ) -> None:
-    """Write a checkpoint of Paceline's in a public format."""
+    """Write one of Paceline's checkpoints in a public format."""
     target_dir = None if target is None else resolve(target)
     config = export_checkpoint(directory, format, output, target_dir, verifier)
     typer.echo(f"{output}: {config.method} as {format}")
@@ -70,17 +73,17 @@ def export(
 
 @app.command("reduce")
 def reduce(
-    directory: Annotated[Path, typer.Argument(help="Directory of a checkpoint of Paceline's.")],
+    directory: Annotated[Path, typer.Argument(help="Directory of one of Paceline's checkpoints.")],
     data_dir: Annotated[
         Path,
         typer.Option(
-            help="Text of its target, as `paceline data` writes it: the tokens most frequent in it stay."
+            help="Text of its target, as `paceline data` writes it: its most frequent tokens are kept."
         ),
     ],
     output: Annotated[Path, typer.Option(help="Directory to write.")],
-    draft_vocab: Annotated[int, typer.Option(min=1, help="Tokens that the drafter is to propose.")] = 7680,
+    draft_vocab: Annotated[int, typer.Option(min=1, help="Number of tokens to keep.")] = 7680,
 ) -> None:
-    """Let a trained drafter propose frequent tokens alone, so that less of its head is read."""
+    """Let a trained drafter propose only frequent tokens, so that less of its head is read."""
     found = reduce_checkpoint(directory, data_dir, output, draft_vocab)
     typer.echo(
         f"{output}: {found.method} proposes {found.num_kept:,} of {found.num_before:,} tokens, which are "

@@ -1,8 +1,7 @@
 """A command whose options are the fields of one dataclass, or of several.
 
-Responsible for: reading names, types, defaults and the ``Attributes:`` section of an options class, so that training
-options are written once. Deliberately does not know: any options class. Used by ``paceline train`` and
-``paceline data``.
+Reads names, types, defaults and the ``Attributes:`` section of an options class, so that training options are written
+once. Used by ``paceline train`` and ``paceline data``.
 """
 
 from __future__ import annotations

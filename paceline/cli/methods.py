@@ -1,7 +1,4 @@
-"""``paceline methods``: the drafting methods.
-
-Responsible for: the list. Deliberately does not know: how any of them drafts. Called by :mod:`paceline.cli.app`.
-"""
+"""``paceline methods``: the list of drafting methods. Called by :mod:`paceline.cli.app`."""
 
 from __future__ import annotations
 
@@ -32,7 +29,7 @@ def methods(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def row(name: str) -> dict[str, Any]:
-    """What is known of a method without a checkpoint."""
+    """Facts about a method that need no checkpoint."""
     method = METHODS[name]
     return {
         "name": name,

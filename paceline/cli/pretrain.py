@@ -1,7 +1,7 @@
 """``paceline pretrain``: a small model and its multi-token prediction modules, trained together from nothing.
 
-Responsible for: the command over :func:`paceline.methods.deepseek_mtp.pretrain.run`. Deliberately does not know: the
-loss. Called by :mod:`paceline.cli.app`, which imports it only when it is called: it needs torch.
+The command over :func:`paceline.methods.deepseek_mtp.pretrain.run`. :mod:`paceline.cli.app` imports it only when it is
+called, because it needs torch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ def _run(options: PretrainOptions) -> None:
 pretrain = command_for(
     PretrainOptions,
     _run,
-    arguments=(),
     converters={"tokenizer_dir": resolve},
-    help_text="Train a small model together with its prediction modules; goes on from its last checkpoint.",
+    help_text="Train a small model together with its prediction modules; continues from the newest checkpoint.",
 )

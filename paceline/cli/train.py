@@ -1,8 +1,7 @@
 """``paceline train METHOD``: trains a drafter for a target.
 
-Responsible for: one command for each method that can be trained, with the trainer's options and the method's own.
-Deliberately does not know: any method. Called by :mod:`paceline.cli.app`, which imports it only when it is called: it
-needs torch.
+One command for each method that can be trained, with the trainer's options and the method's own. It names no method.
+:mod:`paceline.cli.app` imports it only when it is called, because it needs torch.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class TrainGroup(TyperGroup):
         return [name for name, method in METHODS.items() if method.recipe is not None]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """A method's command; raises TrainingDataError where there is no such method."""
+        """A method's command; raises TrainingDataError if there is no such method."""
         recipe = training_recipe(cmd_name)
 
         def run(options: trainer.TrainOptions, own: Any) -> None:

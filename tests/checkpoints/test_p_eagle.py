@@ -169,7 +169,7 @@ def test_biases_are_told_by_the_tensors(target_dir: Path, tmp_path: Path) -> Non
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "another width": ({"hidden_size": 32}, "^config.json: hidden_size is 32, the target's is 64"),
-    "no token": ({"ptd_token_id": None}, "which token stands for an unknown one"),
+    "no token": ({"ptd_token_id": None}, "neither mask_token_id nor ptd_token_id names"),
     "another token": ({"ptd_token_id": VOCAB}, "must be a token from 0 to 96"),
     "one stream": ({"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state"),
     "a layer more": ({"num_hidden_layers": 5}, r"layers\.4\..* is missing"),

@@ -1,1 +1,1 @@
-"""What public layouts of checkpoints are made of, whatever the method."""
+"""What the public layouts of all methods are made of."""

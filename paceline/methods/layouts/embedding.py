@@ -1,4 +1,4 @@
-"""What a drafter shares with its target, put beside it for those who load a checkpoint elsewhere."""
+"""Adds the target's embedding to a drafter, for other programs that load its checkpoint."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from paceline.methods.layouts.target_facts import TargetFacts
 def store_embedding(
     config: DrafterConfig, tensors: Mapping[str, Tensor], target_dir: Path
 ) -> tuple[DrafterConfig, dict[str, Tensor]]:
-    """The target's token embedding beside a drafter that has none of its own.
+    """Add the target's token embedding to a drafter that has none of its own.
 
     Args:
-        config: of the drafter; one whose output head is the target's too is passed through.
+        config: of the drafter; one that also reads the target's output head is returned unchanged.
         tensors: of the drafter.
         target_dir: the target.
     """

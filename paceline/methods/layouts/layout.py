@@ -24,7 +24,7 @@ def _load_flat(directory: Path, config: DrafterConfig) -> Checkpoint:
 
 
 def _carry_nothing(source: Path, output: Path) -> None:
-    """There is nothing beside the tensors."""
+    """The layout has nothing beside the tensors."""
 
 
 def _add_nothing(config: DrafterConfig, tensors: Mapping[str, Tensor], target_dir: Path) -> Checkpoint:
@@ -41,13 +41,13 @@ class Layout:
         recognises: whether a `config.json` is of this layout.
         read: from a public directory to Paceline's configuration and tensors.
         write: from Paceline's configuration and tensors to a public directory.
-        complete: adds what the drafter shares with its target, whose directory is the last argument, for those who load
-            the layout elsewhere and want it there.
+        complete: adds what the drafter shares with its target, for other programs that expect it in the checkpoint; the
+            last argument is the target's directory.
         load: from a directory of Paceline's own, whose configuration was read, to what `write` takes.
         save: from what `read` gives to a directory of Paceline's own.
-        carry: copies what stands beside the tensors, from the directory that was read to the one written, either way.
+        carry: copies further files from the directory that was read to the one that was written, either way.
         precedence: of the layouts that recognise a directory, the one with the smallest precedence reads it. A layout
-            whose mark others may have too has a larger one.
+            whose mark other layouts may have too has a larger one.
     """
 
     name: str

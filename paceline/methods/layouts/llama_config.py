@@ -13,7 +13,7 @@ def positive(source: Mapping[str, Any], name: str, default: int | None = None) -
     """A field that is a positive whole number.
 
     Raises:
-        CheckpointError: it is not, or it is absent and has no default.
+        CheckpointError: the value is not, or the field is absent and has no default.
     """
     value = source.get(name)
     value = default if value is None else value
@@ -50,7 +50,7 @@ def block_shape(source: Mapping[str, Any]) -> dict[str, Any]:
         "rms_eps": float(source.get("rms_norm_eps", 1e-6)),
         "rope_parameters": rope,
     }
-    rope_parameters(DrafterConfig("", "", shape=shape))  # refuses what is not supported
+    rope_parameters(DrafterConfig("", "", shape=shape))  # raises if it is not supported
     return shape
 
 

@@ -1,4 +1,4 @@
-"""What a converter must know of the target that a checkpoint is for; read from the target's directory."""
+"""Facts about a checkpoint's target that its conversion depends on, read from the target's directory."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class TargetFacts:
         fingerprint: `paceline.models.model_fingerprint`.
         name: for people.
         hidden: width of its hidden states.
-        vocab: its tokens.
-        max_positions: positions it has.
-        num_layers: its layers, by which layouts that leave tapped layers out choose them; 0 where that is not known.
-        directory: where its weights are, None where they are not at hand.
+        vocab: number of its tokens.
+        max_positions: length of its longest text.
+        num_layers: number of its layers, from which layouts without tapped layers derive them; 0 if unknown.
+        directory: directory of its weights, None if they are not available.
     """
 
     fingerprint: str
@@ -42,8 +42,8 @@ class TargetFacts:
         """Read a model directory.
 
         Raises:
-            UnknownModelError: it is none.
-            CheckpointError: its configuration has no usable size, as a drafter's has none.
+            UnknownModelError: the directory is not a model's.
+            CheckpointError: its configuration has no usable size, such as a drafter's.
         """
         fingerprint = model_fingerprint(model_dir)  # checks the directory
         config = json.loads((model_dir / "config.json").read_text())
@@ -67,7 +67,7 @@ class TargetFacts:
         """The target's token embedding `[vocab, hidden]`.
 
         Raises:
-            CheckpointError: its weights are not at hand, or of another size than its configuration says.
+            CheckpointError: its weights are not available, or have another size than its configuration says.
         """
         if self.directory is None:
             raise CheckpointError(
@@ -82,7 +82,7 @@ class TargetFacts:
         return tensor
 
     def head(self, dtype: torch.dtype) -> Tensor:
-        """The target's output head `[vocab, hidden]`, which is its embedding where it ties them.
+        """The target's output head `[vocab, hidden]`, which is its embedding if it ties them.
 
         Raises:
             CheckpointError: as of :meth:`embedding`.

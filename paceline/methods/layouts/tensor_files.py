@@ -22,7 +22,7 @@ def read_public_config(directory: Path) -> dict[str, Any]:
     """A directory's `config.json`.
 
     Raises:
-        CheckpointError: it is missing, or no JSON object.
+        CheckpointError: it is missing, or is not a JSON object.
     """
     try:
         content = json.loads((directory / "config.json").read_text(encoding="utf-8"))
@@ -36,15 +36,15 @@ def read_public_config(directory: Path) -> dict[str, Any]:
 
 
 def read_tensors(directory: Path, file_names: Iterable[str] = (), prefix: str = "") -> dict[str, Tensor]:
-    """All tensors of a directory, or those whose names begin in one way.
+    """All tensors of a directory, or those with a prefix.
 
     Args:
         directory: the checkpoint.
         file_names: single files to look for, before `model.safetensors` and its shards.
-        prefix: of the names wanted.
+        prefix: of the wanted names.
 
     Raises:
-        CheckpointError: there is no such file, it is damaged, or only pickled weights are there.
+        CheckpointError: there are no weights, they are damaged, or only pickled weights exist.
     """
     tensors: dict[str, Tensor] = {}
     for path in _files(directory, file_names):
@@ -85,7 +85,7 @@ def _files(directory: Path, file_names: Iterable[str]) -> list[Path]:
 def write_tensors(
     directory: Path, file_name: str, config: Mapping[str, Any], tensors: Mapping[str, Tensor]
 ) -> None:
-    """Write weights, then `config.json`, so that a directory with a configuration is whole."""
+    """Write weights, then `config.json`, so that a directory with a configuration is complete."""
     write_weights(directory / file_name, tensors)
     write_json(directory / "config.json", dict(config))
 

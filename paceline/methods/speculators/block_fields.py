@@ -1,6 +1,6 @@
-"""What the speculators format says of block drafters alone: a block's layout, and DSpark's heads.
+"""Fields of the speculators format that only block drafters have: a block's layout, and DSpark's heads.
 
-Responsible for these fields of `config.json`, both ways. Knows no tensors. Called by `speculators_config.py`.
+Reads and writes these fields of `config.json`. Called by `config.py`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from paceline.methods.speculators.fields import is_whole, mask_token, switch
 
 
 def read_block_fields(content: Mapping[str, Any], kind: str, vocab: int) -> dict[str, Any]:
-    """How a block is laid out, and DSpark's heads, as Paceline's `config.json` has them under `shape`.
+    """The layout of a block and DSpark's heads, as in Paceline's `shape`.
 
     Raises:
         CheckpointError: naming the field.
@@ -48,7 +48,7 @@ def read_block_fields(content: Mapping[str, Any], kind: str, vocab: int) -> dict
 
 
 def write_block_fields(config: DrafterConfig, kind: str) -> dict[str, Any]:
-    """The same for a `config.json` of the format.
+    """The same fields for a `config.json` of the format.
 
     Raises:
         CheckpointError: naming what the format cannot express.
@@ -73,7 +73,7 @@ def write_block_fields(config: DrafterConfig, kind: str) -> dict[str, Any]:
 
 
 def _check_recurrent(shape: Mapping[str, Any]) -> None:
-    """The package's recurrent head goes through the anchor's row even where that proposes nothing; ours does not."""
+    """The package's recurrent head visits the anchor's row even if that row proposes nothing; Paceline's does not."""
     if shape.get("markov_head") == "rnn" and not shape.get("anchor_first"):
         raise CheckpointError(
             "markov_head_type 'rnn' is not computed in blocks whose anchor proposes nothing"

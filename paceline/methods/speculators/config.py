@@ -1,8 +1,7 @@
 """The `config.json` of the speculators format, and the sizes in it.
 
-Responsible for reading every field that decides what a drafter computes, refusing by name what Paceline's layers do not
-compute, and for writing such a file; fields that only block drafters have are in `speculators_blocks.py`. Knows no
-tensors. Called by `speculators.py`.
+Reads every field that decides what a drafter computes, refuses by name what Paceline's layers do not compute, and
+writes such a file. Fields that only block drafters have are in `block_fields.py`. Called by `layout.py`.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ def read_kind(content: Mapping[str, Any]) -> str:
     """The `speculators_model_type`.
 
     Raises:
-        CheckpointError: a drafter that is not computed here.
+        CheckpointError: a kind of drafter that is not supported.
     """
     kind = content.get("speculators_model_type")
     if kind not in KINDS:
@@ -47,14 +46,14 @@ def read_kind(content: Mapping[str, Any]) -> str:
 
 
 def read_shape(content: Mapping[str, Any], target: TargetFacts) -> dict[str, Any]:
-    """Sizes and switches, as Paceline's `config.json` has them under `shape`.
+    """Sizes and switches, as in Paceline's `shape`.
 
     Args:
         content: the checkpoint's `config.json`.
         target: what it was made for.
 
     Raises:
-        CheckpointError: naming the field that is missing, does not fit the target, or asks for what is not computed.
+        CheckpointError: naming the field that is missing, does not fit the target, or is not supported.
     """
     kind = read_kind(content)
     layer = layer_config(content)
@@ -102,7 +101,7 @@ def write_config(config: DrafterConfig) -> dict[str, Any]:
     """A `config.json` that the package speculators and vLLM read.
 
     Args:
-        config: Paceline's; its `target_name`, where there is one, is the verifier that is named.
+        config: Paceline's; the file names its `target_name`, if there is one, as the verifier.
 
     Raises:
         CheckpointError: naming what the format cannot express.
@@ -186,7 +185,7 @@ def _taps_field(kind: str) -> str:
 
 
 def _tap_layers(content: Mapping[str, Any], kind: str, target: TargetFacts) -> list[int]:
-    """Layers whose entering streams are read: what the format's ids mean, and Paceline's."""
+    """Layers whose entering streams are read, in the format and in Paceline."""
     field = _taps_field(kind)
     layers = content.get(field)
     if layers is None and kind not in BLOCK_KINDS:
@@ -204,7 +203,7 @@ def _tap_layers(content: Mapping[str, Any], kind: str, target: TargetFacts) -> l
 
 
 def _num_depths(content: Mapping[str, Any]) -> int:
-    """Depths trained: named in older files, else the tokens that the default proposal asks for."""
+    """Depths of training: a field of older files, else the tokens of the default proposal."""
     for name in ("num_depths", "para_depths"):
         if is_whole(content.get(name)):
             return int(content[name])

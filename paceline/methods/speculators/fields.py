@@ -1,4 +1,4 @@
-"""Single fields of the speculators format, checked. Called by `speculators_config.py` and `speculators_blocks.py`."""
+"""Single fields of the speculators format, checked."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from paceline.methods.checkpoint import CheckpointError
 
 
 def mask_token(content: Mapping[str, Any], vocab: int) -> int:
-    """The token that stands for one not known yet.
+    """The token that represents one that is not known yet.
 
     Raises:
-        CheckpointError: none is named, or it is none of the target's.
+        CheckpointError: no token is named, or the target has no such token.
     """
     for name in ("mask_token_id", "ptd_token_id"):
         token = content.get(name)
@@ -21,14 +21,14 @@ def mask_token(content: Mapping[str, Any], vocab: int) -> int:
         if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocab:
             raise CheckpointError(f"{name} must be a token from 0 to {vocab - 1}, not {token!r}")
         return token
-    raise CheckpointError("neither mask_token_id nor ptd_token_id says which token stands for an unknown one")
+    raise CheckpointError("neither mask_token_id nor ptd_token_id names the mask token")
 
 
 def switch(content: Mapping[str, Any], name: str, default: bool = False) -> bool:
     """A field that is true or false.
 
     Raises:
-        CheckpointError: it is neither.
+        CheckpointError: the value is neither.
     """
     value = content.get(name, default)
     if not isinstance(value, bool):
@@ -40,7 +40,7 @@ def size_of(layer: Any, name: str) -> int:
     """A size of the decoder layers' configuration.
 
     Raises:
-        CheckpointError: it is missing, or no size.
+        CheckpointError: it is missing, or is not a positive whole number.
     """
     value = getattr(layer, name, None)
     if not isinstance(value, int) or not is_whole(value):

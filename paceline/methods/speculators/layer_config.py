@@ -20,7 +20,7 @@ def check_sizes(layer: Any, target: TargetFacts) -> tuple[int, int]:
     """Query and key heads of layers that fit a target.
 
     Raises:
-        CheckpointError: they are another target's, or heads do not fall into groups.
+        CheckpointError: the layers are another target's, or heads do not fall into groups.
     """
     hidden, vocab = size_of(layer, "hidden_size"), size_of(layer, "vocab_size")
     if hidden != target.hidden:
@@ -38,7 +38,7 @@ def check_sizes(layer: Any, target: TargetFacts) -> tuple[int, int]:
 
 
 def layer_config(content: Mapping[str, Any]) -> Any:
-    """The decoder layers' configuration, with what is left out filled in as the package does."""
+    """The decoder layers' configuration, with the package's defaults for absent fields."""
     value = content.get("transformer_layer_config")
     if not isinstance(value, dict):
         raise CheckpointError("transformer_layer_config is missing")
@@ -52,7 +52,7 @@ def layer_config(content: Mapping[str, Any]) -> Any:
     }
     try:
         layer = LAYERS[model_type](**fields)
-    except Exception as error:  # whatever a file from elsewhere makes of another library's checks
+    except Exception as error:  # another library's checks on a foreign file may raise anything
         raise CheckpointError(f"transformer_layer_config: {error}") from None
     for name in ("attention_bias", "mlp_bias"):
         if getattr(layer, name, False):
@@ -68,10 +68,10 @@ def layer_config(content: Mapping[str, Any]) -> Any:
 
 
 def rope_fields(layer: Any) -> dict[str, Any]:
-    """What `shape` says of rotary positions.
+    """Fields of `shape` about rotary positions.
 
     Raises:
-        CheckpointError: of a variant that is not supported.
+        CheckpointError: the variant is not supported.
     """
     parameters = layer.rope_parameters
     if not isinstance(parameters, Mapping) or parameters.get("rope_type") not in ROPE_TYPES:

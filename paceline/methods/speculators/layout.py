@@ -1,8 +1,7 @@
 """The speculators format (vllm-project/speculators 0.9.0): drafters as vLLM serves them.
 
-Responsible for the names of its tensors, both ways, of EAGLE-3, P-EAGLE, DFlash and DSpark; those of multi-token
-prediction are in `speculators_mtp.py`. The layer ids of the format name streams that *enter* a layer, as
-Paceline's `tap_layers` do. Called through `formats.py`.
+Maps the names of tensors of EAGLE-3, P-EAGLE, DFlash and DSpark, both ways; `mtp.py` has multi-token prediction. Layer
+ids of the format name streams that *enter* a layer, as Paceline's `tap_layers` do.
 """
 
 from __future__ import annotations
@@ -48,12 +47,12 @@ def is_speculators(content: Mapping[str, Any]) -> bool:
 def read_speculators(directory: Path, target: TargetFacts) -> tuple[DrafterConfig, dict[str, Tensor]]:
     """Read a checkpoint of the format.
 
-    An embedding and a head that are the target's own are left out where the method reads the target's; a vocabulary
-    that is not reduced gets the identity as its map.
+    An embedding or head equal to the target's is left out if the method reads the target's. A vocabulary that is not
+    reduced gets the identity as its map.
 
     Raises:
-        CheckpointError: naming a field or tensor that is missing, surplus, of another size, or asks for what the
-            drafters do not compute.
+        CheckpointError: naming a field or tensor that is missing, surplus, of another size, or not
+            supported.
     """
     content = read_public_config(directory)
     if content.get("speculators_model_type") == MTP:
@@ -73,15 +72,15 @@ def read_content(
     tensors_found: Mapping[str, Tensor] | None = None,
     shape_too: Mapping[str, Any] | None = None,
 ) -> tuple[DrafterConfig, dict[str, Tensor]]:
-    """Read the tensors of a directory by what a `config.json` of the format says, wherever that came from.
+    """Read the tensors of a directory by a configuration in the format's words; other layouts translate theirs.
 
     Args:
         directory: with safetensors.
         content: in the format's words.
         target: what the drafter was made for.
-        made: what the checkpoint is to say of its origin.
-        tensors_found: under the format's names, where they are read already.
-        shape_too: what `shape` is to say besides.
+        made: the checkpoint's record of its origin.
+        tensors_found: tensors under the format's names, if they have been read.
+        shape_too: further fields of `shape`.
 
     Raises:
         CheckpointError: as of :func:`read_speculators`.
@@ -91,7 +90,7 @@ def read_content(
     whole = {"has_embedding": True, "has_head": True} if kind in BLOCK_KINDS else {"has_embedding": True}
     config = DrafterConfig(KINDS[kind], target.fingerprint, target.name, {**shape, **whole}, made)
     required = {_public(name): size for name, size in _shapes(config).items()}
-    names = [_EMBEDDING]  # that may be absent
+    names = [_EMBEDDING]  # may be absent
     if shape["draft_vocab"] == shape["target_vocab"]:
         names += ["d2t", "t2d"]
         names += [_HEAD] if kind in BLOCK_KINDS else []
@@ -115,7 +114,7 @@ def read_content(
 
 
 def _keeps_head(config: DrafterConfig, tensors: dict[str, Tensor], target: TargetFacts) -> bool:
-    """Whether the head is one of the drafter's own; the target's is taken out."""
+    """Whether the drafter has a head of its own; a copy of the target's is removed."""
     head = tensors.get(_HEAD)
     if head is None:
         return False
@@ -145,7 +144,7 @@ def write_speculators(directory: Path, config: DrafterConfig, tensors: Mapping[s
 
 
 def public_tensors(config: DrafterConfig, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors under the format's names; a vocabulary that is not reduced in the target's order, and without maps.
+    """Tensors under the format's names. A vocabulary that is not reduced has the target's order and no maps.
 
     Raises:
         CheckpointError: a tensor does not fit the configuration.
@@ -164,12 +163,10 @@ def public_tensors(config: DrafterConfig, tensors: Mapping[str, Tensor]) -> dict
 def store_target(
     config: DrafterConfig, tensors: Mapping[str, Tensor], target_dir: Path
 ) -> tuple[DrafterConfig, dict[str, Tensor]]:
-    """What the drafter shares with its target, as far as the format stores it.
+    """Add what the drafter shares with its target, as far as the format stores it.
 
-    Prediction modules get nothing.
-
-    A block drafter of a reduced vocabulary gets rows of the target's head; whoever loads it takes the embedding, and a
-    head that is not reduced, from the target. Others get the embedding.
+    Prediction modules get nothing. A block drafter with a reduced vocabulary gets rows of the target's head; its
+    loaders take the embedding, and a head that is not reduced, from the target. Others get the embedding.
     """
     if config.method == "deepseek_mtp":
         return config, dict(tensors)
@@ -203,7 +200,7 @@ def _own(name: str) -> str:
 
 
 def _with_own(config: DrafterConfig, **flags: bool) -> DrafterConfig:
-    """The configuration that says which of the target's tensors it has its own of; nothing of those that say no."""
+    """The configuration with a flag for each shared tensor that the drafter has its own of."""
     shape = {name: value for name, value in config.shape.items() if name not in ("has_embedding", "has_head")}
     return replace(config, shape=shape | {name: True for name, own in flags.items() if own})
 

@@ -1,8 +1,8 @@
 """Multi-token prediction in the speculators format (`speculators_model_type` `mtp`, FastMTP's single module).
 
-Responsible for its sizes and names, both ways. The format has one module, whose block has norms of queries and keys as
-Qwen3's has, joins the embedding first and hands on what its last norm gives; embedding and head are the target's and
-are not stored. Called by `speculators.py`.
+Maps its sizes and names, both ways. The format has one module. Its block has norms of queries and keys, as Qwen3's; it
+joins the embedding first and passes on the output of its last norm. Embedding and head are the target's and are not
+stored. Called by `layout.py`.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def read_mtp(
         target: what it was made for.
 
     Raises:
-        CheckpointError: naming a field or tensor that is missing, surplus, of another size, or asks for what the
-            drafters do not compute.
+        CheckpointError: naming a field or tensor that is missing, surplus, of another size, or not
+            supported.
     """
     layer = layer_config(content)
     if layer.model_type != "qwen3":
