@@ -14,7 +14,7 @@ from paceline.methods.checkpoint import DrafterConfig
 from paceline.methods.dflash.start import random_parameters
 from paceline.methods.drafter import DraftRequest
 from paceline.methods.dspark.heads import HeadPlan, MarkovHead
-from paceline.methods.dspark.objective import DSparkObjective, LossShares
+from paceline.methods.dspark.objective import DSparkObjective, LossWeights
 from paceline.methods.dspark.temperatures import fit_temperatures, path_errors
 from paceline.methods.loading import load_drafter
 from paceline.training.data import Corpus, DataPosition
@@ -42,7 +42,7 @@ def random_objective(plan: HeadPlan, dtype: torch.dtype = torch.float64) -> DSpa
     embedding, head = torch.randn(2, VOCAB, 16, generator=random)
     return DSparkObjective(
         BLOCK, plan, parameters, embedding, head, torch.tensor(DRAFTABLE), torch.full((32,), 2.0),
-        TargetReference("", "tiny", (0, 1), 64), num_anchors=6, decay=3.0, shares=LossShares(0.2, 0.7, 1.5),
+        TargetReference("", "tiny", (0, 1), 64), num_anchors=6, decay=3.0, loss_weights=LossWeights(0.2, 0.7, 1.5),
         dtype=dtype,
     )  # fmt: skip
 
@@ -110,7 +110,7 @@ def test_every_parameter_learns(kind: str) -> None:
 def test_confidence_does_not_teach_the_distance() -> None:
     """The label of the confidence head is a number: only its own error reaches the layers through it."""
     objective, batch = random_objective(PLANS["vanilla"], torch.float32), random_batch()
-    objective.shares = LossShares(0.0, 0.0, 1.0)
+    objective.loss_weights = LossWeights(0.0, 0.0, 1.0)
     torch.manual_seed(9)
     loss, _ = objective.loss(batch)
     loss.backward()

@@ -25,7 +25,7 @@ from paceline.training.objective import TargetReference
 
 
 @dataclass(frozen=True, slots=True)
-class LossShares:
+class LossWeights:
     """Weights of the loss's parts.
 
     Attributes:
@@ -51,7 +51,7 @@ class DSparkObjective(DFlashObjective):
         draft_ids: target id of every draft id, ascending, int64 ``[draft_vocab]``.
         tap_scale: as in :class:`paceline.methods.dflash.objective.DFlashObjective`, as are the arguments below.
         target: what the exported checkpoint says of its target.
-        shares: weights of the loss's parts.
+        loss_weights: weights of the loss's parts.
     """
 
     method = "dspark"
@@ -68,11 +68,11 @@ class DSparkObjective(DFlashObjective):
         target: TargetReference,
         num_anchors: int = 64,
         decay: float = 4.0,
-        shares: LossShares = LossShares(),
+        loss_weights: LossWeights = LossWeights(),
         dtype: torch.dtype = torch.bfloat16,
     ) -> None:
         self.heads = heads
-        self.shares = shares
+        self.loss_weights = loss_weights
         self._held_out: list[tuple[Tensor, Tensor]] = []  # log-odds and outcomes since the last step
         super().__init__(
             shape, parameters, embedding, head, draft_ids, tap_scale, target, num_anchors, decay, dtype
@@ -120,12 +120,12 @@ class DSparkObjective(DFlashObjective):
         distance = (log_probs.exp() - teacher).abs().sum(-1)  # [blocks, drafts], from 0 to 2
         total = counted.sum()
         parts = {"tokens": (tokens * counted).sum() / total, "distance": (distance * counted).sum() / total}
-        value = self.shares.tokens * parts["tokens"] + self.shares.distance * parts["distance"]
+        value = self.loss_weights.tokens * parts["tokens"] + self.loss_weights.distance * parts["distance"]
         if confidence is not None:
             accepted = (1.0 - 0.5 * distance.detach()).clamp(0.0, 1.0)
             error = F.binary_cross_entropy_with_logits(confidence, accepted, reduction="none")
             parts["confidence"] = (error * counted).sum() / total
-            value = value + self.shares.confidence * parts["confidence"]
+            value = value + self.loss_weights.confidence * parts["confidence"]
         return value, {f"loss_{name}": float(part.detach()) for name, part in parts.items()}
 
     def logits(self, w: dict[str, Tensor], states: Tensor, previous: Tensor) -> tuple[Tensor, Tensor | None]:

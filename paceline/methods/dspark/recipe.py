@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from paceline.methods.dflash.recipe import BlockOptions, block_parts
 from paceline.methods.dflash.start import random_parameters
 from paceline.methods.dspark.heads import MARKOV_IN, HeadPlan, MarkovHead
-from paceline.methods.dspark.objective import DSparkObjective, LossShares
+from paceline.methods.dspark.objective import DSparkObjective, LossWeights
 from paceline.training.inputs import TrainingInputs
 from paceline.training.options import option
 from paceline.training.recipe import Recipe
@@ -49,7 +49,7 @@ def _build(options: DSparkOptions, inputs: TrainingInputs) -> DSparkObjective:
         parts.target,
         num_anchors=options.num_anchors,
         decay=options.block_decay,
-        shares=LossShares(options.token_share, options.distance_share, options.confidence_share),
+        loss_weights=LossWeights(options.token_share, options.distance_share, options.confidence_share),
         dtype=inputs.dtype,
     )
 
