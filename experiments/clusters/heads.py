@@ -22,7 +22,7 @@ from paceline.methods.gemma4_mtp.objective import TABLE, Gemma4MtpObjective, Tar
 from paceline.methods.gemma4_mtp.token_clusters import cluster_tokens, fit_centroids
 from paceline.methods.target_vocabulary import read_vocabulary
 from paceline.target import Device, TapSpec
-from paceline.training.acceptance import AcceptanceCounts, chain_starts
+from paceline.training.acceptance import ChainAcceptance, chain_starts
 from paceline.training.data import Batch, Corpus
 from paceline.training.objective import TargetReference
 from paceline.training.shards import shard_indices
@@ -163,7 +163,7 @@ def compare(
     found = []
     for count, head in heads.items():
         proposed = best if head is dense else _best(head, rows.states)
-        accepted = AcceptanceCounts.from_chains((proposed == rows.wanted).T)
+        accepted = ChainAcceptance.from_chains((proposed == rows.wanted).T)
         agreement = float((proposed == best).float().mean())
         found.append(Figures(count, accepted.mean_accepted, agreement, times[count]))
     return found

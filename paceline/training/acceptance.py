@@ -20,8 +20,8 @@ EVAL_CHAIN = 5
 
 
 @dataclass(frozen=True, slots=True)
-class AcceptanceCounts:
-    """Sums over chains of one length.
+class ChainAcceptance:
+    """How many chains of one length reached and passed each depth.
 
     Attributes:
         reached: per depth, chains whose earlier tokens were all accepted.
@@ -32,18 +32,18 @@ class AcceptanceCounts:
     accepted: tuple[int, ...] = ()
 
     @classmethod
-    def from_chains(cls, right: Tensor) -> AcceptanceCounts:
+    def from_chains(cls, right: Tensor) -> ChainAcceptance:
         """Counts from ``right`` bool ``[chains, depth]``: whether the target would choose this token here."""
         alive = right.int().cumprod(dim=1)
         accepted = tuple(int(x) for x in alive.sum(0))
         return cls(reached=(right.shape[0], *accepted[:-1]), accepted=accepted)
 
-    def __add__(self, other: AcceptanceCounts) -> AcceptanceCounts:
+    def __add__(self, other: ChainAcceptance) -> ChainAcceptance:
         if not self.reached:
             return other
         if not other.reached:
             return self
-        return AcceptanceCounts(
+        return ChainAcceptance(
             tuple(a + b for a, b in zip(self.reached, other.reached, strict=True)),
             tuple(a + b for a, b in zip(self.accepted, other.accepted, strict=True)),
         )

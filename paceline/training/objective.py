@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.contract.errors import TrainingDataError
-from paceline.training.acceptance import AcceptanceCounts
+from paceline.training.acceptance import ChainAcceptance
 from paceline.training.data import Batch
 from paceline.training.loop import Trainee
 
@@ -40,7 +40,7 @@ class Objective(Trainee, Protocol):
     resumed run takes them from its checkpoint, and so continues as the same run.
     """
 
-    def evaluate(self, batch: Batch) -> AcceptanceCounts:
+    def evaluate(self, batch: Batch) -> ChainAcceptance:
         """Greedy acceptance of drafted chains on held-out text."""
 
     def export(self, folder: Path, facts: dict[str, Any]) -> None:

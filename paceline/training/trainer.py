@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from paceline.contract.errors import ExportRefusedError
-from paceline.training.acceptance import AcceptanceCounts
+from paceline.training.acceptance import ChainAcceptance
 from paceline.training.data import Corpus
 from paceline.training.inputs import TrainingInputs
 from paceline.training.loop import Loop, LoopSettings
@@ -147,9 +147,9 @@ class _TrainingRun:
         )
         self._loop = Loop(settings, objective, optimizers, corpus)
         notes = self._loop.notes
-        self._best_step, self._best = int(notes.get("best_step", 0)), AcceptanceCounts()
+        self._best_step, self._best = int(notes.get("best_step", 0)), ChainAcceptance()
         if "best" in notes:
-            self._best = AcceptanceCounts(tuple(notes["best"]["reached"]), tuple(notes["best"]["accepted"]))
+            self._best = ChainAcceptance(tuple(notes["best"]["reached"]), tuple(notes["best"]["accepted"]))
 
     def train(self, stop_after: int | None) -> TrainResult:
         self._loop.run(self._evaluate, stop_after)
@@ -157,7 +157,7 @@ class _TrainingRun:
         return TrainResult(self._loop.step, self._best_step, self._best.mean_accepted, per_depth)
 
     def _evaluate(self) -> None:
-        counts = AcceptanceCounts()
+        counts = ChainAcceptance()
         for batch in self._heldout.epoch(0, shard_indices(self._options.heldout_dir)):
             counts = counts + self._objective.evaluate(batch)
         per_depth = [round(x, 4) for x in counts.per_depth]

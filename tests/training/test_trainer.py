@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from paceline.contract.errors import TrainingDataError
 from paceline.methods.drafter import DraftRequest
 from paceline.methods.loading import load_drafter
-from paceline.training.acceptance import AcceptanceCounts
+from paceline.training.acceptance import ChainAcceptance
 from paceline.training.data import Corpus, DataPosition
 from paceline.training.loop import learning_rate_factor
 from paceline.training.shards import shard_indices
@@ -65,7 +65,7 @@ def _acceptance(run: TrainingRun, weights: dict[str, torch.Tensor] | None) -> fl
             for name, parameter in objective.named_parameters().items():
                 parameter.copy_(weights[name])
     heldout = Corpus(options.heldout_dir, options.batch_tokens, options.seed, greedy_only=True)
-    counts = AcceptanceCounts()
+    counts = ChainAcceptance()
     for batch in heldout.epoch(0, shard_indices(options.heldout_dir)):
         counts = counts + objective.evaluate(batch)
     assert counts.reached[0] > 50
@@ -295,7 +295,7 @@ def test_unknown_method_is_refused(
 
 def test_acceptance_counts() -> None:
     right = torch.tensor([[1, 1, 0], [0, 1, 1], [1, 0, 1], [1, 1, 1]], dtype=torch.bool)
-    counts = AcceptanceCounts.from_chains(right) + AcceptanceCounts()
+    counts = ChainAcceptance.from_chains(right) + ChainAcceptance()
     assert counts.accepted == (3, 2, 1)
     assert counts.per_depth == [3 / 4, 2 / 3, 1 / 2]
     assert counts.mean_accepted == 6 / 4

@@ -24,7 +24,7 @@ from torch import Tensor
 from paceline.methods.checkpoint import DrafterConfig, save_drafter
 from paceline.methods.deepseek_mtp.layer import module_prefix, parameter_shapes
 from paceline.methods.shared_head import SharedHead
-from paceline.training.acceptance import EVAL_CHAIN, AcceptanceCounts, chain_hits
+from paceline.training.acceptance import EVAL_CHAIN, ChainAcceptance, chain_hits
 from paceline.training.block import DifferentiableBlock
 from paceline.training.data import Batch
 from paceline.training.losses import head_distillation, linear_cross_entropy
@@ -156,11 +156,11 @@ class DeepseekMtpObjective(DrafterObjective):
         return (total, shown) if shown else (self.zero_loss(), {})
 
     @torch.no_grad()
-    def evaluate(self, batch: Batch) -> AcceptanceCounts:
+    def evaluate(self, batch: Batch) -> ChainAcceptance:
         """Greedy acceptance of chains; see :func:`paceline.training.acceptance.chain_hits`."""
         outputs = self.run(batch, self._features(batch), EVAL_CHAIN)
         hits = chain_hits(batch, outputs, lambda states: self._head.best(states, 1))
-        return AcceptanceCounts.from_chains(hits[..., 0])
+        return ChainAcceptance.from_chains(hits[..., 0])
 
     def tensors(self) -> dict[str, Tensor]:
         """The servable checkpoint: bfloat16 by checkpoint name."""

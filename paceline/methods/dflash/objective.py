@@ -26,7 +26,7 @@ from paceline.methods.dflash.layer import dflash_shapes
 from paceline.methods.eagle3.objective import Eagle3Shape
 from paceline.methods.tap_objective import TapObjective
 from paceline.model.rope import rotation_at
-from paceline.training.acceptance import EVAL_CHAIN, AcceptanceCounts
+from paceline.training.acceptance import EVAL_CHAIN, ChainAcceptance
 from paceline.training.block import DifferentiableBlock, rms_norm
 from paceline.training.data import Batch
 from paceline.training.head import head_argmax
@@ -135,11 +135,11 @@ class DFlashObjective(TapObjective):
         return value, metrics
 
     @torch.no_grad()
-    def evaluate(self, batch: Batch) -> AcceptanceCounts:
+    def evaluate(self, batch: Batch) -> ChainAcceptance:
         """Greedy acceptance of chains, for every answer position of greedily answered conversations."""
         weights = self.compute_weights()
         chain = min(EVAL_CHAIN, self.shape.num_drafts)
-        counts = AcceptanceCounts()
+        counts = ChainAcceptance()
         for i in batch.is_greedy.nonzero().flatten().tolist():
             length = int(batch.lengths[i])
             answered = batch.is_answer[i, :length]
@@ -154,7 +154,7 @@ class DFlashObjective(TapObjective):
                 proposed = self.propose(weights, out, text.tokens[0, part])
                 chosen = text.top_tokens[0][part[:, None] + torch.arange(chain)]
                 self.observe(weights, out, text.tokens[0, part], proposed, proposed == chosen)
-                counts = counts + AcceptanceCounts.from_chains(proposed == chosen)
+                counts = counts + ChainAcceptance.from_chains(proposed == chosen)
         return counts
 
     def observe(

@@ -22,7 +22,7 @@ from torch import Tensor
 from paceline.methods.checkpoint import DrafterConfig, save_drafter
 from paceline.methods.eagle1.layer import BLOCK, parameter_shapes
 from paceline.methods.shared_head import SharedHead
-from paceline.training.acceptance import EVAL_CHAIN, AcceptanceCounts, chain_hits
+from paceline.training.acceptance import EVAL_CHAIN, ChainAcceptance, chain_hits
 from paceline.training.block import DifferentiableBlock
 from paceline.training.data import Batch
 from paceline.training.losses import head_distillation
@@ -124,7 +124,7 @@ class Eagle1Objective(DrafterObjective):
         return total, {"feature": float(feature.detach()), "token": float(token.detach())}
 
     @torch.no_grad()
-    def evaluate(self, batch: Batch) -> AcceptanceCounts:
+    def evaluate(self, batch: Batch) -> ChainAcceptance:
         """Greedy acceptance of chains; see :func:`paceline.training.acceptance.chain_hits`.
 
         Also counts how often the target chose each of the likeliest tokens. :meth:`export` writes these counts for
@@ -135,7 +135,7 @@ class Eagle1Objective(DrafterObjective):
         hits = chain_hits(batch, outputs, lambda states: self._head.best(states, count))
         self._chosen[:, : hits.shape[2]] += hits.sum(0)
         self._num_chains += len(hits)
-        return AcceptanceCounts.from_chains(hits[..., 0])
+        return ChainAcceptance.from_chains(hits[..., 0])
 
     def rank_accuracies(self) -> list[list[float]]:
         """By depth and rank, how often the target chose that token in evaluations since the last training step."""

@@ -21,7 +21,7 @@ from torch import Tensor
 from paceline.methods.checkpoint import DrafterConfig, save_drafter
 from paceline.methods.eagle3.layer import parameter_shapes
 from paceline.methods.tap_objective import TapObjective
-from paceline.training.acceptance import EVAL_CHAIN, AcceptanceCounts, chain_hits
+from paceline.training.acceptance import EVAL_CHAIN, ChainAcceptance, chain_hits
 from paceline.training.block import DifferentiableBlock, rms_norm
 from paceline.training.data import Batch
 from paceline.training.head import head_best, softmax_head
@@ -141,13 +141,13 @@ class Eagle3Objective(TapObjective):
         return total, metrics
 
     @torch.no_grad()
-    def evaluate(self, batch: Batch) -> AcceptanceCounts:
+    def evaluate(self, batch: Batch) -> ChainAcceptance:
         """Greedy acceptance of chains; see :func:`paceline.training.acceptance.chain_hits`."""
         weights = self.compute_weights()
         head = weights["lm_head.weight"]
         outputs = self.unroll(weights, batch, EVAL_CHAIN)
         hits = chain_hits(batch, outputs, lambda states: self.draft_ids[head_best(states, head, 1)])
-        return AcceptanceCounts.from_chains(hits[..., 0])
+        return ChainAcceptance.from_chains(hits[..., 0])
 
     def export(self, folder: Path, facts: dict[str, Any]) -> None:
         """Writes ``config.json`` and ``model.safetensors``."""

@@ -26,7 +26,7 @@ from paceline.methods.gemma4_mtp.model import Gemma4MtpShape
 from paceline.methods.gemma4_mtp.token_clusters import cluster_tokens, fit_centroids
 from paceline.methods.gemma4_mtp.unrolled import UnrolledAssistant
 from paceline.target import CachedLayer
-from paceline.training.acceptance import EVAL_CHAIN, AcceptanceCounts, chain_hits
+from paceline.training.acceptance import EVAL_CHAIN, ChainAcceptance, chain_hits
 from paceline.training.data import Batch
 from paceline.training.head import head_best
 from paceline.training.losses import linear_cross_entropy, linear_divergence
@@ -152,11 +152,11 @@ class Gemma4MtpObjective(DrafterObjective):
             del self._seen[0]
 
     @torch.no_grad()
-    def evaluate(self, batch: Batch) -> AcceptanceCounts:
+    def evaluate(self, batch: Batch) -> ChainAcceptance:
         """Greedy acceptance of chains with the dense head; see :func:`paceline.training.acceptance.chain_hits`."""
         table = self._parameters[TABLE].to(self.dtype)
         hits = chain_hits(batch, self.outputs(batch, EVAL_CHAIN), lambda states: head_best(states, table, 1))
-        return AcceptanceCounts.from_chains(hits[..., 0])
+        return ChainAcceptance.from_chains(hits[..., 0])
 
     def outputs(self, batch: Batch, steps: int) -> Iterator[Tensor]:
         """What the head reads at each step, ``[rows, length, hidden]``; reads the target's rows first."""

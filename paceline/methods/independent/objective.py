@@ -21,7 +21,7 @@ from paceline.methods.checkpoint import DrafterConfig, save_drafter
 from paceline.methods.whole_model.cut_model import cut_model, split_shared
 from paceline.methods.whole_model.draft_model import MODEL_DIR
 from paceline.safetensors_io import write_weights
-from paceline.training.acceptance import EVAL_CHAIN, AcceptanceCounts
+from paceline.training.acceptance import EVAL_CHAIN, ChainAcceptance
 from paceline.training.backbone import Backbone
 from paceline.training.data import Batch
 from paceline.training.draft_vocabulary import id_offsets
@@ -102,7 +102,7 @@ class IndependentObjective(DrafterObjective):
         return value, {"loss": float(value.detach())}
 
     @torch.no_grad()
-    def evaluate(self, batch: Batch) -> AcceptanceCounts:
+    def evaluate(self, batch: Batch) -> ChainAcceptance:
         """Greedy acceptance of chains. After accepted tokens the drafter reads the text itself, so one pass is
         enough."""
         rows, length = batch.tokens.shape
@@ -113,9 +113,9 @@ class IndependentObjective(DrafterObjective):
         wanted = torch.zeros_like(right)
         wanted[:, :-1] = batch.is_answer[:, 1:] & batch.is_greedy[:, None]
         if length < EVAL_CHAIN:
-            return AcceptanceCounts()
+            return ChainAcceptance()
         usable = wanted.unfold(1, EVAL_CHAIN, 1).all(-1)
-        return AcceptanceCounts.from_chains(right.unfold(1, EVAL_CHAIN, 1)[usable])
+        return ChainAcceptance.from_chains(right.unfold(1, EVAL_CHAIN, 1)[usable])
 
     def export(self, folder: Path, facts: dict[str, Any]) -> None:
         """Writes the drafter's ``config.json`` and the small model as a transformers directory below it.

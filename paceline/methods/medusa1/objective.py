@@ -16,7 +16,7 @@ from torch import Tensor
 
 from paceline.methods.checkpoint import DrafterConfig, save_drafter
 from paceline.methods.medusa_heads.training import HeadStack, RankCounts, right_ranks
-from paceline.training.acceptance import AcceptanceCounts, chain_starts
+from paceline.training.acceptance import ChainAcceptance, chain_starts
 from paceline.training.data import Batch
 from paceline.training.objective import DrafterObjective, TargetReference
 
@@ -56,7 +56,7 @@ class Medusa1Objective(DrafterObjective):
         return loss, metrics
 
     @torch.no_grad()
-    def evaluate(self, batch: Batch) -> AcceptanceCounts:
+    def evaluate(self, batch: Batch) -> ChainAcceptance:
         """Greedy acceptance of chains that begin at every position of greedy answers.
 
         Heads do not read each other's tokens, so a chain has the likeliest token of each head, whatever was accepted.
@@ -64,11 +64,11 @@ class Medusa1Objective(DrafterObjective):
         """
         usable = chain_starts(batch.is_greedy_answer, self.heads.shape.num_heads)
         if not usable.any():
-            return AcceptanceCounts()
+            return ChainAcceptance()
         hidden = batch.need_hidden().to(self.heads.dtype)
         right = right_ranks(self.heads, hidden, batch.top_tokens, usable)
         self._ranks.add(right)
-        return AcceptanceCounts.from_chains(right[:, :, 0])
+        return ChainAcceptance.from_chains(right[:, :, 0])
 
     def export(self, folder: Path, facts: dict[str, Any]) -> None:
         """Writes ``config.json``, with the measured accuracy of each rank, and ``model.safetensors``."""

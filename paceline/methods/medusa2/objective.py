@@ -22,7 +22,7 @@ from paceline.methods.checkpoint import DrafterConfig, save_drafter
 from paceline.methods.medusa2.tuned_backbone import TunedBackbone
 from paceline.methods.medusa_heads.training import HeadStack, RankCounts, right_ranks
 from paceline.models import model_fingerprint
-from paceline.training.acceptance import AcceptanceCounts, chain_starts
+from paceline.training.acceptance import ChainAcceptance, chain_starts
 from paceline.training.data import Batch
 from paceline.training.head import head_argmax, label_losses
 from paceline.training.losses import linear_cross_entropy, linear_divergence
@@ -154,7 +154,7 @@ class Medusa2Objective(DrafterObjective):
         return linear_cross_entropy(hidden[row, position], head, batch.tokens[row, position + 1])
 
     @torch.no_grad()
-    def evaluate(self, batch: Batch) -> AcceptanceCounts:
+    def evaluate(self, batch: Batch) -> ChainAcceptance:
         """Greedy acceptance by the tuned target, where it would have written the text's own next tokens.
 
         In serving, the tuned target verifies chains along its own text. This text is the original target's, so only
@@ -174,10 +174,10 @@ class Medusa2Objective(DrafterObjective):
         is_written[:, 1:] = chosen[:, :-1] == batch.tokens[:, 1:]
         usable = chain_starts(batch.is_greedy_answer & is_written, self.heads.shape.num_heads)
         if not usable.any():
-            return AcceptanceCounts()
+            return ChainAcceptance()
         right = right_ranks(self.heads, hidden, chosen, usable)
         self._ranks.add(right)
-        return AcceptanceCounts.from_chains(right[:, :, 0])
+        return ChainAcceptance.from_chains(right[:, :, 0])
 
     def export(self, folder: Path, facts: dict[str, Any]) -> None:
         """Writes the tuned target below ``folder`` and the heads made for it into ``folder``.

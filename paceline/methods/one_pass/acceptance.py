@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from paceline.methods.one_pass.rows import FlatRows, all_rows
-from paceline.training.acceptance import EVAL_CHAIN, AcceptanceCounts
+from paceline.training.acceptance import EVAL_CHAIN, ChainAcceptance
 from paceline.training.data import Batch
 
 _TEXTS = 2  # at once: all depths of all anchors are many rows
@@ -24,7 +24,7 @@ def one_pass_acceptance(
     ahead: int,
     forward: Callable[[Batch, FlatRows], Tensor],
     best: Callable[[Tensor], Tensor],
-) -> AcceptanceCounts:
+) -> ChainAcceptance:
     """Greedy acceptance of chains, for every position of greedy answers.
 
     Args:
@@ -35,7 +35,7 @@ def one_pass_acceptance(
         best: the target's id of the likeliest token, ``[n, hidden]`` to int64 ``[n]``.
     """
     chain = min(EVAL_CHAIN, num_depths)
-    counts = AcceptanceCounts()
+    counts = ChainAcceptance()
     for first in range(0, batch.tokens.shape[0], _TEXTS):
         part = batch.part(slice(first, first + _TEXTS))
         rows = [all_rows(length, chain) for length in part.lengths.tolist()]
@@ -50,5 +50,5 @@ def one_pass_acceptance(
             proposed[anchors, depths] = best(states[i, : anchors.numel()])
             chosen = part.top_tokens[i].unfold(0, chain, 1)[ahead - 1 : ahead - 1 + starts]
             usable = part.is_greedy_answer[i].unfold(0, chain, 1).all(-1)[ahead : ahead + starts]
-            counts = counts + AcceptanceCounts.from_chains((proposed[:starts] == chosen)[usable])
+            counts = counts + ChainAcceptance.from_chains((proposed[:starts] == chosen)[usable])
     return counts

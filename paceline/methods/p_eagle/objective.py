@@ -27,7 +27,7 @@ from paceline.methods.one_pass.rows import FlatRows, sample_rows, segments
 from paceline.methods.p_eagle.accumulation import accumulate
 from paceline.methods.tap_objective import TapObjective
 from paceline.model.rope import rotation_at
-from paceline.training.acceptance import AcceptanceCounts
+from paceline.training.acceptance import ChainAcceptance
 from paceline.training.block import DifferentiableBlock, rms_norm
 from paceline.training.data import Batch
 from paceline.training.head import head_argmax, softmax_head
@@ -164,7 +164,7 @@ class PEagleObjective(TapObjective):
         return value
 
     @torch.no_grad()
-    def evaluate(self, batch: Batch) -> AcceptanceCounts:
+    def evaluate(self, batch: Batch) -> ChainAcceptance:
         """Greedy acceptance of chains; see :func:`paceline.methods.one_pass.acceptance.one_pass_acceptance`."""
         weights = self.compute_weights()
 

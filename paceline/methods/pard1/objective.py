@@ -28,7 +28,7 @@ from paceline.methods.one_pass.acceptance import one_pass_acceptance
 from paceline.methods.one_pass.rows import FlatRows, sample_rows
 from paceline.methods.pard.checkpoint import MODEL_CONFIG, save_pard
 from paceline.methods.whole_model.cut_model import split_shared
-from paceline.training.acceptance import AcceptanceCounts
+from paceline.training.acceptance import ChainAcceptance
 from paceline.training.backbone import Backbone
 from paceline.training.data import Batch
 from paceline.training.draft_vocabulary import draft_ids_of, id_offsets
@@ -157,7 +157,7 @@ class Pard1Objective(DrafterObjective):
         return x
 
     @torch.no_grad()
-    def evaluate(self, batch: Batch) -> AcceptanceCounts:
+    def evaluate(self, batch: Batch) -> ChainAcceptance:
         """Greedy acceptance of chains; see :func:`paceline.methods.one_pass.acceptance.one_pass_acceptance`."""
         weights = self.compute_weights()
 

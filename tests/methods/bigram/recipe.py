@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.methods.checkpoint import DrafterConfig, save_drafter
-from paceline.training.acceptance import EVAL_CHAIN, AcceptanceCounts, chain_hits
+from paceline.training.acceptance import EVAL_CHAIN, ChainAcceptance, chain_hits
 from paceline.training.data import Batch
 from paceline.training.inputs import TrainingInputs
 from paceline.training.objective import DrafterObjective, TargetReference, checked_parameters
@@ -56,7 +56,7 @@ class BigramObjective(DrafterObjective):
         return loss, {"loss": float(loss.detach())}
 
     @torch.no_grad()
-    def evaluate(self, batch: Batch) -> AcceptanceCounts:
+    def evaluate(self, batch: Batch) -> ChainAcceptance:
         """Greedy acceptance of chains on held-out answers."""
         weights = self.compute_weights()
 
@@ -67,7 +67,7 @@ class BigramObjective(DrafterObjective):
         def best(rows: Tensor) -> Tensor:
             return (rows @ weights[NEXT].T).argmax(dim=-1, keepdim=True)
 
-        return AcceptanceCounts.from_chains(chain_hits(batch, outputs(), best)[:, :, 0])
+        return ChainAcceptance.from_chains(chain_hits(batch, outputs(), best)[:, :, 0])
 
     def export(self, folder: Path, facts: dict[str, Any]) -> None:
         """Writes a servable checkpoint."""
