@@ -58,8 +58,8 @@ class Description:
     """A run as the kernels take it.
 
     Attributes:
-        step: what they read.
-        kept: what it points to.
+        step: read by the kernels.
+        kept: objects that `step` points into.
     """
 
     step: kernels.Step
@@ -72,7 +72,9 @@ class Program:
     def __init__(self) -> None:
         library = kernels.load()
         if library is None:
-            raise RuntimeError("the CPU kernels are not available on this machine")
+            raise RuntimeError(
+                "the CPU kernels are not built, or do not run on this processor: choose another executor"
+            )
         self._library = library
         self._ops: list[kernels.Op] = []
         self._array: ctypes.Array[kernels.Op] | None = None
@@ -87,7 +89,7 @@ class Program:
         self._weight_bytes = 0
 
     def buffer(self, width: int, *, bound: bool = False) -> int:
-        """A buffer of rows `width` wide; a bound one is given by the caller at each run."""
+        """A buffer of rows `width` wide; the caller gives a bound buffer at each run."""
         self._widths.append(width)
         if bound:
             self._bound.add(len(self._widths) - 1)
@@ -209,10 +211,10 @@ class Program:
             bound: tensors of the bound buffers, dense, at least as many rows as are read or written.
             tokens: of the rows, for `embed`.
             selected: rows for operations on selected rows.
-            on_begin: called once everything is described, right before the kernels run without the interpreter.
+            on_begin: called once everything is described, right before the kernels run without the interpreter lock.
 
         Raises:
-            IndexError: a token, a position or a cache row is out of range; the kernels would not notice.
+            IndexError: a token, a position or a cache row is out of range; the kernels do not check.
             ValueError: a bound tensor is not rows of its buffer's width.
         """
         self.reserve(max(len(positions), len(selected)), longest_of(segments))
@@ -225,7 +227,7 @@ class Program:
         """Grow trees, after a first run if there is one; see `growth.py`.
 
         Raises:
-            IndexError: a token of a tree is none that can be run.
+            IndexError: the program cannot run a token of a tree.
             MemoryError: there is no memory to describe the passes.
         """
         before = None if first is None else first.step
@@ -241,7 +243,7 @@ class Program:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that may be run: rows of the smallest table of embeddings."""
+        """Tokens that the program can run: rows of the smallest table of embeddings."""
         return self._num_tokens
 
     @property

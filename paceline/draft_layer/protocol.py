@@ -27,10 +27,10 @@ class Rows:
         tokens: target id of each row.
         states: `[n, hidden]`: features, or the layer's own outputs; `[n, 0]` where the layer reads none.
         positions: rotary position of each row.
-        paths: of rows in a tree, the cache rows behind the settled ones that each sees, counted from there, its own
-            last; None for a chain, whose rows see everything up to themselves.
+        paths: of rows in a tree, the cache rows that each row sees behind the settled ones, counted from there, its own
+            last. None for a chain, whose rows see everything up to themselves.
         sees_all: every row sees all rows of this pass and of the slot; there are no `paths` then.
-        depths: of drafted rows, how many drafted tokens stand up to each, its own included; None for rows of true
+        depths: of drafted rows, the number of draft tokens up to each, its own included; None for rows of true
             features.
     """
 
@@ -54,7 +54,7 @@ class Rows:
 
 
 class LayerOutput(Protocol):
-    """What a pass gives."""
+    """Output of a pass."""
 
     @property
     def states(self) -> Tensor:
@@ -76,7 +76,7 @@ class LayerOutput(Protocol):
 
 
 class LayerSizes(Protocol):
-    """What a drafter's features and its cache take their sizes from."""
+    """Sizes that a drafter's features and its cache depend on."""
 
     hidden: int
     num_kv_heads: int
@@ -86,7 +86,7 @@ class LayerSizes(Protocol):
 
 
 class DraftLayer(LayerSizes, Protocol):
-    """The draft layer, whatever it runs on."""
+    """A draft layer, whatever runs it."""
 
     def forward(self, rows: Sequence[Rows], wanted: Sequence[int]) -> LayerOutput:
         """Run rows of several sequences, writing their keys and values behind each slot's rows.
@@ -99,15 +99,15 @@ class DraftLayer(LayerSizes, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TreeWanted:
-    """A tree that is wanted of one sequence, by :class:`paceline.methods.autoregressive.tree_rule.DynamicRule`.
+    """A tree to grow for one sequence, by :class:`paceline.methods.autoregressive.tree_rule.DynamicRule`.
 
     Attributes:
-        slot: its cache; what is run is written behind its settled and pending rows.
+        slot: its cache; the tree's rows are written behind its settled and pending rows.
         start: committed length that the tree continues from.
         depth: levels of nodes.
-        width: nodes that are run at each level.
+        width: nodes to run at each level.
         branch: children of every node, at most `MAX_BEST`.
-        root: the row behind which the tree begins, of an earlier pass; or its place among the wanted rows of this one.
+        root: the row behind which the tree begins: of an earlier pass, or an index into the wanted rows of this one.
     """
 
     slot: Slot

@@ -58,8 +58,8 @@ class BlockPlan:
     Attributes:
         size: rows of a block: the anchor, which is the last committed token, and mask rows behind it.
         mask_token: id whose embedding stands in a mask row.
-        anchor_first: whether every row proposes the token behind its own position, the anchor the first; else every
-            mask row proposes the token at its own position, and the anchor nothing.
+        anchor_first: every row proposes the token behind its own position, the anchor included. Otherwise every mask
+            row proposes the token at its own position, and the anchor proposes nothing.
     """
 
     size: int
@@ -75,7 +75,9 @@ class BlockPlan:
         """
         size, anchor_first = config.size("block_size"), config.flag("anchor_first")
         if size + anchor_first < 2:
-            raise CheckpointError("shape.block_size 1 leaves nothing to propose")
+            raise CheckpointError(
+                "shape.block_size must be at least 2 where the anchor proposes nothing, not 1"
+            )
         token, vocab = config.shape.get("mask_token"), config.size("target_vocab")
         if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocab:
             raise CheckpointError(f"shape.mask_token must be a token from 0 to {vocab - 1}, not {token!r}")
@@ -130,10 +132,10 @@ class BlockRows:
     """One sequence's part of a pass.
 
     Attributes:
-        slot: its cache, with the context that was run before; the rest is written behind it. Nothing is settled:
-            that is the caller's, once the pass is done.
+        slot: its cache, which holds earlier context; the pass writes behind that. The caller settles the new context
+            after the pass.
         context: `[n, hidden]` fused features of the positions from `slot.length` on, up to the anchor's.
-        anchor: the last committed token; it stands at position `slot.length + n`.
+        anchor: the last committed token, at position `slot.length + n`.
     """
 
     slot: Slot

@@ -1,8 +1,7 @@
 """Gemma 4's assistant as a draft layer: rows of several sequences, each over its own target's keys and values.
 
-Responsible for a checkpoint's sizes in Paceline's layout, and for running rows over cache slots that hold what the
-target computed. Knows nothing of who fills the slots, nor of chains and trees; called by
-`paceline.methods.gemma4_mtp.drafter`.
+Reads a checkpoint's sizes in Paceline's layout, and runs rows over cache slots that hold the target's keys and values.
+It does not know who fills the slots, and knows no chains or trees. Called by `paceline.methods.gemma4_mtp.drafter`.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def read_shape(config: DrafterConfig) -> Gemma4MtpShape:
     """The model's sizes.
 
     Raises:
-        CheckpointError: naming the one that is missing or makes no sense.
+        CheckpointError: naming the size that is missing or impossible.
     """
     types = config.shape.get("layer_types")
     if not isinstance(types, list) or FULL not in types or any(kind not in (SLIDING, FULL) for kind in types):
@@ -58,7 +57,9 @@ def read_shape(config: DrafterConfig) -> Gemma4MtpShape:
     )
     for kind, head_dim in shape.head_dims.items():
         if head_dim % 2:
-            raise CheckpointError(f"shape.head_dims.{kind} must be even, for heads are turned by pairs")
+            raise CheckpointError(
+                f"shape.head_dims.{kind} must be even, because rotation takes a head's entries in pairs"
+            )
     if shape.num_clusters and (shape.vocab % shape.num_clusters or shape.num_selected > shape.num_clusters):
         raise CheckpointError(
             f"shape.num_clusters {shape.num_clusters} must divide {shape.vocab} tokens and be at least "
@@ -68,7 +69,7 @@ def read_shape(config: DrafterConfig) -> Gemma4MtpShape:
 
 
 def read_cached_layers(config: DrafterConfig) -> dict[str, CachedLayer]:
-    """The target's layers whose keys and values are read, by type of layer, as their columns stand in features.
+    """The target's layers whose keys and values are read, by type of layer, in the order of their feature columns.
 
     Raises:
         CheckpointError: as for :func:`read_shape`.
@@ -89,10 +90,10 @@ def read_cached_layers(config: DrafterConfig) -> dict[str, CachedLayer]:
 
 
 def check_order(tensors: dict[str, Tensor], shape: Gemma4MtpShape) -> None:
-    """Make the order of a clustered head's tokens int64, if there is one.
+    """Convert the order of a clustered head's tokens to int64, if there is one.
 
     Raises:
-        CheckpointError: it is no order of the tokens.
+        CheckpointError: the order does not name every token once.
     """
     if not shape.num_clusters:
         return
@@ -109,7 +110,7 @@ def positive(value: object, name: str, most: float = math.inf) -> float:
     """A number above 0 and at most `most`.
 
     Raises:
-        CheckpointError: it is none; says what it is called.
+        CheckpointError: it is no such number; names the value.
     """
     largest = min(most, sys.float_info.max)
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= largest:
@@ -126,7 +127,7 @@ def _whole(config: DrafterConfig, name: str, kind: str) -> int:
 
 
 def _by_kind(config: DrafterConfig, name: str, kind: str) -> tuple[object, str]:
-    """A value by type of layer, and what it is called; None where there is none."""
+    """A value by type of layer, None where there is none; and the value's name."""
     values = config.shape.get(name)
     return values.get(kind) if isinstance(values, Mapping) else None, f"shape.{name}.{kind}"
 
@@ -134,8 +135,8 @@ def _by_kind(config: DrafterConfig, name: str, kind: str) -> tuple[object, str]:
 class Gemma4MtpLayer:
     """The model over cache slots; see :class:`paceline.draft_layer.DraftLayer`.
 
-    A row with no drafted token before it, or `depth` of them, belongs to a draft from committed length
-    `position + 2 - depth`: it sees the rows before the last committed token, and stands where that token does.
+    A row with `depth` draft tokens up to its own belongs to a draft from committed length `position + 2 - depth`. It
+    sees the rows before the last committed token and has that token's position.
 
     Attributes:
         cached: layer of the slots, by type of layer.
@@ -144,8 +145,8 @@ class Gemma4MtpLayer:
         shape: sizes.
         tensors: of the model.
         embedding: the target's, `[vocab, backbone]`.
-        embedding_scale: what the target multiplies its embeddings by.
-        cached: what is read of the target, by type of layer.
+        embedding_scale: factor that the target multiplies its embeddings by.
+        cached: the target's layers that are read, by type of layer.
         device: where it runs.
         dtype: to compute in.
     """

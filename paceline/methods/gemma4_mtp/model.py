@@ -39,7 +39,7 @@ class Gemma4MtpShape:
         head_dims: width of a head, by type of layer; the target's.
         sliding_window: how far back sliding layers see: this many rows before the newest, and it.
         rope_thetas: base of the rotary frequencies, by type of layer.
-        rotary_fractions: share of a head's pairs that are turned, by type of layer.
+        rotary_fractions: fraction of a head's pairs that are rotated, by type of layer.
         num_clusters: of the clustered head; 0 where the head is dense.
         num_selected: clusters whose tokens are scored.
     """
@@ -90,9 +90,9 @@ class Gemma4MtpShape:
 
 
 class ClusteredHead:
-    """An output head that scores the tokens of the likeliest clusters alone.
+    """An output head that scores only the tokens of the likeliest clusters.
 
-    With 2,048 clusters of 128 tokens and 32 of them selected, 6,144 products of a row in place of 262,144.
+    With 2,048 clusters of 128 tokens and 32 clusters selected, a row takes 6,144 products in place of 262,144.
 
     Args:
         centroids: `[clusters, hidden]`.
@@ -120,19 +120,19 @@ class ClusteredHead:
         return ids, torch.bmm(rows, state.unsqueeze(-1)).squeeze(-1)
 
     def logits(self, state: Tensor) -> Tensor:
-        """`[n, vocab]`; minus infinity for tokens that were not scored, which so have no probability."""
+        """`[n, vocab]`; minus infinity for tokens that were not scored, which therefore have probability 0."""
         ids, scores = self.candidates(state)
         return state.new_full((state.shape[0], self._vocab), -torch.inf).scatter_(1, ids, scores)
 
 
-def rotary_frequencies(head_dim: int, theta: float, share: float) -> Tensor:
-    """Angles per position of a head's pairs, float32 `[head_dim / 2]`; 0 for pairs that are not turned.
+def rotary_frequencies(head_dim: int, theta: float, fraction: float) -> Tensor:
+    """Angles per position of a head's pairs, float32 `[head_dim / 2]`; 0 for pairs that are not rotated.
 
-    The exponents count over the whole head, however few of its pairs are turned ("proportional").
+    The exponents count over the whole head, however few of its pairs are rotated ("proportional").
     """
-    turned = int(share * head_dim // 2)
-    frequencies = theta ** (-torch.arange(0, 2 * turned, 2, dtype=torch.float32) / head_dim)
-    return F.pad(frequencies, (0, head_dim // 2 - turned))
+    rotated = int(fraction * head_dim // 2)
+    frequencies = theta ** (-torch.arange(0, 2 * rotated, 2, dtype=torch.float32) / head_dim)
+    return F.pad(frequencies, (0, head_dim // 2 - rotated))
 
 
 Attend = Callable[[str, Tensor], Tensor]
@@ -248,11 +248,11 @@ def _block_weights(shape: Gemma4MtpShape, tensors: Mapping[str, Tensor], index: 
 
 
 def attend_all(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Attention of rows that all see the same keys; its scale is 1, as the norm of queries has it.
+    """Attention of rows that all see the same keys, with scale 1: the norm of the queries contains the scale.
 
     Args:
-        queries: `[n, heads, head_dim]`; heads that share a key head stand side by side.
-        keys: `[kv_heads, rows, head_dim]`, maybe of another type.
+        queries: `[n, heads, head_dim]`; heads that share a key head are neighbours.
+        keys: `[kv_heads, rows, head_dim]`, possibly of another type.
         values: `[kv_heads, rows, head_dim]`.
 
     Returns:
