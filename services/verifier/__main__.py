@@ -15,7 +15,7 @@ from services.verifier.settings import VerifierSettings
 
 
 def main() -> None:
-    """Run a verifier until it is told to end."""
+    """Run a verifier until a signal ends it."""
     settings = load(VerifierSettings, sys.argv[1:])
     pinning = plan_pinning(settings.cores, settings.threads)
     share_interpreter()
@@ -23,7 +23,7 @@ def main() -> None:
     async def build(process: Process) -> None:
         from services.verifier.host import VerifierHost  # imports torch, after the threads are settled
 
-        # Loading computes too, and what it packs should lie near the cores that read it.
+        # Loading computes too, and packed weights should be in memory near the cores that read them.
         with ThreadPoolExecutor(1, initializer=pinning.pin_thread) as loader:
             load = asyncio.get_running_loop().run_in_executor
             host = await load(loader, VerifierHost.load, settings, pinning.num_threads)

@@ -114,7 +114,7 @@ class StepCommitter:
         """Give the features of the kept rows, `[n, width]`, to the drafter here and to the readers elsewhere."""
         assert step.kept_rows is not None, "the rows were kept before"
         kept, start, tokens = step.kept_rows, step.start, step.tokens_to_draft_from
-        if self._engine.taps[0].last_only:  # only the position that a draft continues from is of use
+        if self._engine.taps[0].last_only:  # a draft needs only the position that it continues from
             start, kept = start + len(kept) - 1, kept[-1:] if tokens else []
         if not kept:
             return

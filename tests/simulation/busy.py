@@ -1,4 +1,4 @@
-"""A world in which everything happens in seconds, the same way each time: dice from a seed, loaded towards trouble."""
+"""A world in which every kind of event happens within seconds; a seed makes it repeatable."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_OPEN = 14
 
 
 def run_busy_world(kit: Kit, placements: Sequence[Placement], seed: int) -> Counter[str]:
-    """Run one to its end; returns what happened.
+    """Run one world to its end; returns its events.
 
     Raises:
         AssertionError: a sequence committed another token than its plain text has.

@@ -1,4 +1,4 @@
-"""Everything that can happen in a world, in any order: a hypothesis state machine."""
+"""A hypothesis state machine: every event that can happen in a world, in any order."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ KV_LIMITS = (None, 768, 384, 256)
 
 placements = st.sampled_from(PLACEMENTS)
 prefix_bytes = st.sampled_from([0, 1 << 20, 300_000])
-lookups = st.sampled_from([0, 4, 12])
+ngram_lengths = st.sampled_from([0, 4, 12])
 index = st.integers(0, 1000)
 peer_index = st.integers(0, 1)
 
 
 class WorldMachine(RuleBasedStateMachine):
-    """Rules over a world; what each sequence commits is compared as it comes in.
+    """Rules over a world; each sequence's text is compared as it is committed.
 
     Attributes:
         kit: set before a run.
@@ -47,7 +47,7 @@ class WorldMachine(RuleBasedStateMachine):
         second=placements,
         first_bytes=prefix_bytes,
         second_bytes=prefix_bytes,
-        tokens=st.tuples(lookups, lookups),
+        tokens=st.tuples(ngram_lengths, ngram_lengths),
         data=st.data(),
     )
     def begin(

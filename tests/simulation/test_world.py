@@ -85,7 +85,7 @@ def test_all_of_it_happens_with_features_of_the_newest_position_alone(medusa_kit
 def test_drafts_that_land_during_a_pass_count_for_what_it_commits(
     kit: Kit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An outcome that was foretold while the target ran is a hit, and the next pass verifies what follows it."""
+    """A draft for an outcome that arrives while the target runs is a cache hit; the next pass verifies its tokens."""
     world = World(kit, ("none", "none"), (0, 0))
     request = world.open(4, 0, 20, 8, 0, stops=False)
     while not request.tokens:

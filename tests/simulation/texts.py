@@ -1,4 +1,4 @@
-"""What each request's text is: a plain loop over the engine, one token a step, with nothing beside it."""
+"""The plain text of each request: one token per step, alone on the engine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paceline.sampling import NoiseRole, RowParams, SamplingParams, gumbel, proc
 from paceline.target import SequenceRows, TargetEngine
 
 TIE = 1e-4
-"""Two candidates closer than this may be told apart differently by kernels that sum in another order."""
+"""Kernels that sum in another order may rank two candidates differently if they are closer than this."""
 
 
 @dataclass(frozen=True, slots=True)
