@@ -121,6 +121,10 @@ MAX_REPORT_ITEMS = 4096
 """Items of each list in one frame of a report."""
 MAX_MEASURED_US = 600_000_000
 """Microseconds. A longer time is not a measurement; the scheduler refuses the whole frame that has one."""
+MAX_CONTEXT_TOKENS = 1 << 40
+"""Positions attended to in one step, summed over its sequences."""
+MAX_LABEL_CHARACTERS = 200
+"""Characters of a name in a report: a model, a device, a method, a peer."""
 MAX_PEER_PAIRS = 64
 """Pairs of conductor and drafter whose round trips are kept apart."""
 MAX_REPORTED_DRAFTERS = 32

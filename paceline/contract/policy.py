@@ -1,10 +1,7 @@
 """The policy in its two forms: what the scheduler publishes, and what a process uses in each step.
 
-`SpeculationPolicy` is decided by the planner, published by the scheduler and kept in Redis. `StepPolicy` is what the
-conductor sends to the verifier and the drafters. `step_policy` makes the second of the first, with the operator's
-overrides on top.
-
-Deliberately does not know: how a policy is decided, Redis, streams.
+The planner decides a `SpeculationPolicy`, and the scheduler publishes it. The conductor makes a `StepPolicy` of it
+(`step_policy`), with the operator's overrides on top, and sends that to the verifier and the drafters.
 """
 
 from __future__ import annotations
@@ -41,7 +38,7 @@ class SpeculationPolicy:
         max_nodes_per_sequence: most draft nodes of one sequence in one step.
         wait_budget_us: microseconds that a step may wait for drafts that are due; 0 never waits.
         draft_ahead: tokens that a drafter drafts past a draft, or past each outcome, while the target verifies.
-        reason: the figures that decided, in one line for people.
+        reason: what decided, in one line for people.
         num_outcomes: verification outcomes of a step that are drafted past while the target verifies. 0 drafts past the
             end of the draft alone.
         max_nodes_per_step: most draft nodes over all sequences of one step; never below `max_nodes_per_sequence` when
@@ -89,7 +86,7 @@ class SpeculationPolicy:
 
     @property
     def is_speculating(self) -> bool:
-        """Whether drafters are asked for anything."""
+        """Whether anything is drafted."""
         return self.draft_length > 0
 
     def within_limits(self) -> SpeculationPolicy:
@@ -100,11 +97,10 @@ class SpeculationPolicy:
     def differs_from(self, other: SpeculationPolicy, wait_tolerance: float = 0.0) -> bool:
         """Whether applying one instead of the other changes anything; version and reason do not count.
 
-        Args:
-            other: the other policy.
-            wait_tolerance: fraction by which two wait budgets may differ and still count as equal.
+        Two wait budgets that differ by at most the fraction ``wait_tolerance`` count as equal.
         """
-        if any(getattr(self, field) != getattr(other, field) for field in _PUBLISHED - _NOT_COMPARED):
+        compared = _PUBLISHED - {"version", "wait_budget_us"}
+        if any(getattr(self, field) != getattr(other, field) for field in compared):
             return True
         largest = max(self.wait_budget_us, other.wait_budget_us)
         return abs(self.wait_budget_us - other.wait_budget_us) > wait_tolerance * largest
@@ -145,7 +141,6 @@ class SpeculationPolicy:
 
 
 _PUBLISHED = frozenset(_LIMITS) - {"max_prefill_tokens_per_step"}
-_NOT_COMPARED = frozenset({"version", "wait_budget_us"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,12 +191,7 @@ class StepPolicy:
         return self.max_nodes_per_sequence > 0
 
     def for_verifier(self, *, is_colocated: bool, is_drafter_due: bool) -> StepPolicy:
-        """The policy for a verifier.
-
-        Args:
-            is_colocated: the verifier hosts the drafter itself.
-            is_drafter_due: drafts can be expected to arrive; otherwise no step waits for them.
-        """
+        """The policy for a verifier: it drafts only if it hosts the drafter, and waits only for drafts that are due."""
         return dataclasses.replace(
             self,
             draft_length=self.draft_length if is_colocated else 0,
@@ -222,10 +212,10 @@ class StepPolicy:
         values = {field.name: getattr(message, field.name) for field in dataclasses.fields(cls)}
         for field, value in values.items():
             check_integer(f"policy.{field}", value, 0, _LIMITS[field])
-        values["max_prefill_tokens_per_step"] = (
-            values["max_prefill_tokens_per_step"] or limits.DEFAULT_PREFILL_TOKENS
-        )
-        return cls(**values)
+        policy = cls(**values)
+        if policy.max_prefill_tokens_per_step:
+            return policy
+        return dataclasses.replace(policy, max_prefill_tokens_per_step=limits.DEFAULT_PREFILL_TOKENS)
 
 
 def step_policy(published: SpeculationPolicy, overrides: PolicyOverrides) -> StepPolicy:
@@ -240,15 +230,9 @@ def step_policy(published: SpeculationPolicy, overrides: PolicyOverrides) -> Ste
         value = getattr(published, field) if fixed is None else fixed
         return int(min(value, _LIMITS[field]))
 
-    length = chosen("draft_length")
+    prefill_tokens, length = overrides.max_prefill_tokens_per_step, chosen("draft_length")
     if length == 0:
-        return StepPolicy(
-            published.version,
-            draft_length=0,
-            max_nodes_per_sequence=0,
-            max_nodes_per_step=0,
-            max_prefill_tokens_per_step=overrides.max_prefill_tokens_per_step,
-        )
+        return StepPolicy(published.version, 0, 0, 0, 0, 0, 0, prefill_tokens)
     draft_ahead = min(chosen("draft_ahead"), limits.MAX_DRAFT_LENGTH - length)
     max_nodes_per_sequence = max(chosen("max_nodes_per_sequence"), length)
     return StepPolicy(
@@ -261,5 +245,5 @@ def step_policy(published: SpeculationPolicy, overrides: PolicyOverrides) -> Ste
             max(published.max_nodes_per_step, max_nodes_per_sequence), limits.MAX_STEP_NODES
         ),
         wait_budget_us=chosen("wait_budget_us"),
-        max_prefill_tokens_per_step=overrides.max_prefill_tokens_per_step,
+        max_prefill_tokens_per_step=prefill_tokens,
     )

@@ -11,7 +11,9 @@ from itertools import pairwise
 from paceline.contract.errors import InvalidRequestError
 from paceline.contract.fields import check_tenant
 from paceline.contract.limits import (
+    MAX_CONTEXT_TOKENS,
     MAX_DRAFT_LENGTH,
+    MAX_LABEL_CHARACTERS,
     MAX_MEASURED_US,
     MAX_PEER_PAIRS,
     MAX_REPORT_ITEMS,
@@ -35,9 +37,7 @@ from services.scheduler.network import Pair
 from services.scheduler.tenants import Use
 
 _MAX_ROWS = 1 << 20
-_MAX_CONTEXT = 1 << 40
 _MAX_TRIALS = 1 << 24
-_MAX_CHARS = 200
 MAX_MEASURED_USE = 1 << 48
 
 
@@ -57,7 +57,7 @@ def measurements_of(request: scheduler_pb2.ReportRequest, at_ms: int = 0) -> Mea
     for step in request.steps:
         _check("steps.num_rows", step.num_rows, 1, _MAX_ROWS)
         _check("steps.num_sequences", step.num_sequences, 1, step.num_rows)
-        _check("steps.num_context_tokens", step.num_context_tokens, 0, _MAX_CONTEXT)
+        _check("steps.num_context_tokens", step.num_context_tokens, 0, MAX_CONTEXT_TOKENS)
         _check("steps.step_us", step.step_us, 0, MAX_MEASURED_US)
     for draft in request.drafts:
         _check("drafts.num_draft_steps", draft.num_draft_steps, 1, 4096)
@@ -220,8 +220,8 @@ def _check_positions(drafted: Sequence[int], accepted: Sequence[int]) -> None:
 
 
 def _check_name(field: str, value: str) -> None:
-    if len(value) > _MAX_CHARS or not (value.isprintable() or not value):
-        raise InvalidRequestError(field, f"is longer than {_MAX_CHARS} or not printable")
+    if len(value) > MAX_LABEL_CHARACTERS or not (value.isprintable() or not value):
+        raise InvalidRequestError(field, f"is longer than {MAX_LABEL_CHARACTERS} or not printable")
 
 
 def _check(field: str, value: int, low: int, high: int) -> None:

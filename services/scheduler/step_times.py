@@ -6,14 +6,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple, Self
 
-from paceline.contract.limits import MAX_MEASURED_US
+from paceline.contract.limits import MAX_CONTEXT_TOKENS, MAX_MEASURED_US
 from paceline.scheduling import StepCurve
 from paceline.scheduling.curves import bucket_of
 from services.scheduler.layout import integer
 
 MAX_SAMPLES_PER_BUCKET = 32
 MAX_BUCKETS = 128
-_MAX_CONTEXT = 2**40
 
 
 class StepTime(NamedTuple):
@@ -82,7 +81,7 @@ class CurvePart:
                 StepTime(
                     integer(step_us, 1, MAX_MEASURED_US),
                     integer(sequences, 0, 2**31),
-                    integer(context_tokens, 0, _MAX_CONTEXT),
+                    integer(context_tokens, 0, MAX_CONTEXT_TOKENS),
                     integer(at_ms, 0, 2**53),
                 )
                 for step_us, sequences, context_tokens, at_ms in bucket["samples"][-MAX_SAMPLES_PER_BUCKET:]

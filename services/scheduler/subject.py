@@ -10,10 +10,10 @@ from dataclasses import asdict, dataclass
 from urllib.parse import quote, unquote
 
 from paceline.contract.errors import InvalidRequestError
+from paceline.contract.limits import MAX_LABEL_CHARACTERS
 from paceline.v1 import scheduler_pb2
 
 PLACEMENTS = ("colocated", "separate", "none")
-_MAX_CHARS = 200
 _KEY_PREFIX = "paceline:v1"
 
 
@@ -38,8 +38,10 @@ class Subject:
         for field, value in asdict(subject).items():
             if not value and field != "method":
                 raise InvalidRequestError(f"key.{field}", "is missing")
-            if len(value) > _MAX_CHARS or not value.isprintable():
-                raise InvalidRequestError(f"key.{field}", f"is longer than {_MAX_CHARS} or not printable")
+            if len(value) > MAX_LABEL_CHARACTERS or not value.isprintable():
+                raise InvalidRequestError(
+                    f"key.{field}", f"is longer than {MAX_LABEL_CHARACTERS} or not printable"
+                )
         if subject.placement not in PLACEMENTS:
             raise InvalidRequestError("key.placement", f"must be one of {', '.join(PLACEMENTS)}")
         return subject
