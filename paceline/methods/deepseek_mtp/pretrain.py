@@ -9,21 +9,16 @@ features are not read.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import structlog
 import torch
 from torch import Tensor, nn
 
-from paceline.atomic_write import copy_file, write_json
 from paceline.contract.errors import TrainingDataError
-from paceline.methods.checkpoint import DrafterConfig, save_drafter
 from paceline.methods.deepseek_mtp.joint import JointPretraining
-from paceline.models import copy_tokenizer, model_fingerprint
-from paceline.safetensors_io import write_weights
+from paceline.methods.deepseek_mtp.pretrained_pair import write_pair
 from paceline.training.data import Batch, Corpus
 from paceline.training.loop import Loop, LoopSettings
 from paceline.training.options import check_options, option
@@ -32,7 +27,6 @@ from paceline.training.sizes import ModelSizes
 
 log = structlog.get_logger()
 
-_GENERATION = "generation_config.json"  # which tokens end a text
 _ROPE_THETA, _RMS_EPS, _MAX_POSITIONS = 10_000.0, 1e-5, 2048
 
 
@@ -152,7 +146,6 @@ class _PretrainingRun:
     def __init__(self, options: PretrainOptions) -> None:
         self._options = options
         config = json.loads((options.tokenizer_dir / "config.json").read_text())
-        self._tokenizer_config: Mapping[str, Any] = config
         shape = ModelSizes(
             hidden=options.hidden,
             num_layers=options.num_layers,
@@ -219,37 +212,8 @@ class _PretrainingRun:
         return result
 
     def _export(self) -> None:
-        """Evaluate, and write the pair: a model that transformers loads, and a drafter made for it."""
+        """Evaluate, and write the model and its modules."""
         result = self._result = self._evaluate()
-        model, target = self._options.export_dir / "model", self._joint.target
-        write_weights(model / "model.safetensors", self._joint.model_tensors())
-        ends = {
-            name: self._tokenizer_config.get(name)
-            for name in ("bos_token_id", "eos_token_id", "pad_token_id")
-        }
-        content = {
-            "architectures": ["LlamaForCausalLM"],
-            "model_type": "llama",
-            "vocab_size": target.vocab,
-            "hidden_size": target.hidden,
-            "intermediate_size": target.intermediate,
-            "num_hidden_layers": target.num_layers,
-            "num_attention_heads": target.num_heads,
-            "num_key_value_heads": target.num_kv_heads,
-            "head_dim": target.head_dim,
-            "hidden_act": "silu",
-            "rms_norm_eps": target.rms_eps,
-            "rope_parameters": {"rope_type": "default", "rope_theta": target.rope_theta},
-            "max_position_embeddings": target.max_positions,
-            "tie_word_embeddings": True,
-            "dtype": "float32",
-            **ends,
-        }
-        copy_tokenizer(self._options.tokenizer_dir, model)
-        if (self._options.tokenizer_dir / _GENERATION).is_file():
-            copy_file(self._options.tokenizer_dir / _GENERATION, model / _GENERATION)
-        write_json(model / "config.json", content)
-        shape = {**asdict(self._joint.shape), "max_positions": target.max_positions}
         facts = {
             "from_scratch": True,
             "steps": result.step,
@@ -259,5 +223,4 @@ class _PretrainingRun:
             "heldout_accepted": list(result.accepted),
             "seed": self._options.seed,
         }
-        config = DrafterConfig("deepseek_mtp", model_fingerprint(model), "model", shape, facts)
-        save_drafter(self._options.export_dir / "drafter", config, self._joint.module_tensors())
+        write_pair(self._options.export_dir, self._joint, self._options.tokenizer_dir, facts)
