@@ -1,12 +1,12 @@
 """Speculation under load: what it brings to all sequences of a target together.
 
-Responsible for: tokens per second of a set of lengths, the batch at which speculation stops paying, and the
-capacity and cost of drafting elsewhere.
+Responsible for: tokens per second of a set of lengths, the batch size at which speculation stops paying, and
+the capacity and cost of drafting elsewhere.
 
-Deliberately does not know: single tokens, networks, how lengths are found (`paceline.scheduling.budget`).
+Deliberately does not know: single tokens, networks, how lengths are chosen (`paceline.scheduling.budget`).
 
-Source: DSpark, arXiv 2607.05147, Algorithm 1, for Theta; Speculation at a Distance, arXiv
-2606.25091, for capacity.
+Source: DSpark, arXiv 2607.05147, Algorithm 1, for Theta; Speculation at a Distance, arXiv 2606.25091, for
+capacity.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def capacity_gain(params: CycleParams) -> float:
 
 
 def gain_per_cost(params: CycleParams, price_ratio: float, drafter_fraction: float) -> float:
-    """`capacity_gain` over what it costs: (1 + g c) / (1 + price ratio x drafter share).
+    """`capacity_gain` over its cost: (1 + g c) / (1 + price ratio x drafter fraction).
 
     Args:
         params: the cycle.

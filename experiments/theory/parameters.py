@@ -1,7 +1,7 @@
 """The numbers that closed forms of speculation start from.
 
-Responsible for: their names, units and ranges. All times are in units of a plain step of the target (one row for one
-sequence), so that a result is a speed over plain decoding.
+Responsible for: their names, units and ranges. All times are in units of a plain step of the target (one row
+for one sequence), so every result is a speed over plain decoding.
 
 Deliberately does not know: measurements, seconds, any formula.
 
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 
 def flat(_: int) -> float:
-    """A step that costs the same whatever its rows: what memory-bound targets come close to."""
+    """A step whose cost does not depend on its rows; memory-bound targets come close to it."""
     return 1.0
 
 
@@ -25,9 +25,9 @@ class CycleParams:
     """One sequence's speculation cycle, in units of a plain step of the target.
 
     Attributes:
-        acceptance: probability `a` that a drafted token is accepted given that all before it were; sum over tokens
-            of min(p, q) (Leviathan et al., arXiv 2211.17192, section 3), taken to be the same at every position. In
-            [0, 1).
+        acceptance: probability `a` that a drafted token is accepted given that all before it were; sum over
+            tokens of min(p, q) (Leviathan et al., arXiv 2211.17192, section 3), assumed equal at every
+            position. In [0, 1).
         draft_cost: `c`, time to draft one token. Not negative.
         round_trip: `r`, network and serialisation both ways, queueing included. Not negative.
         draft_length: `g`, tokens per draft. At least 0.

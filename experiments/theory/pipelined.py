@@ -1,11 +1,11 @@
-"""A drafter that drafts on while the target verifies: one chain, two machines at work at once.
+"""A drafter that continues while the target verifies: one chain, two machines working at once.
 
 Responsible for: the renewal form for a fixed length, and a seeded simulation of the drafter that never stops.
 
 Deliberately does not know: several continuations at once (`outcomes`), batches, measurements.
 
-Sources: Liu et al. (PEARL), arXiv 2408.11850, for drafting during verification and the balance point g = 1 / c; McDanel
-(AMUSD), arXiv 2410.17375, for the two free-running processes. The forms are derived here.
+Sources: Liu et al. (PEARL), arXiv 2408.11850, for drafting during verification and the balance point g = 1 / c;
+McDanel (AMUSD), arXiv 2410.17375, for the two free-running processes. The forms are derived here.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ _LONGEST_RUN = 4096  # accepted tokens in a row; only bounds the loop that draws
 def pipelined_speedup(params: CycleParams) -> float:
     """Renewal form for a fixed length g, over plain decoding.
 
-    S = (a^g g + sum over k < g of a^k (1 - a) (k + 1)) / (max(v, c g) + (1 - a^g) (r + c g)): drafting hides behind
-    verification while all is accepted, and a rejection costs the way there and back and a new draft. A draft
-    accepted as a whole brings no token of the target's own, since the drafter is past that position already.
+    S = (a^g g + sum over k < g of a^k (1 - a) (k + 1)) / (max(v, c g) + (1 - a^g) (r + c g)). Drafting is
+    hidden behind verification while all tokens are accepted; a rejection costs a round trip and a new draft. A
+    draft accepted as a whole brings no token of the target's own, since the drafter is past that position
+    already.
     """
     length, rate = params.draft_length, params.acceptance
     if length == 0:
@@ -46,16 +47,16 @@ def simulate_pipelined(
 ) -> float:
     """Tokens per plain step where the drafter never stops and the target verifies whatever has arrived.
 
-    The target begins a step whenever it is free. If nothing has arrived, that is a plain step, so that it never
-    falls behind plain decoding; `draft_length` plays no part. A committed token that is what the drafter had
-    drafted at that position leaves the draft true; another one reaches the drafter after r / 2, which then begins
-    anew from there.
+    The target begins a step whenever it is free. If nothing has arrived, that is a plain step, so that the
+    target is never slower than plain decoding; `draft_length` is not used. If a committed token equals the
+    drafted one at its position, the draft stays valid. Another token reaches the drafter after r / 2, and the
+    drafter begins again from there.
 
     Args:
         params: acceptance, draft cost, round trip and verification cost.
-        min_tokens: the target waits until that many tokens it could verify are there; 0 never waits.
-        has_bonus: whether a fully accepted draft also commits the target's own next token. It does in a step that runs
-            the last drafted token's row; PEARL's does not.
+        min_tokens: the target waits until this many verifiable tokens have arrived; 0 never waits.
+        has_bonus: whether a fully accepted draft also commits the target's own next token. It does in a step
+            that runs the last drafted token's row; PEARL's does not.
         num_tokens: tokens to commit; the result's spread falls with their square root.
         seed: of the draws of acceptance.
 
@@ -103,10 +104,10 @@ def best_pipelined(
     num_tokens: int = 50_000,
     seed: int = 0,
 ) -> float:
-    """`simulate_pipelined` with the best wait of some.
+    """`simulate_pipelined` with the best of several waits.
 
-    Never waiting is best from r of about 0.5 on; waiting for a few tokens pays where drafting is cheap and r close
-    to 0.
+    Never waiting is best from r of about 0.5 on; waiting for a few tokens pays where drafting is cheap and r
+    close to 0.
     """
     return max(
         simulate_pipelined(params, min_tokens=count, has_bonus=has_bonus, num_tokens=num_tokens, seed=seed)

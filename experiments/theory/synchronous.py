@@ -1,7 +1,7 @@
-"""Draft, verify, draft, verify: what a chain brings when the two take turns.
+"""Draft, verify, draft, verify: what a chain brings when the two alternate.
 
-Responsible for: tokens per round, speed over plain decoding, the best length in closed form, break-even points, and the
-bounds that no chain exceeds.
+Responsible for: tokens per round, speed over plain decoding, the best length in closed form, break-even points,
+and the bounds of every chain.
 
 Deliberately does not know: overlap of drafting and verification (`pipelined`, `outcomes`), trees, load.
 
@@ -92,9 +92,10 @@ def break_even_acceptance(params: CycleParams, max_length: int = 64) -> float:
 
 
 def break_even_remote_round_trip(draft_length: int, colocated_cost: float, remote_cost: float) -> float:
-    """Below this r, drafting elsewhere beats drafting beside the target, both synchronous: g (c_colocated - c_remote).
+    """Below this r, drafting elsewhere is faster than drafting beside the target, both synchronous: g (c_colocated
+    - c_remote).
 
-    What drafting costs beside the target includes contention and parallelism that a small model cannot use.
+    The cost of drafting beside the target includes contention, and parallelism that a small model cannot use.
     """
     return draft_length * (colocated_cost - remote_cost)
 

@@ -38,11 +38,6 @@ class VerifyMode(StrEnum):
         return self is not VerifyMode.TYPICAL
 
     @property
-    def verifies_draws(self) -> bool:
-        """Whether verification needs the distribution that a draft token was drawn from."""
-        return self in (VerifyMode.REJECTION, VerifyMode.BLOCK)
-
-    @property
     def needs(self) -> str:
         """What a drafter must send, for people."""
         if self is VerifyMode.REJECTION:

@@ -1,7 +1,7 @@
 """Several streams of events merged into one, in the order in which events arrive.
 
-Responsible for: running the choices of a request together, ending with the first that fails, and ending all of them
-when the reader goes away. Deliberately does not know: what an event is.
+Responsible for: running the choices of a request together, ending with the first that fails, and ending all of
+them when the reader disconnects. Deliberately does not know: what an event is.
 
 Called by: :mod:`services.gateway.servicer`.
 """

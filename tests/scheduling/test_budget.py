@@ -108,7 +108,7 @@ def test_with_draws_the_scan_is_algorithm_1(step: list[DraftTree], times: list[f
 
 @given(st.lists(trees(), min_size=1, max_size=3), steps, st.data())
 @settings(max_examples=150, deadline=None)
-def test_with_draws_a_node_depends_on_larger_survivals_alone(
+def test_with_draws_a_node_depends_on_larger_path_acceptances_alone(
     step: list[DraftTree], times: list[float], data: st.DataObject
 ) -> None:
     """What stands below a node may change as it likes: whether the node itself is verified stays the same."""
@@ -244,7 +244,7 @@ def test_the_early_stop_is_exact_and_the_full_search_is_not_on_random_pairs() ->
     assert num_drafted > 100
 
 
-def test_survivals_can_be_scaled() -> None:
+def test_path_acceptances_can_be_scaled() -> None:
     """Confidences that promise too much are worth less; the sequence's own token is not."""
 
     def flat_then_steep(rows: int) -> float:
