@@ -75,9 +75,7 @@ class BlockPlan:
         """
         size, anchor_first = config.size("block_size"), config.flag("anchor_first")
         if size + anchor_first < 2:
-            raise CheckpointError(
-                "shape.block_size must be at least 2 where the anchor proposes nothing, not 1"
-            )
+            raise CheckpointError("shape.block_size 1 leaves nothing to propose: it must be at least 2")
         token, vocab = config.shape.get("mask_token"), config.size("target_vocab")
         if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocab:
             raise CheckpointError(f"shape.mask_token must be a token from 0 to {vocab - 1}, not {token!r}")
