@@ -67,12 +67,12 @@ def pipeline(
 ) -> None:
     """Measure cycles of speculation beside plain decoding, through real services whose speeds are dials."""
     from experiments.dials.dials import Dials
+    from experiments.dials.step_clock import StretchCurve
     from experiments.pipeline.cell import Cell, parse_counts, parse_list, round_trips_ms
     from experiments.pipeline.laboratory import laboratory
     from experiments.pipeline.measure import Lengths, arms_of, figures_of, parse_cycles, run_rounds
     from experiments.pipeline.picture import draw
     from experiments.pipeline.report import make_report, table
-    from services.verifier.step_clock import StretchCurve
 
     console = Console()
     started_s = time.monotonic()

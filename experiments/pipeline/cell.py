@@ -8,8 +8,8 @@ from enum import StrEnum
 
 from experiments.dials.dials import Dials
 from experiments.dials.policy import FixedPolicy
+from experiments.dials.step_clock import StretchCurve
 from paceline.contract.errors import InvalidRequestError
-from services.verifier.step_clock import StretchCurve
 
 WAIT_BUDGET_US = 1_000_000
 """A hold that ends when the draft comes, not before: the longest that a policy may ask for."""

@@ -158,6 +158,7 @@ def laboratory(
             ports=ports,
             log_level="warning",
             modules={
+                "verifier": "experiments.dials.verifier_process",
                 "drafter": "experiments.dials.drafter_process",
                 "scheduler": "experiments.dials.policy_process",
             },

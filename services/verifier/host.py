@@ -33,7 +33,6 @@ from services.verifier.report import StepEvent
 from services.verifier.servicer import TargetServicer
 from services.verifier.settings import VerifierSettings
 from services.verifier.step import StepRunner
-from services.verifier.step_clock import StepClock, StretchCurve
 from services.verifier.table import SequenceLimits
 
 log = structlog.get_logger()
@@ -77,7 +76,6 @@ class VerifierHost:
                 settings.ngram_tokens,
             ),
             self._on_step,
-            StepClock(None if settings.step_curve is None else StretchCurve.parse(settings.step_curve)),
         )
         self._loop = StepLoop(self._runner, self._inbox)
         self._observer = StepObserver(self.info.model_name, self._runner.calibrators)

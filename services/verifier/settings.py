@@ -5,13 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from paceline.contract import limits
 from services.runtime.settings import Port, ServerSettings
 from services.verifier.ngram import MAX_NGRAM_TOKENS
-from services.verifier.step_clock import StretchCurve
 
 PREFIX_MIB_WITHOUT_LIMIT = 256
 POOL_MIB_WITHOUT_LIMIT = 256
@@ -72,23 +71,12 @@ class VerifierSettings(ServerSettings):
     tap_from: Path | None = Field(
         None, description="drafter checkpoint whose feature tap to serve to drafters elsewhere"
     )
-    step_curve: str | None = Field(
-        None,
-        description="for experiments alone: stretch each step to so many ms, or by its rows as in 1:30,16:30,64:48",
-    )
 
     @model_validator(mode="after")
     def _check_pool(self) -> VerifierSettings:
         if self.kv_pool_mib and self.kv_limit_mib is not None and self.kv_pool_mib > self.kv_limit_mib:
             raise ValueError(f"kv_pool_mib must be at most kv_limit_mib, {self.kv_limit_mib}")
         return self
-
-    @field_validator("step_curve")
-    @classmethod
-    def _check_step_curve(cls, text: str | None) -> str | None:
-        if text is not None:
-            StretchCurve.parse(text)
-        return text
 
     @property
     def kv_pool_bytes(self) -> int:

@@ -30,7 +30,6 @@ from services.verifier.report import CommitReport, StepEvent, StepStats
 from services.verifier.schedule import StepInput, keep_worthwhile_nodes, num_rows, schedule
 from services.verifier.sequence import TargetSequence
 from services.verifier.sequence_state import TargetSequenceState
-from services.verifier.step_clock import StepClock
 from services.verifier.stopwatch import StepStage, Stopwatch
 from services.verifier.table import SequenceLimits, TargetSequences
 from services.verifier.verification import verify
@@ -47,7 +46,6 @@ class StepRunner:
         budget: chooses the draft nodes of a step.
         limits: of the sequences.
         on_step: receives each step's event on the runner's thread.
-        clock: stretches steps in experiments.
 
     Attributes:
         table: the unfinished sequences.
@@ -65,13 +63,11 @@ class StepRunner:
         budget: NodeBudget,
         limits: SequenceLimits,
         on_step: Callable[[StepEvent], None],
-        clock: StepClock | None = None,
     ) -> None:
         self._engine = engine
         self._inbox = inbox
         self._drafter = drafter
         self._budget = budget
-        self._clock = clock or StepClock()
         self._publisher = publisher = StepPublisher(on_step)
         self.table = table = TargetSequences(engine, features, drafter, publisher, limits)
         self.calibrators = Calibrators("separate" if drafter is None else drafter.method)
@@ -98,10 +94,8 @@ class StepRunner:
         self._wait_for_drafts()
         watch.lap(StepStage.DRAFT_WAIT)
         inputs, choice = self._schedule()
-        started_s = watch.lap(StepStage.SCHEDULE)
+        watch.lap(StepStage.SCHEDULE)
         inputs, output = self._forward(inputs)
-        if inputs:
-            self._clock.stretch(started_s, num_rows(inputs))
         watch.lap(StepStage.FORWARD)
         if not inputs:  # the last sequence lost its slot; it will run again alone, or fail
             return True

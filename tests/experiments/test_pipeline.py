@@ -20,6 +20,7 @@ from experiments import metrics_page
 from experiments.dials.dials import Dials, fixed
 from experiments.dials.drafter import DialledDrafter
 from experiments.dials.script import Script, ScriptText
+from experiments.dials.step_clock import StretchCurve
 from experiments.pipeline import counts as counting
 from experiments.pipeline.__main__ import pipeline
 from experiments.pipeline.cell import (
@@ -48,7 +49,6 @@ from experiments.pipeline.sample import Sample
 from paceline.contract.errors import InvalidRequestError, UnavailableError
 from paceline.methods.drafter import DraftRequest, OutcomeRequest
 from paceline.trie import DraftTrie
-from services.verifier.step_clock import StretchCurve
 
 
 def cell(

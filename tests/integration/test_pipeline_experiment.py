@@ -9,11 +9,11 @@ import psutil
 import pytest
 
 from experiments.dials.dials import Dials
+from experiments.dials.step_clock import StretchCurve
 from experiments.pipeline.cell import Cell, Cycle
 from experiments.pipeline.laboratory import Laboratory, laboratory
 from experiments.pipeline.measure import Arm, Lengths, arms_of, figures_of, parse_cycles, run_rounds, shape_of
 from experiments.pipeline.prediction import expected_tokens, predicted
-from services.verifier.step_clock import StretchCurve
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 STEP_MS = 60.0

@@ -13,6 +13,7 @@ import torch
 from tokenizers import Tokenizer, models
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from experiments.dials.verifier_process import stretch
 from paceline.target import SequenceRows, TapSpec, TargetEngine
 from services.runtime.process import Process
 from services.verifier.host import VerifierHost
@@ -77,14 +78,16 @@ async def verifier(target_dir: Path) -> AsyncIterator[Process]:
 
 
 @contextlib.asynccontextmanager
-async def serving(target_dir: Path, **fields: Any) -> AsyncIterator[Process]:
-    """A serving verifier in fp32 with further settings."""
+async def serving(target_dir: Path, step_curve: str | None = None, **fields: Any) -> AsyncIterator[Process]:
+    """A serving verifier in fp32 with further settings; with a step curve its passes are stretched."""
     settings = VerifierSettings(
         model=str(target_dir), dtype="float32", port=0, metrics_port=None, drain_s=5.0, **fields
     )
 
     async def build(process: Process) -> None:
         host = await asyncio.to_thread(VerifierHost.load, settings, 1)
+        if step_curve is not None:
+            stretch(host, step_curve)
         await host.attach(process)
 
     async with hosted("verifier", settings, build) as process:

@@ -4,8 +4,8 @@ Responsible for: the curve of step time over rows, and waiting until a step has 
 
 Deliberately does not know: what a step does.
 
-Called by: the step loop, right after the forward pass and before anything is committed, so that everything else happens
-as with a slower target. It sleeps while it waits, so that other processes can use the core.
+Called by: the engine, as its executor, so that everything else happens as with a slower target. It sleeps while it
+waits, so that other processes can use the core.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from paceline.contract.errors import InvalidRequestError
+from paceline.target.attention import StepPlan
+from paceline.target.executor import Executor, ExecutorOutput, nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,17 +66,17 @@ class StretchCurve:
 
 
 class StepClock:
-    """Stretches steps to a curve; without a curve it does nothing.
+    """Stretches steps to a curve.
 
     Args:
-        curve: None leaves steps as they are.
+        curve: how long a step lasts.
         clock: monotonic, seconds.
         sleep: waits for a number of seconds.
     """
 
     def __init__(
         self,
-        curve: StretchCurve | None = None,
+        curve: StretchCurve,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -82,10 +84,37 @@ class StepClock:
         self._clock = clock
         self._sleep = sleep
 
+    def now(self) -> float:
+        """Seconds on the clock."""
+        return self._clock()
+
     def stretch(self, started_s: float, num_rows: int) -> None:
         """Return when the step that began at `started_s` has lasted as long as the curve says."""
-        if self._curve is None:
-            return
         ends_s = started_s + self._curve.step_s(num_rows)
         while (left_s := ends_s - self._clock()) > 0:
             self._sleep(left_s)
+
+
+class StretchedExecutor:
+    """An executor whose passes last as long as a slower target's.
+
+    Args:
+        executor: computes the passes.
+        clock: says how long each lasts.
+    """
+
+    def __init__(self, executor: Executor, clock: StepClock) -> None:
+        self.shape = executor.shape
+        self.num_bytes = executor.num_bytes
+        self.joins_neighbours = executor.joins_neighbours
+        self.embed = executor.embed
+        self.head = executor.head
+        self._executor = executor
+        self._clock = clock
+
+    def forward(self, plan: StepPlan, on_begin: Callable[[], None] = nothing) -> ExecutorOutput:
+        """Run the planned rows, and return when the pass has lasted as long as the clock says."""
+        started_s = self._clock.now()
+        output = self._executor.forward(plan, on_begin)
+        self._clock.stretch(started_s, plan.num_rows)
+        return output

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
+from experiments.dials.step_clock import StepClock, StretchCurve
 from paceline.contract.errors import InvalidRequestError
-from services.verifier.step_clock import StepClock, StretchCurve
 
 
 class FakeTime:
@@ -50,12 +50,6 @@ def test_bad_curves_name_the_setting(text: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         StretchCurve.parse(text)
     assert caught.value.field == "step_curve"
-
-
-def test_without_a_curve_nothing_waits() -> None:
-    fake = FakeTime()
-    StepClock(clock=fake.clock, sleep=fake.sleep).stretch(started_s=0.0, num_rows=1)
-    assert fake.slept == []
 
 
 def test_a_short_sleep_is_made_up_for() -> None:
