@@ -63,8 +63,8 @@ async def test_both_sources_show_the_same(harness: Any, redis_server: RedisServe
     arguments = ("--redis", redis_server.url, "--model", model[:12])
     read = json.loads(await called(curves, *arguments, "--json", "-"))
     assert [one["key"] for one in read] == [one["key"] for one in asked]
-    stats = read[0]["stats"]
-    assert stats == asked[0]["stats"]
+    stats = read[0]["figures"]
+    assert stats == asked[0]["figures"]
     assert [row["rows"] for row in stats["step"]["rows"]] == [1, 2, 5, 9]
     assert stats["step"]["rows"][0]["measured_s"] == pytest.approx(0.0201)
     assert stats["peers"][0]["drafter"] == "there:2"

@@ -34,7 +34,7 @@ def curves(
 
     known = known_subjects(redis, scheduler, model, tls_ca, tls_cert, tls_key)
     if json_path is not None:
-        write_json([{**one.to_dict(), "stats": curve_stats(one)} for one in known], json_path)
+        write_json([{**one.to_dict(), "figures": curve_stats(one)} for one in known], json_path)
     if plot is not None:
         from services.scheduler.commands.picture import draw_curves
 
