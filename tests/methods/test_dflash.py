@@ -170,7 +170,7 @@ def test_own_embedding_and_head_over_the_whole_vocabulary(
     ("change", "said"),
     [
         ({"mask_token": VOCAB}, "mask_token"),
-        ({"block_size": 1}, "block_size must be at least 2"),
+        ({"block_size": 1}, "block_size 1 leaves nothing"),
         ({"target_hidden": 32}, "must equal"),
         ({"anchor_first": 1}, "anchor_first"),
     ],
