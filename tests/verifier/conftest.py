@@ -81,7 +81,7 @@ async def verifier(target_dir: Path) -> AsyncIterator[Process]:
 async def serving(target_dir: Path, step_curve: str | None = None, **fields: Any) -> AsyncIterator[Process]:
     """A serving verifier in fp32 with further settings; with a step curve its passes are stretched."""
     settings = VerifierSettings(
-        model=str(target_dir), dtype="float32", port=0, metrics_port=None, drain_s=5.0, **fields
+        model=str(target_dir), port=0, metrics_port=None, drain_s=5.0, **{"dtype": "float32", **fields}
     )
 
     async def build(process: Process) -> None:

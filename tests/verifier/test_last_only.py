@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,9 @@ from paceline.methods.medusa_heads.target_side import TAP
 from paceline.target import SequenceRows, TargetEngine
 from paceline.v1 import peer_pb2, target_pb2
 from services.runtime import tensors
-from services.runtime.process import Process
-from services.verifier.host import VerifierHost
-from services.verifier.settings import VerifierSettings
-from tests.hosting import hosted
 from tests.memorised import memorise
 from tests.verifier.conductor import Conductor
+from tests.verifier.conftest import serving
 
 PROMPT = list(range(5, 45))  # long enough to be shared as a prefix
 NUM_TOKENS = 17
@@ -35,19 +31,6 @@ def known_text(plain_text: Any) -> list[int]:
 @pytest.fixture(scope="module")
 def medusa_dir(target_dir: Path, known_text: list[int], tmp_path_factory: pytest.TempPathFactory) -> Path:
     return memorise(tmp_path_factory.mktemp("medusa1"), target_dir, [known_text], [len(PROMPT)])
-
-
-@contextlib.asynccontextmanager
-async def serving(target_dir: Path, **fields: Any) -> AsyncIterator[Process]:
-    settings = VerifierSettings(
-        model=str(target_dir), port=0, metrics_port=None, drain_s=5.0, **{"dtype": "float32", **fields}
-    )
-
-    async def build(process: Process) -> None:
-        await (await asyncio.to_thread(VerifierHost.load, settings, 1)).attach(process)
-
-    async with hosted("verifier", settings, build) as process:
-        yield process
 
 
 class Reader:
