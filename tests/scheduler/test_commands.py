@@ -95,7 +95,7 @@ async def test_values_of_another_layout_are_not_shown(harness: Any, redis_server
         client.set(subject.redis_key("policy"), '"no"')
     arguments = ("--redis", redis_server.url, "--model", harness.key.model_fingerprint)
     (one,) = json.loads(await called(curves, *arguments, "--json", "-"))
-    assert one["stats"] == {}
+    assert one["figures"] == {}
     assert one["policy"] is None
 
 
