@@ -1,1 +1,1 @@
-"""Placement experiments and benchmarks."""
+"""DrafterPlacement experiments and benchmarks."""

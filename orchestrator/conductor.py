@@ -17,9 +17,9 @@ import structlog
 
 from orchestrator.counters import Counters
 from orchestrator.cycles import Cycles
-from orchestrator.deployment import Deployment
 from orchestrator.draft_dispatcher import DraftDispatcher
 from orchestrator.drafter_link import DrafterLink
+from orchestrator.peers_in_use import PeersInUse
 from orchestrator.policy import PolicyInForce
 from orchestrator.policy_watch import PolicyWatch
 from orchestrator.report_stream import send_reports
@@ -93,12 +93,10 @@ class Conductor:
             num_running=lambda: len(sequences),
             feature_endpoint=settings.feature_endpoint(self._verifier_endpoint),
         )
-        self._deployment = Deployment(
+        self._peers = PeersInUse(
             settings.placement, settings.drafters, lambda: self._verifier.info, self._reached_drafters
         )
-        self._reports = Reports(
-            self._deployment.measurement_key, self._deployment.longest_draft, self._advertised_host
-        )
+        self._reports = Reports(self._peers.measurement_key, self._peers.longest_draft, self._advertised_host)
         self._dispatcher = DraftDispatcher(
             sequences=sequences,
             verifier=self._verifier,
@@ -127,7 +125,7 @@ class Conductor:
             reports=self._reports,
             counters=self._counters,
             patience=settings.patience,
-            placement=self._deployment.placement,
+            placement=self._peers.placement,
             clock=clock,
         )
         steps = StepHandler(
@@ -148,7 +146,7 @@ class Conductor:
             dispatcher=self._dispatcher,
             policy=self._policy,
             reports=self._reports,
-            placement=self._deployment.placement,
+            placement=self._peers.placement,
             clock=clock,
         )
         self._servicer = ConductorServicer(
@@ -165,7 +163,7 @@ class Conductor:
         if scheduler is not None:
             self._spawn(send_reports(self._reports, scheduler, process.tls))
             watch = PolicyWatch(
-                scheduler, process.tls, self._deployment.measurement_key, self._cycles.accept_policy
+                scheduler, process.tls, self._peers.measurement_key, self._cycles.accept_policy
             )
             self._spawn(watch.run())
 
@@ -209,7 +207,7 @@ class Conductor:
             is_ready=is_ready,
             is_draining=self._process.draining.is_set(),
             num_running=len(self._sequences),
-            placement=self._deployment.placement(),
+            placement=self._peers.placement(),
             verifier=b"" if verifier.info is None else verifier.info.SerializeToString(),
             drafters=tuple(
                 link.info.SerializeToString()

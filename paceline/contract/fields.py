@@ -133,7 +133,7 @@ def can_use_features(is_wanted: bool | None, *, has_tap: bool, is_tap_optional: 
 def check_reads_features(
     is_wanted: bool | None, *, has_tap: bool, is_tap_optional: bool, drafter: str
 ) -> bool:
-    """Whether a sequence reads features; refuse a wish that the drafter cannot fulfil."""
+    """Whether a sequence reads features; refuse what the drafter cannot do."""
     if is_wanted is None:
         return has_tap
     if not can_use_features(is_wanted, has_tap=has_tap, is_tap_optional=is_tap_optional):

@@ -279,7 +279,7 @@ class Program:
             if segment.write_at + segment.num_rows > segment.storage.shape[2]:
                 raise IndexError(f"{segment.num_rows} rows at {segment.write_at} do not fit their slot")
         num_threads = torch.get_num_threads()
-        described = (kernels.Segment * max(1, len(segments)))()
+        described = (kernels.KernelSegment * max(1, len(segments)))()
         row_segment = np.full(num_rows, -1, dtype=np.int32)
         first = 0
         kept: list[object] = [row_segment, dict(bound)]

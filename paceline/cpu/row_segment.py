@@ -35,7 +35,7 @@ def longest_of(segments: Sequence[RowSegment]) -> int:
     return max((segment.write_at + segment.num_rows for segment in segments), default=0)
 
 
-def describe_segment(segment: RowSegment, entry: kernels.Segment) -> None:
+def describe_segment(segment: RowSegment, entry: kernels.KernelSegment) -> None:
     """Fill in an entry for the kernels, except its first row and its paths."""
     entry.num_rows, entry.past, entry.write_at = segment.num_rows, segment.past, segment.write_at
     entry.cache = segment.storage.data_ptr()

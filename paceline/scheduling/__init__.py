@@ -6,7 +6,7 @@ from paceline.scheduling.curves import StepCurve
 from paceline.scheduling.cycles import CostModel, Evaluation
 from paceline.scheduling.draft_times import DraftTimeModel
 from paceline.scheduling.durations import DurationSketch
-from paceline.scheduling.inputs import MeasuredHits, Placement, PlanInputs
+from paceline.scheduling.inputs import DrafterPlacement, MeasuredHits, PlanInputs
 from paceline.scheduling.planner import evaluate, evaluate_policy, plan
 from paceline.scheduling.state import PolicyMode, PolicyState
 
@@ -14,10 +14,10 @@ __all__ = [
     "AcceptanceEstimator",
     "CostModel",
     "DraftTimeModel",
+    "DrafterPlacement",
     "DurationSketch",
     "Evaluation",
     "MeasuredHits",
-    "Placement",
     "PlanInputs",
     "PolicyMode",
     "PolicyState",

@@ -35,7 +35,7 @@ import itertools
 import math
 from dataclasses import dataclass
 
-from paceline.scheduling.inputs import Placement, PlanInputs
+from paceline.scheduling.inputs import DrafterPlacement, PlanInputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class CostModel:
         if length == 0:
             return self.plain()
         inputs = self.inputs
-        if inputs.placement is Placement.COLOCATED:
+        if inputs.placement is DrafterPlacement.COLOCATED:
             seconds = self._step_s(length) + inputs.draft_time(length)
             return self._evaluation(length, False, 1.0 + self._gain(length), seconds)
         tokens, seconds = self._arriving(length, inputs.wait_s(length), waits_for_drafts)

@@ -21,7 +21,7 @@ from paceline.scheduling.outcomes import outcome_hit_rates
 _LEAST_ODDS = 1e-4
 
 
-class Placement(StrEnum):
+class DrafterPlacement(StrEnum):
     """Where a sequence's drafter runs: in the verifier's process, or in a process of its own."""
 
     COLOCATED = "colocated"
@@ -81,7 +81,7 @@ class PlanInputs:
         measured_hits: corrects the hit rate that follows from acceptance; None where nothing was measured.
     """
 
-    placement: Placement
+    placement: DrafterPlacement
     acceptance: tuple[float, ...]
     step_time: Callable[[int], float]
     draft_time: Callable[[int], float]

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 
 from paceline.contract.policy import SpeculationPolicy
 from paceline.scheduling.cycles import CostModel, Evaluation
-from paceline.scheduling.inputs import Placement, PlanInputs
+from paceline.scheduling.inputs import DrafterPlacement, PlanInputs
 
 # A tree may lengthen a step by this factor over a chain of the same depth, and may have this many nodes per
 # level. EAGLE-3 on SmolLM2, depth 5: 12 nodes in place of 5 gave a quarter more tokens per pass for a step a
@@ -46,7 +46,7 @@ def evaluate(inputs: PlanInputs) -> Evaluation:
     cache must bring more than its messages cost.
     """
     model = CostModel(inputs)
-    is_separate = inputs.placement is Placement.SEPARATE
+    is_separate = inputs.placement is DrafterPlacement.SEPARATE
     lengths = range(1, inputs.longest_draft + 1)
     ways = (False, True) if is_separate else (False,)
     chains = (model.chain(length, waits_for_drafts) for length in lengths for waits_for_drafts in ways)
@@ -102,7 +102,7 @@ def policy_of(inputs: PlanInputs, evaluation: Evaluation, version: int, reason: 
 def _ahead(inputs: PlanInputs, evaluation: Evaluation) -> int:
     """Tokens to draft while the target verifies."""
     length = evaluation.draft_length
-    if inputs.placement is not Placement.SEPARATE or inputs.max_outcomes:
+    if inputs.placement is not DrafterPlacement.SEPARATE or inputs.max_outcomes:
         return evaluation.draft_ahead
     # A drafter that cannot draft past several outcomes may still continue from the end of its draft.
     needed = max(_MIN_AHEAD_PATH_ACCEPTANCE, inputs.concurrent_slowdown)

@@ -29,7 +29,7 @@ from enum import StrEnum
 
 from paceline.contract.policy import SpeculationPolicy
 from paceline.scheduling.cycles import CostModel, Evaluation
-from paceline.scheduling.inputs import Placement, PlanInputs
+from paceline.scheduling.inputs import DrafterPlacement, PlanInputs
 from paceline.scheduling.planner import describe, evaluate, policy_of
 
 _STICKINESS = 0.02  # another choice must be faster than the present one by this fraction
@@ -163,7 +163,7 @@ class PolicyState:
     def _probe(self, inputs: PlanInputs, best: Evaluation) -> Evaluation:
         """The choice to probe: the model's best, or else the cheapest way to a draft of the probe length."""
         length = min(self._probe_length, inputs.longest_draft)
-        ways = (False, True) if inputs.placement is Placement.SEPARATE else (False,)
+        ways = (False, True) if inputs.placement is DrafterPlacement.SEPARATE else (False,)
         model = CostModel(inputs)
         probes = [model.chain(length, waits_for_drafts) for waits_for_drafts in ways]
         if best.draft_length:

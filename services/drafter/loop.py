@@ -104,7 +104,7 @@ class DraftLoop:
         for item in items:
             self._sequences.apply(item)
         now, pending = self._clock(), self._sequences.pending
-        chosen = self._rounds.choose(pending, now, may_follow=_may_follow(pending))
+        chosen = self._rounds.choose(pending, now, may_follow=_may_follow(pending, self._sequences.idle))
         asked = sessions_that_wait(chosen.sequences)
         drafts = self._rounds.draft(chosen.sequences)
         self._give_back_failed()
@@ -133,11 +133,11 @@ def sessions_that_wait(sequences: Iterable[DraftSequence]) -> set[DraftSession]:
     return {sequence.session for sequence in sequences if sequence.has_unanswered_frame}
 
 
-def _may_follow(pending: Iterable[DraftSequence]) -> bool:
+def _may_follow(pending: Iterable[DraftSequence], idle: Iterable[DraftSequence]) -> bool:
     """Whether more sequences of a step are likely to come in: of one that was heard of through its features."""
     sessions = {
         sequence.session
         for sequence in pending
         if sequence.pending is not None and not sequence.has_unanswered_frame
     }
-    return any(sequence.pending is None for session in sessions for sequence in session.sequences.values())
+    return any(sequence.session in sessions for sequence in idle)

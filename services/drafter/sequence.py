@@ -7,12 +7,9 @@ target's features of positions 0..length-2.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from paceline.sampling import SamplingParams
-
-if TYPE_CHECKING:
-    from services.drafter.session import DraftSession
+from services.drafter.session import DraftSession
 
 
 @dataclass(slots=True)

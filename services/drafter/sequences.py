@@ -18,6 +18,7 @@ from services.drafter.inbox import Features, FeaturesLost, Frame, Item, Opening,
 from services.drafter.requests import failure
 from services.drafter.rounds import RoundLimits
 from services.drafter.sequence import DraftSequence, PendingDraft
+from services.drafter.session import DraftSession
 from services.runtime.frames import Commit
 
 log = structlog.get_logger()
@@ -41,6 +42,7 @@ class DrafterSequences:
         self._answers = answers
         self._on_forgotten = on_forgotten
         self._by_local_id: dict[int, DraftSequence] = {}
+        self._by_sequence_id: dict[tuple[DraftSession, int], DraftSequence] = {}
 
     def __len__(self) -> int:
         return len(self._by_local_id)
@@ -64,7 +66,7 @@ class DrafterSequences:
         elif isinstance(item, Features):
             self._feed(item)
         elif isinstance(item, SessionEnded):
-            for sequence in list(item.session.sequences.values()):
+            for sequence in [s for s in self._by_local_id.values() if s.session is item.session]:
                 self.forget(sequence)
             self._answers.forget(item.session)
         elif isinstance(item, FeaturesLost):
@@ -81,7 +83,7 @@ class DrafterSequences:
         if frame.failures:
             self._answers.add_failures(session, frame.failures)
         for sequence_id in frame.closes:
-            closed = session.sequences.get(sequence_id)
+            closed = self._by_sequence_id.get((session, sequence_id))
             if closed is not None:
                 self.forget(closed)
         for opening in frame.openings:
@@ -91,7 +93,7 @@ class DrafterSequences:
 
     def _open(self, frame: Frame, opening: Opening) -> None:
         session = frame.session
-        earlier = session.sequences.get(opening.sequence_id)
+        earlier = self._by_sequence_id.get((session, opening.sequence_id))
         if earlier is not None:
             self.forget(earlier)
         sequence = DraftSequence(
@@ -107,7 +109,8 @@ class DrafterSequences:
             reads_features=opening.reads_features,
             reads_last_only=self._drafter.tap is not None and self._drafter.tap.last_only,
         )
-        self._by_local_id[sequence.local_id] = session.sequences[sequence.sequence_id] = sequence
+        self._by_local_id[sequence.local_id] = sequence
+        self._by_sequence_id[session, sequence.sequence_id] = sequence
         if len(self._by_local_id) > self._limits.max_sequences:
             message = f"this drafter holds {self._limits.max_sequences} sequences"
             self.fail(sequence, StatusCode.RESOURCE_EXHAUSTED, FailureReason.CAPACITY_EXHAUSTED, message)
@@ -116,7 +119,7 @@ class DrafterSequences:
             self._ask(sequence, frame.frame_id, frame.arrived_at)
 
     def _commit(self, frame: Frame, commit: Commit) -> None:
-        sequence = frame.session.sequences.get(commit.sequence_id)
+        sequence = self._by_sequence_id.get((frame.session, commit.sequence_id))
         if sequence is None or sequence.epoch != commit.epoch:
             return
         if commit.start > sequence.length:
@@ -213,8 +216,9 @@ class DrafterSequences:
     def forget(self, sequence: DraftSequence) -> None:
         """Drops a sequence here and in the drafter."""
         self._by_local_id.pop(sequence.local_id, None)
-        if sequence.session.sequences.get(sequence.sequence_id) is sequence:
-            del sequence.session.sequences[sequence.sequence_id]
+        key = sequence.session, sequence.sequence_id
+        if self._by_sequence_id.get(key) is sequence:
+            del self._by_sequence_id[key]
         self._on_forgotten(sequence.local_id)
         try:
             self._drafter.close(sequence.local_id)

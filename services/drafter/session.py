@@ -1,4 +1,4 @@
-"""One conductor's Draft stream as the draft loop sees it: its sequences, its policy and a queue of answers.
+"""One conductor's Draft stream as the draft loop sees it: its policy and a queue of answers.
 
 Does not know what an answer means.
 """
@@ -10,7 +10,6 @@ import itertools
 
 from paceline.contract.policy import StepPolicy
 from paceline.v1 import drafter_pb2
-from services.drafter.sequence import DraftSequence
 from services.runtime.outbox import Outbox
 
 MAX_ANSWERS = 1024
@@ -23,7 +22,6 @@ class DraftSession(Outbox[drafter_pb2.DraftResponse]):
 
     Attributes:
         number: for logs.
-        sequences: by the verifier's id; belongs to the loop's thread.
         policy: in force; belongs to the loop's thread.
     """
 
@@ -31,5 +29,4 @@ class DraftSession(Outbox[drafter_pb2.DraftResponse]):
         super().__init__(loop, MAX_ANSWERS)
         self.number = next(_numbers)
         self.client_id = client_id
-        self.sequences: dict[int, DraftSequence] = {}
         self.policy = StepPolicy()

@@ -16,8 +16,8 @@ from functools import cache
 from paceline.contract.policy import SpeculationPolicy
 from paceline.methods.registry import METHODS
 from paceline.scheduling import (
+    DrafterPlacement,
     MeasuredHits,
-    Placement,
     PlanInputs,
     PolicyMode,
     PolicyState,
@@ -203,7 +203,7 @@ class Planner:
             return draft_time(num_tokens) * (1 + limits.outcome_cost * (num_outcomes - 1))
 
         return PlanInputs(
-            placement=Placement(self._subject.placement),
+            placement=DrafterPlacement(self._subject.placement),
             acceptance=measurements.acceptance.estimator().rates(max_length),
             step_time=curve.seconds,
             draft_time=draft_time,

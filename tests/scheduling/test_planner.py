@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from paceline.contract.policy import SpeculationPolicy
 from paceline.scheduling import (
     CostModel,
-    Placement,
+    DrafterPlacement,
     PlanInputs,
     StepCurve,
     evaluate,
@@ -34,7 +34,7 @@ def flat(_: int) -> float:
 
 
 def inputs(
-    rate: float, draft_s: float, placement: Placement = Placement.COLOCATED, **changes: object
+    rate: float, draft_s: float, placement: DrafterPlacement = DrafterPlacement.COLOCATED, **changes: object
 ) -> PlanInputs:
     """Step time 1 whatever the rows, so that all else is in units of a step."""
     base = PlanInputs(placement, (rate,), flat, per_token(draft_s), max_draft_length=24, max_wait_s=100.0)
@@ -69,39 +69,39 @@ def test_the_best_synchronous_length_is_the_known_one(
     rate: float, draft_s: float, rtt_s: float, speedup: float, length: int
 ) -> None:
     """S(g) = E(g) / (1 + c g + r): figures of the closed-form optimum by Lambert's W, to two digits."""
-    given_inputs = inputs(rate, draft_s, Placement.SEPARATE, rtt_s=rtt_s)
+    given_inputs = inputs(rate, draft_s, DrafterPlacement.SEPARATE, rtt_s=rtt_s)
     found = [CostModel(given_inputs).chain(candidate, True) for candidate in range(1, 25)]
     best = max(found, key=lambda evaluation: evaluation.speedup)
     assert (best.draft_length, round(best.speedup, 2)) == (length, speedup)
 
 
 def test_a_running_verifier_loses_the_tokens_it_overtakes() -> None:
-    found = CostModel(inputs(0.5, 0.0, Placement.SEPARATE, rtt_s=1.5)).chain(4, False)
+    found = CostModel(inputs(0.5, 0.0, DrafterPlacement.SEPARATE, rtt_s=1.5)).chain(4, False)
     # Two plain steps pass; then drafts 3 and 4 count if 1 and 2 were right.
     assert found.tokens_per_s == pytest.approx((2 + 1 + 0.125 + 0.0625) / 3)
 
 
 def test_waiting_is_chosen_only_when_it_pays() -> None:
-    near = evaluate(inputs(0.8, 0.05, Placement.SEPARATE, rtt_s=0.1))
+    near = evaluate(inputs(0.8, 0.05, DrafterPlacement.SEPARATE, rtt_s=0.1))
     assert near.waits_for_drafts
     assert near.wait_budget_s == pytest.approx(0.05 * near.draft_length + 0.1)
-    far = evaluate(inputs(0.9, 0.01, Placement.SEPARATE, rtt_s=8.0))
+    far = evaluate(inputs(0.9, 0.01, DrafterPlacement.SEPARATE, rtt_s=8.0))
     assert not far.waits_for_drafts
     assert far.wait_budget_s == 0
     assert far.speedup > 1
 
 
 def test_a_wait_longer_than_allowed_is_never_planned() -> None:
-    found = evaluate(inputs(0.8, 0.05, Placement.SEPARATE, rtt_s=0.1, max_wait_s=0.12))
+    found = evaluate(inputs(0.8, 0.05, DrafterPlacement.SEPARATE, rtt_s=0.1, max_wait_s=0.12))
     assert found.wait_budget_s <= 0.12
     assert not found.waits_for_drafts or 0.05 * found.draft_length + 0.1 <= 0.12
 
 
 def test_hidden_time_costs_nothing_and_is_at_most_half() -> None:
-    case = inputs(0.8, 0.05, Placement.SEPARATE, rtt_s=0.2)
+    case = inputs(0.8, 0.05, DrafterPlacement.SEPARATE, rtt_s=0.2)
     for overlap_s, wait_s in ((0.1, 0.3), (0.2, 0.2), (10.0, 0.2)):
         hidden = CostModel(dataclasses.replace(case, overlap_s=overlap_s)).chain(4, True)
-        shorter = CostModel(inputs(0.8, 0.0, Placement.SEPARATE, rtt_s=wait_s)).chain(4, True)
+        shorter = CostModel(inputs(0.8, 0.0, DrafterPlacement.SEPARATE, rtt_s=wait_s)).chain(4, True)
         assert hidden.speedup == pytest.approx(shorter.speedup)
         assert hidden.wait_budget_s == pytest.approx(0.4)  # of what may come later
 
@@ -116,7 +116,7 @@ def brute_force(given_inputs: PlanInputs) -> float:
         ]
         path_acceptances = [math.prod(by_position[:j]) for j in range(1, length + 1)]
         draft = given_inputs.draft_time(length)
-        if given_inputs.placement is Placement.COLOCATED:
+        if given_inputs.placement is DrafterPlacement.COLOCATED:
             best = max(best, load * (1 + sum(path_acceptances)) / (step(load * (1 + length)) + draft))
             continue
         whole = draft + given_inputs.rtt_s + given_inputs.queue_s
@@ -132,7 +132,7 @@ def brute_force(given_inputs: PlanInputs) -> float:
 
 plans = st.builds(
     PlanInputs,
-    placement=st.sampled_from(list(Placement)),
+    placement=st.sampled_from(list(DrafterPlacement)),
     acceptance=st.lists(st.floats(0, 1), min_size=1, max_size=5).map(tuple),
     step_time=st.builds(affine, st.floats(0.1, 2), st.floats(0, 0.5)),
     draft_time=st.builds(affine, st.floats(0, 0.5), st.floats(0, 0.5)),
@@ -149,12 +149,17 @@ plans = st.builds(
 @given(plans)
 @example(  # a draft time so short that its inverse overflows
     PlanInputs(
-        Placement.SEPARATE, (1.0,), affine(1.0, 0.0), affine(0.0, 2.3e-311), max_draft_length=1, max_nodes=1
+        DrafterPlacement.SEPARATE,
+        (1.0,),
+        affine(1.0, 0.0),
+        affine(0.0, 2.3e-311),
+        max_draft_length=1,
+        max_nodes=1,
     )
 )
 @example(  # a wait that is the longest draft wait to the last bit
     PlanInputs(
-        Placement.SEPARATE,
+        DrafterPlacement.SEPARATE,
         (1.0,),
         affine(1.0, 0.0),
         affine(0.0, 0.0),
@@ -201,7 +206,7 @@ def test_a_longer_round_trip_never_makes_drafts_shorter(
     lengths = []
     for rtt_s in rtts_s:
         given_inputs = PlanInputs(
-            Placement.SEPARATE, acceptance, affine(base_s, slope_s), per_token(draft_s), rtt_s=rtt_s,
+            DrafterPlacement.SEPARATE, acceptance, affine(base_s, slope_s), per_token(draft_s), rtt_s=rtt_s,
             max_draft_length=16,
         )  # fmt: skip
         lengths.append(best_length(given_inputs, True))
@@ -209,7 +214,7 @@ def test_a_longer_round_trip_never_makes_drafts_shorter(
 
 
 @given(
-    st.sampled_from(list(Placement)),
+    st.sampled_from(list(DrafterPlacement)),
     st.lists(st.floats(0.05, 0.99), min_size=1, max_size=5).map(tuple),
     st.floats(0.2, 2),
     st.floats(0.001, 0.2),
@@ -217,7 +222,7 @@ def test_a_longer_round_trip_never_makes_drafts_shorter(
     st.lists(st.integers(1, 64), min_size=2, max_size=4).map(sorted),
 )
 def test_more_load_never_makes_drafts_longer(
-    placement: Placement,
+    placement: DrafterPlacement,
     acceptance: tuple[float, ...],
     base_s: float,
     slope_s: float,
@@ -245,13 +250,13 @@ def test_free_rows_are_offered_to_trees() -> None:
 
 
 def test_a_separate_drafter_drafts_ahead_while_the_target_verifies() -> None:
-    assert plan(inputs(0.8, 0.3, Placement.SEPARATE, rtt_s=0.01)).draft_ahead == 3
+    assert plan(inputs(0.8, 0.3, DrafterPlacement.SEPARATE, rtt_s=0.01)).draft_ahead == 3
     assert plan(inputs(0.8, 0.3)).draft_ahead == 0
 
 
 def test_a_drafter_that_slows_the_target_down_is_waited_for() -> None:
     """Steps that run while it drafts take longer; steps that wait do not."""
-    shared = inputs(0.7, 0.2, Placement.SEPARATE, rtt_s=0.3, concurrent_slowdown=0.5)
+    shared = inputs(0.7, 0.2, DrafterPlacement.SEPARATE, rtt_s=0.3, concurrent_slowdown=0.5)
     alone = dataclasses.replace(shared, concurrent_slowdown=0.0)
     for length in (1, 3, 5):
         assert CostModel(shared).chain(length, True) == CostModel(alone).chain(length, True)
@@ -261,7 +266,10 @@ def test_a_drafter_that_slows_the_target_down_is_waited_for() -> None:
 
 
 def test_nothing_is_drafted_ahead_that_would_hardly_be_used() -> None:
-    likely, unlikely = inputs(0.9, 0.1, Placement.SEPARATE), inputs(0.5, 0.01, Placement.SEPARATE)
+    likely, unlikely = (
+        inputs(0.9, 0.1, DrafterPlacement.SEPARATE),
+        inputs(0.5, 0.01, DrafterPlacement.SEPARATE),
+    )
     for case, is_worth_it in ((likely, True), (unlikely, False)):
         policy = plan(case)
         path_acceptance = case.path_acceptances(policy.draft_length)[-1]
@@ -271,7 +279,7 @@ def test_nothing_is_drafted_ahead_that_would_hardly_be_used() -> None:
 
 
 def test_the_slowest_round_trips_lengthen_the_wait_budget_and_not_the_cost() -> None:
-    mean = inputs(0.8, 0.05, Placement.SEPARATE, rtt_s=0.1)
+    mean = inputs(0.8, 0.05, DrafterPlacement.SEPARATE, rtt_s=0.1)
     spread = dataclasses.replace(mean, rtt_p95_s=0.3)
     assert CostModel(spread).chain(4, True).speedup == CostModel(mean).chain(4, True).speedup
     assert CostModel(spread).chain(4, True).wait_budget_s == pytest.approx(0.5)
@@ -305,6 +313,6 @@ def test_policies_from_elsewhere_are_checked(changes: dict[str, object]) -> None
 
 def test_a_measured_curve_serves_as_step_time() -> None:
     curve = StepCurve.fit([(1, 0.0140), (8, 0.0148), (16, 0.0189)])
-    policy = plan(PlanInputs(Placement.COLOCATED, (0.8, 0.75, 0.7), curve, per_token(0.001)))
+    policy = plan(PlanInputs(DrafterPlacement.COLOCATED, (0.8, 0.75, 0.7), curve, per_token(0.001)))
     assert policy.is_speculating
     assert "speedup" in policy.reason

@@ -15,9 +15,9 @@ from experiments.theory import CycleParams, outcome_speedup
 from paceline.contract.policy import SpeculationPolicy
 from paceline.scheduling import (
     CostModel,
+    DrafterPlacement,
     Evaluation,
     MeasuredHits,
-    Placement,
     PlanInputs,
     PolicyState,
     evaluate,
@@ -37,7 +37,7 @@ def affine(base: float, slope: float) -> Callable[[int], float]:
 def inputs(rate: float, draft_s: float, **changes: object) -> PlanInputs:
     """A step takes 1 whatever its rows; all paths past outcomes take as long as one draft."""
     base = PlanInputs(
-        Placement.SEPARATE,
+        DrafterPlacement.SEPARATE,
         (rate,),
         flat,
         lambda tokens: draft_s * tokens,
@@ -244,7 +244,7 @@ def test_paths_must_land_before_the_step_ends() -> None:
         {"measured_hits": MeasuredHits(0.0, 4, 8)},
         {"ahead_fraction": 0.1},
         {"max_outcomes": 0},
-        {"placement": Placement.COLOCATED},
+        {"placement": DrafterPlacement.COLOCATED},
     ],
     ids=["shared-bus", "slow-paths", "no-hits", "bad-ahead", "forbidden", "colocated"],
 )

@@ -7,7 +7,7 @@ import itertools
 
 import pytest
 
-from paceline.scheduling import Placement, PlanInputs, PolicyMode, PolicyState
+from paceline.scheduling import DrafterPlacement, PlanInputs, PolicyMode, PolicyState
 
 
 class Clock:
@@ -22,7 +22,7 @@ def flat(_: int) -> float:
     return 1.0
 
 
-GOOD = PlanInputs(Placement.COLOCATED, (0.8,), flat, lambda k: 0.05 * k)
+GOOD = PlanInputs(DrafterPlacement.COLOCATED, (0.8,), flat, lambda k: 0.05 * k)
 BAD = dataclasses.replace(GOOD, acceptance=(0.01,))
 # One drafted token at rate a and no cost brings 1 + a.
 EDGE = dataclasses.replace(GOOD, acceptance=(0.07, 0.0), draft_time=lambda k: 0.0)
@@ -160,7 +160,7 @@ def test_pauses_are_short_again_where_more_is_expected_than_was_refuted(clock: C
 
 def test_a_probe_as_slow_as_the_model_says_does_not_discredit_it(clock: Clock) -> None:
     """Six steps of round trip: a probe runs beside plain steps, and brings nothing. Then the round trip is short."""
-    far = dataclasses.replace(GOOD, placement=Placement.SEPARATE, acceptance=(0.6,), rtt_s=6.0)
+    far = dataclasses.replace(GOOD, placement=DrafterPlacement.SEPARATE, acceptance=(0.6,), rtt_s=6.0)
     near = dataclasses.replace(far, rtt_s=0.1)
     state = PolicyState(clock)
     assert not state.decide(far).is_speculating

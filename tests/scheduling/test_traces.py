@@ -17,7 +17,7 @@ from experiments.planner.generate import WORLDS, generate
 from experiments.planner.replay import Score, best_fixed, fixed, fixed_policies, planned, replay
 from experiments.planner.trace import Round, Trace
 from paceline.contract.policy import SpeculationPolicy
-from paceline.scheduling import CostModel, Placement, PlanInputs
+from paceline.scheduling import CostModel, DrafterPlacement, PlanInputs
 
 RECORDED = sorted((Path(__file__).parent / "traces").glob("*.jsonl"))
 GENERATED = {  # SHA-256 of the file that a generated trace is written to
@@ -103,7 +103,7 @@ def steady(**changes: object) -> Trace:
 
 def inputs_of(trace: Trace, num_sequences: int) -> PlanInputs:
     return PlanInputs(
-        Placement(trace.info.placement),
+        DrafterPlacement(trace.info.placement),
         (0.7,),
         trace.step_s,
         lambda tokens: trace.draft_s(tokens, num_sequences),

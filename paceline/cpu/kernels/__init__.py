@@ -36,7 +36,7 @@ class Op(ctypes.Structure):
     ]
 
 
-class Segment(ctypes.Structure):
+class KernelSegment(ctypes.Structure):
     """`struct segment` of `program.h`."""
 
     _fields_ = [
@@ -53,7 +53,7 @@ class Step(ctypes.Structure):
     _fields_ = [
         *((name, c_int64) for name in ("num_rows", "num_selected", "num_segments")),
         *((name, c_void_p) for name in ("tokens", "positions", "selected", "row_segment")),
-        ("segments", POINTER(Segment)),
+        ("segments", POINTER(KernelSegment)),
         *((name, c_void_p) for name in ("buffers", "scratch", "scores")),
         ("scores_stride", c_int64),
         ("num_threads", c_int32),
@@ -68,7 +68,7 @@ class Tree(ctypes.Structure):
         *((name, c_int32) for name in ("depth", "width", "branch", "num_nodes", "num_rows", "num_newest")),
         ("position", c_int64),
         *((name, c_void_p) for name in ("ranked", "state")),
-        ("segment", Segment),
+        ("segment", KernelSegment),
         *((name, c_void_p) for name in ("tokens", "log_probs", "scores", "row_nodes", "states")),
     ]
 
@@ -104,6 +104,9 @@ def load() -> ctypes.CDLL | None:
     library.pl_grow.restype = c_int32
     if not library.pl_is_supported():
         return None
-    facts = [PROGRAM_VERSION, *(ctypes.sizeof(structure) for structure in (Op, Segment, Step, Tree, Forest))]
+    facts = [
+        PROGRAM_VERSION,
+        *(ctypes.sizeof(structure) for structure in (Op, KernelSegment, Step, Tree, Forest)),
+    ]
     check_build(library, "cpu_kernels", library.pl_built_as, facts)
     return library

@@ -164,9 +164,9 @@ class DSparkDrafter(BlockDrafter):
         entries = {w.request.sequence_id: w.round.entry(w.start, w.depth) for w in chains}
         return entries | self._grow([(w, self._get(w.request.sequence_id)) for w in trees])
 
-    def _lengthen(self, wishes: Sequence[tuple[RoundRequest, BlockSequence]]) -> None:
+    def _lengthen(self, wanted: Sequence[tuple[RoundRequest, BlockSequence]]) -> None:
         """Choose the tokens that chains lack, one row of all of them at a time."""
-        while growing := [(w, state) for w, state in wishes if len(w.round.tokens) < w.depth]:
+        while growing := [(w, state) for w, state in wanted if len(w.round.tokens) < w.depth]:
             depths = [len(w.round.tokens) for w, _ in growing]
             rounds = [state.round for _, state in growing]
             previous = [(r.tokens or s.tokens)[-1] for r, (_, s) in zip(rounds, growing, strict=True)]

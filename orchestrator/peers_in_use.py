@@ -11,7 +11,7 @@ from orchestrator.placement import Placement, PlacementSetting, placement_in_for
 from paceline.v1 import peer_pb2, scheduler_pb2
 
 
-class Deployment:
+class PeersInUse:
     """The peers in use.
 
     Args:
