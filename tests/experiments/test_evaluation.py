@@ -26,7 +26,7 @@ from experiments.evaluation.report import HEADS, markdown, rows_of, tables
 from paceline.models import DEFAULT_MODEL, cached, resolve
 from paceline.sampling import VerifyMode
 from paceline.target import TargetEngine
-from paceline.training import asks
+from paceline.training.prompts import TOPIC_TASKS, TOPICS
 from tests.methods.conftest import (  # noqa: F401  fixtures
     eagle3_dir,
     eagle3_tensors,
@@ -273,7 +273,7 @@ def test_held_out_prompts_are_held_out() -> None:
     assert {kind: kinds.count(kind) for kind in kinds} == {"chat": 8, "code": 8, "summary": 8}
     assert len({prompt.prompt_id for prompt in prompts}) == len({prompt.text for prompt in prompts}) == 24
     assert not {prompt.text for prompt in prompts} & {prompt.text for prompt in embedded_prompts()}
-    asked = {task.format(topic) for task in asks.TOPIC_TASKS for topic in asks.TOPICS}
+    asked = {task.format(topic) for task in TOPIC_TASKS for topic in TOPICS}
     assert not {prompt.text for prompt in prompts} & asked
 
 
