@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from experiments.ahead.text import Text
+from paceline.drafts import DraftTree
 from paceline.methods.drafter import Drafter, DraftRequest, OutcomeRequest
-from paceline.trie import DraftTree, DraftTrie
+from paceline.trie import DraftTrie
 
 
 @dataclass(slots=True)

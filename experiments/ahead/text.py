@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from paceline.drafts import EMPTY_TREE
 from paceline.sampling import SamplingParams, verify_step
 from paceline.target import SequenceRows, TargetEngine
-from paceline.trie import EMPTY_TREE
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from paceline.drafts import DrawRule
 from paceline.sampling import SUPPORT_SIZE, VerifyMode
-from paceline.trie import DrawRule
 
 
 @dataclass(frozen=True, slots=True)

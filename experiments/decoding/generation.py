@@ -15,11 +15,11 @@ from dataclasses import dataclass, replace
 import torch
 
 from experiments.decoding.arm import Arm
+from paceline.drafts import DraftEntry, DraftTree
 from paceline.methods.drafter import Drafter, DraftRequest
 from paceline.sampling import FinalKind, SamplingParams, Verdict
 from paceline.scheduling.calibration import Calibrator
 from paceline.target import SequenceRows, TargetEngine
-from paceline.trie import DraftEntry, DraftTree
 from paceline.v1 import target_pb2
 from services.runtime import feature_parts, tensors
 from services.runtime.frames import Commit, pack_commits, pack_drafts, unpack_drafts

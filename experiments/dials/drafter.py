@@ -21,9 +21,9 @@ from torch import Tensor
 from experiments.dials.dials import Dials
 from experiments.dials.luck import Luck
 from experiments.dials.script import Script
+from paceline.drafts import DraftEntry
 from paceline.methods.drafter import DrafterError, DraftRequest, OutcomeRequest, UnknownDraftSequenceError
 from paceline.target import TapSpec
-from paceline.trie import DraftEntry
 
 _NEVER = -1
 

@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from paceline.drafts import EMPTY_TREE
 from paceline.methods.drafter import Drafter, DraftRequest
 from paceline.sampling import NoiseRole, RowParams, SamplingParams, gumbel, process_logits, verify_step
 from paceline.target import SequenceRows, TargetEngine
-from paceline.trie import EMPTY_TREE, DraftTrie
+from paceline.trie import DraftTrie
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 import uvloop
 
 from paceline import PROTOCOL_VERSION
+from paceline.drafts import DraftEntry
 from paceline.methods.drafter import DraftRequest, OutcomeRequest
 from paceline.target import TapSpec
-from paceline.trie import DraftEntry
 from paceline.v1 import peer_pb2
 from services.drafter.host import DrafterHost
 from services.drafter.settings import DrafterSettings

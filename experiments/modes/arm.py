@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from experiments.decoding.arm import Arm
+from paceline.drafts import DrawRule
 from paceline.sampling import VerifyMode
-from paceline.trie import DrawRule
 
 _WITH, _WITHOUT, _TOP = DrawRule.WITH_REPLACEMENT, DrawRule.WITHOUT_REPLACEMENT, DrawRule.TOP
 

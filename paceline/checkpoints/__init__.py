@@ -5,7 +5,6 @@ Methods name their layouts (`paceline.methods.layouts`). Nothing is unpickled an
 """
 
 from paceline.checkpoints.exchange import export_checkpoint, import_checkpoint
-from paceline.checkpoints.formats import public_formats
-from paceline.checkpoints.reduce import Reduction, reduce_checkpoint
+from paceline.checkpoints.reduce import reduce_checkpoint
 
-__all__ = ["Reduction", "export_checkpoint", "import_checkpoint", "public_formats", "reduce_checkpoint"]
+__all__ = ["export_checkpoint", "import_checkpoint", "reduce_checkpoint"]

@@ -8,7 +8,6 @@ into the description; `paceline.methods.backend` chooses what runs it.
 from paceline.draft_layer.protocol import (
     MAX_BEST,
     DraftLayer,
-    GrownTree,
     LayerOutput,
     LayerSizes,
     Rows,
@@ -23,7 +22,6 @@ __all__ = [
     "MAX_BEST",
     "DraftLayer",
     "Entry",
-    "GrownTree",
     "LayerOutput",
     "LayerSizes",
     "LayerWeights",

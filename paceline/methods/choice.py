@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from paceline.drafts import DrawRule, SiblingDraws
 from paceline.sampling import (
     DraftDistribution,
     RowParams,
@@ -22,7 +23,6 @@ from paceline.sampling import (
     race_listed,
     race_ranks,
 )
-from paceline.trie import DrawRule, SiblingDraws
 
 
 def choose_chain_tokens(

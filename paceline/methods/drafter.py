@@ -13,10 +13,10 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
+from paceline.drafts import DraftEntry, DrawRule
 from paceline.sampling import SUPPORT_SIZE, SamplingParams, VerifyMode
 from paceline.target import TapSpec
 from paceline.target.kv_slot import Slot
-from paceline.trie import DraftEntry, DrawRule
 
 GREEDY = SamplingParams(temperature=0.0)
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from paceline.drafts import DraftEntry, SiblingDraws
 from paceline.methods.choice import log_prob_of
-from paceline.trie import DraftEntry, SiblingDraws
 
 
 def num_draws(place: int, num_tokens: int, max_nodes: int) -> int:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Sequence
 
-from paceline.trie import DraftEntry
+from paceline.drafts import DraftEntry
 
 ROOT = -1
 """Number of the last committed token, in place of a node's."""

@@ -3,7 +3,6 @@
 from paceline.model.device import Device, UnknownDeviceError, configure_threads
 from paceline.model.weights import UnsupportedModelError
 from paceline.target.engine import TargetEngine
-from paceline.target.executor import ModelShape
 from paceline.target.kv_cache import KVCacheFullError
 from paceline.target.kv_slot import SlotError
 from paceline.target.prefix_cache import KeptPrefix, PrefixCache, common_prefix
@@ -15,7 +14,6 @@ __all__ = [
     "Device",
     "KVCacheFullError",
     "KeptPrefix",
-    "ModelShape",
     "PrefixCache",
     "SequenceRows",
     "SlotError",

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import structlog
 
 from paceline.contract.limits import MAX_DRAFT_LENGTH
+from paceline.drafts import DraftEntry
 from paceline.methods.drafter import Drafter, DraftRequest
-from paceline.trie import DraftEntry
 from paceline.v1 import drafter_pb2
 from services.drafter.sequence import DraftSequence
 from services.drafter.session import DraftSession

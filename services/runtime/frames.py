@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from paceline.contract.errors import StreamProtocolError
 from paceline.contract.limits import MAX_DRAFT_LENGTH, MAX_POSITIONS
-from paceline.trie import DraftEntry
+from paceline.drafts import DraftEntry
 from paceline.v1 import peer_pb2
 from services.runtime.supports import SupportReader, pack_supports
 

@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from paceline.drafts import DraftTree
 from paceline.sampling import VerifyMode
 from paceline.scheduling import StepCurve, StepTable, allocate_nodes
-from paceline.trie import DraftTree
 
 MODES_OF_DRAWS = frozenset({VerifyMode.REJECTION, VerifyMode.BLOCK})
 """In these modes, whether a token is verified must not depend on later draws: see docs/scheduling.md."""

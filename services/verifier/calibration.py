@@ -19,9 +19,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from paceline.contract.limits import MAX_DRAFT_LENGTH
+from paceline.drafts import DraftEntry, DraftTree
 from paceline.sampling import VerifyMode
 from paceline.scheduling.calibration import AcceptanceSample, Calibrator, Node
-from paceline.trie import DraftEntry, DraftTree
 
 _MODES = (VerifyMode.GREEDY, VerifyMode.COUPLED, VerifyMode.TYPICAL, VerifyMode.REJECTION)
 MAX_POSITION = MAX_DRAFT_LENGTH - 1

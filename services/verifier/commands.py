@@ -14,8 +14,8 @@ import structlog
 
 from paceline.contract.failures import FailureReason, StatusCode
 from paceline.contract.policy import StepPolicy
+from paceline.drafts import DraftError
 from paceline.target import TargetEngine
-from paceline.trie import DraftError
 from paceline.v1 import peer_pb2, target_pb2
 from services.verifier.calibration import Calibrators
 from services.verifier.feature_hub import FeatureHub

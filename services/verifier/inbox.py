@@ -15,8 +15,8 @@ from collections import deque
 from dataclasses import dataclass
 
 from paceline.contract.policy import StepPolicy
+from paceline.drafts import DraftEntry
 from paceline.sampling import LogitRule
-from paceline.trie import DraftEntry
 from services.verifier.session import VerifySession
 from services.verifier.specs import SequenceSpec
 

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 import torch
 
+from paceline.drafts import DraftTree
 from paceline.sampling import SamplingParams, verify_step
 from paceline.target import KVCacheFullError, SequenceRows, TargetEngine
-from paceline.trie import DraftTree
 from paceline.v1 import target_pb2
 
 _SHAPES = ((1, 1), (1, 5), (1, 9), (1, 13), (2, 1), (2, 5), (4, 5), (1, 2), (1, 3))

@@ -14,10 +14,11 @@ from collections.abc import Sequence as TokenSequence
 from dataclasses import dataclass, field
 
 from paceline.contract.errors import IllegalTransitionError
+from paceline.drafts import EMPTY_TREE, DraftEntry, DraftTree
 from paceline.ngram import NgramProposal, merge_proposal
 from paceline.sampling import DraftFilter, LogitRule, VerifyMode
 from paceline.scheduling.calibration import Calibrator
-from paceline.trie import EMPTY_TREE, AddResult, DraftEntry, DraftTree, DraftTrie
+from paceline.trie import AddResult, DraftTrie
 from services.verifier.calibration import calibrated
 from services.verifier.ngram import SURE_PROPOSAL, NgramProposer
 from services.verifier.sequence_state import TRANSITIONS, Finish, TargetSequenceState

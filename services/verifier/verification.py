@@ -14,9 +14,9 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from paceline.drafts import DraftTree
 from paceline.sampling import RuleError, Verdict, maxima_of, verify_step
 from paceline.target import StepOutput
-from paceline.trie import DraftTree
 from services.verifier.log_probs import raw_rows
 from services.verifier.schedule import StepInput
 from services.verifier.sequence import TargetSequence

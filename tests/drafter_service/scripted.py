@@ -15,9 +15,9 @@ import grpc
 import torch
 from torch import Tensor
 
+from paceline.drafts import DraftEntry
 from paceline.methods.drafter import DraftRequest, OutcomeRequest
 from paceline.target import TapSpec
-from paceline.trie import DraftEntry
 from paceline.v1 import peer_pb2, target_pb2, target_pb2_grpc
 from services.runtime import feature_parts, tensors
 from services.runtime.channel import server_options

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from experiments.ahead.replay import Cycle, Tally, num_accepted, replay
 from experiments.ahead.text import Text
+from paceline.drafts import DraftEntry
 from paceline.methods.drafter import DraftRequest, OutcomeRequest
 from paceline.sampling import SamplingParams
-from paceline.trie import DraftEntry, DraftTrie
+from paceline.trie import DraftTrie
 
 PROMPT = [1, 2, 3]
 LENGTH = 60

@@ -19,6 +19,7 @@ from experiments.dials.policy import FixedPolicy, read_policy
 from experiments.dials.script import Script, ScriptText
 from paceline.atomic_write import write_json
 from paceline.contract.errors import InvalidRequestError
+from paceline.drafts import DraftEntry
 from paceline.methods.drafter import (
     Drafter,
     DrafterError,
@@ -26,7 +27,7 @@ from paceline.methods.drafter import (
     OutcomeRequest,
     UnknownDraftSequenceError,
 )
-from paceline.trie import DraftEntry, DraftTrie
+from paceline.trie import DraftTrie
 
 VOCAB = 300
 NUM_DRAWS = 4000

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from paceline.drafts import DraftEntry
 from paceline.methods.drafter import Drafter, DraftRequest
-from paceline.trie import DraftEntry
 from tests.methods.conftest import Target
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from paceline.drafts import DraftEntry
 from paceline.methods.checkpoint import DrafterConfig, save_drafter
 from paceline.methods.drafter import Drafter, DraftRequest
 from paceline.methods.eagle3.objective import Eagle3Shape
 from paceline.models import model_fingerprint
-from paceline.trie import DraftEntry
 
 VOCAB, WIDTH = 97, 64
 SHAPE = {

@@ -12,13 +12,13 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
+from paceline.drafts import DraftEntry
 from paceline.methods.checkpoint import CheckpointError
 from paceline.methods.deepseek_mtp.objective import DeepseekMtpObjective, MtpShape
 from paceline.methods.drafter import Drafter, DraftRequest
 from paceline.methods.loading import drafter_tap, load_drafter
 from paceline.training.data import Batch
 from paceline.training.objective import TargetReference
-from paceline.trie import DraftEntry
 from tests.methods.conftest import MTP_SHAPE, VOCAB, Target, mtp_tensors, save_mtp, text
 from tests.methods.mtp_reference import ReferenceMtp
 

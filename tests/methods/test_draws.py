@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
+from paceline.drafts import DraftEntry, DrawRule
 from paceline.methods.drafter import Drafter, DraftRequest
 from paceline.methods.sibling_chain import num_draws
 from paceline.sampling import (
@@ -19,7 +20,6 @@ from paceline.sampling import (
     draw_children,
     target_probs,
 )
-from paceline.trie import DraftEntry, DrawRule
 from tests.methods.conftest import DRAFT_IDS, Target, text
 
 Load = Callable[[Path], Drafter]

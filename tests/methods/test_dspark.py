@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
+from paceline.drafts import DraftEntry, DrawRule
 from paceline.methods.checkpoint import CheckpointError, DrafterConfig, save_drafter
 from paceline.methods.drafter import Drafter, DraftRequest, OutcomeRequest
 from paceline.methods.dspark.drafter import DSparkDrafter
 from paceline.methods.dspark.heads import HeadPlan, MarkovHead
 from paceline.methods.loading import load_drafter
 from paceline.sampling import DraftDistribution, SamplingParams, VerifyMode
-from paceline.trie import DraftEntry, DrawRule
 from tests.methods.conftest import (
     DRAFT_IDS,
     DSPARK_HEADS,

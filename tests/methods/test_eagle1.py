@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from paceline.drafts import DraftEntry
 from paceline.methods.autoregressive.static_rule import StaticRule, expected_tokens, reference_paths
 from paceline.methods.autoregressive.tree_rule import DynamicRule
 from paceline.methods.checkpoint import CheckpointError, save_drafter
@@ -25,7 +26,6 @@ from paceline.methods.loading import drafter_tap, load_drafter
 from paceline.sampling import SamplingParams
 from paceline.training.data import Batch
 from paceline.training.objective import TargetReference
-from paceline.trie import DraftEntry
 from tests.methods.conftest import EAGLE1_SHAPE, VOCAB, Target, eagle1_config, text
 from tests.methods.eagle_reference import ReferenceEagle1, chain_logits
 

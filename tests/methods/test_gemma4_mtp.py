@@ -18,6 +18,7 @@ from transformers import (
 )
 
 from paceline.checkpoints.exchange import export_checkpoint, import_checkpoint
+from paceline.drafts import DraftEntry
 from paceline.methods.checkpoint import CheckpointError
 from paceline.methods.drafter import Drafter, DrafterError, DraftRequest, OutcomeRequest, ReadsInPlace
 from paceline.methods.gemma4_mtp.model import FULL, ORDER, SLIDING
@@ -25,7 +26,6 @@ from paceline.methods.loading import load_drafter
 from paceline.sampling import SamplingParams
 from paceline.target import SequenceRows, StepError, TapSpec, TargetEngine
 from paceline.target.kv_slot import Slot
-from paceline.trie import DraftEntry
 from tests.methods.conftest import Target, text
 from tests.methods.gemma4_checkpoint import (
     FOR_GEMMA,

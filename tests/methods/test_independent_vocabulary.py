@@ -18,6 +18,7 @@ from experiments.decoding.arm import Arm
 from experiments.decoding.generation import generate
 from experiments.decoding.tally import Tally
 from experiments.modes.arm import ARMS, GREEDY_ARMS
+from paceline.drafts import DraftEntry, DrawRule
 from paceline.methods.checkpoint import ANY_TARGET, CheckpointError, DrafterConfig
 from paceline.methods.drafter import Drafter, DraftRequest, OutcomeRequest
 from paceline.methods.independent.drafter import IndependentDrafter
@@ -25,7 +26,7 @@ from paceline.methods.loading import drafter_tap, load_drafter
 from paceline.models import DEFAULT_MODEL, cached, model_fingerprint, resolve
 from paceline.sampling import DraftDistribution, SamplingParams, VerifyMode
 from paceline.target import TargetEngine
-from paceline.trie import DraftEntry, DraftTrie, DrawRule
+from paceline.trie import DraftTrie
 from tests.methods.foreign import (
     TEXT,
     byte_fallback_tokenizer,

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from paceline.drafts import DraftEntry
 from paceline.methods.checkpoint import CheckpointError, DrafterConfig, save_drafter
 from paceline.methods.drafter import Drafter, DrafterError, DraftRequest, OutcomeRequest
 from paceline.methods.medusa1.drafter import Medusa1Drafter
@@ -20,7 +21,6 @@ from paceline.methods.medusa_heads.heads import MedusaShape, OutputHead
 from paceline.methods.medusa_heads.training import HeadStack
 from paceline.methods.static_tree import search_tree
 from paceline.sampling import SamplingParams
-from paceline.trie import DraftEntry
 from tests.methods.conftest import DRAFT_IDS, MEDUSA, VOCAB, Target, medusa_tensors, save_medusa, text
 
 Load = Callable[[Path], Drafter]

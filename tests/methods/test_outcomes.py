@@ -9,10 +9,11 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
+from paceline.drafts import DraftEntry
 from paceline.methods.drafter import Drafter, DraftRequest, OutcomeRequest
 from paceline.methods.tree import ROOT, GrowingTree
 from paceline.sampling import SamplingParams, VerifyMode
-from paceline.trie import DraftEntry, DraftTrie
+from paceline.trie import DraftTrie
 from tests.methods.conftest import VOCAB, Target, text
 from tests.methods.eagle_reference import ReferenceEagle1
 from tests.methods.test_eagle1 import likeliest as eagle1_chain

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from paceline.drafts import DrawRule
 from paceline.methods.choice import choose_chain_tokens
 from paceline.methods.dflash.drafter import DFlashDrafter
 from paceline.methods.drafter import Drafter, DrafterError, DraftRequest, OutcomeRequest
@@ -18,7 +19,6 @@ from paceline.methods.one_pass.round import OnePassRound
 from paceline.methods.p_eagle.drafter import PEagleDrafter
 from paceline.methods.pard1.drafter import Pard1Drafter
 from paceline.sampling import SamplingParams, VerifyMode
-from paceline.trie import DrawRule
 from tests.methods.conftest import DRAFT_IDS, VOCAB, Target, text
 from tests.methods.drafting import draft, entry_of, start
 from tests.methods.pard_checkpoint import MASK_TOKEN

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.contract.errors import StreamProtocolError
-from paceline.trie import DraftEntry
+from paceline.drafts import DraftEntry
 from paceline.v1 import peer_pb2
 from services.runtime.frames import Commit, pack_commits, pack_drafts, unpack_commits, unpack_drafts
 

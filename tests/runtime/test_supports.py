@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline.drafts import DraftEntry, DrawRule, SiblingDraws
 from paceline.sampling import DraftDistribution, draw_siblings
-from paceline.trie import DraftEntry, DrawRule, SiblingDraws
 from paceline.v1 import peer_pb2
 from services.runtime.frames import pack_drafts, unpack_drafts
 

@@ -11,7 +11,7 @@ from fractions import Fraction
 import pytest
 import torch
 
-from paceline.drafts import DraftError, DraftTree, DrawRule, SiblingDraws
+from paceline.drafts import DraftEntry, DraftError, DraftTree, DrawRule, SiblingDraws
 from paceline.sampling import (
     DraftDistribution,
     FinalKind,
@@ -23,7 +23,6 @@ from paceline.sampling import (
     verify_step,
 )
 from paceline.scheduling import allocate_nodes
-from paceline.trie import DraftEntry
 from tests.sampling.chi_square import path_acceptance
 from tests.sampling.enumeration import (
     ROOT,

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline.drafts import DraftEntry, DraftTree
 from paceline.scheduling import StepCurve, StepTable, allocate_nodes
-from paceline.trie import DraftEntry, DraftTree, DraftTrie
+from paceline.trie import DraftTrie
 
 steps = st.lists(st.floats(0.01, 1), min_size=24, max_size=24).map(
     lambda gaps: list(itertools.accumulate(gaps))

@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 from paceline.cli import main
+from paceline.drafts import DrawRule
 from paceline.methods.drafter import DraftRequest
 from paceline.methods.loading import load_drafter
 from paceline.methods.method import Method
@@ -23,7 +24,6 @@ from paceline.methods.registry import METHODS, register
 from paceline.sampling import SamplingParams, VerifyMode
 from paceline.target import SequenceRows, TargetEngine
 from paceline.training.data import Corpus, DataPosition
-from paceline.trie import DrawRule
 from paceline.v1 import peer_pb2
 from tests.verifier.conductor import Conductor
 from tests.verifier.conftest import serving

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.drafts import EMPTY_TREE, DraftClaim, DraftTree
+from paceline.drafts import EMPTY_TREE, DraftClaim, DraftEntry, DraftTree
 from paceline.ngram import MAX_MATCH, MIN_MATCH, MatchAcceptance, NgramProposal, TextIndex, merge_proposal
-from paceline.trie import DraftEntry, DraftTrie
+from paceline.trie import DraftTrie
 
 texts = st.lists(st.integers(0, 2), max_size=40)
 

@@ -7,14 +7,8 @@ import time
 
 import pytest
 
-from paceline.trie import (
-    DEFAULT_CONFIDENCE,
-    AddResult,
-    CommitResult,
-    DraftEntry,
-    DraftError,
-    DraftTrie,
-)
+from paceline.drafts import DraftEntry, DraftError
+from paceline.trie import DEFAULT_CONFIDENCE, AddResult, CommitResult, DraftTrie
 from tests.trie.entries import COMMITTED, chain
 
 

@@ -7,7 +7,8 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.trie import DEFAULT_CONFIDENCE, DraftEntry, DraftTree, DraftTrie
+from paceline.drafts import DraftEntry, DraftTree
+from paceline.trie import DEFAULT_CONFIDENCE, DraftTrie
 
 VOCAB = 3
 INITIAL = [0, 1]

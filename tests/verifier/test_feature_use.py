@@ -12,6 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from paceline.contract.errors import InvalidRequestError
 from paceline.contract.policy import StepPolicy
+from paceline.drafts import DraftEntry
 from paceline.methods.drafter import DraftRequest
 from paceline.methods.loading import drafter_tap, load_drafter
 from paceline.methods.pard2.drafter import Pard2Drafter
@@ -19,7 +20,6 @@ from paceline.models import model_fingerprint
 from paceline.sampling import SamplingParams
 from paceline.target import SequenceRows, TargetEngine
 from paceline.target.taps import Tap
-from paceline.trie import DraftEntry
 from paceline.v1 import peer_pb2, target_pb2
 from services.verifier import colocated
 from services.verifier.colocated import ColocatedDrafter

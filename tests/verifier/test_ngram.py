@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from paceline.contract.policy import StepPolicy
+from paceline.drafts import DraftEntry
 from paceline.sampling import SamplingParams
 from paceline.target import TargetEngine
-from paceline.trie import DraftEntry
 from paceline.v1 import peer_pb2, sampling_pb2, target_pb2
 from services.verifier.inbox import AddDrafts, Open, SetPolicy
 from services.verifier.ngram import NgramProposers

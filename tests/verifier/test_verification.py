@@ -7,8 +7,8 @@ import asyncio
 import pytest
 import torch
 
+from paceline.drafts import EMPTY_TREE, DraftTree
 from paceline.sampling import LogitBias, SamplingParams, Verdict, maxima_of
-from paceline.trie import EMPTY_TREE, DraftTree
 from services.verifier.sequence import TargetSequence
 from services.verifier.session import VerifySession
 from services.verifier.specs import SequenceSpec

@@ -19,6 +19,7 @@ from paceline.draft_layer import (
     TreeWanted,
     join_rows,
 )
+from paceline.drafts import DraftEntry, DrawRule
 from paceline.methods.autoregressive.passes import LayerPasses
 from paceline.methods.autoregressive.sequence import (
     AutoregressiveSequence,
@@ -36,7 +37,6 @@ from paceline.methods.sibling_chain import num_draws
 from paceline.methods.tree import ROOT, GrowingTree
 from paceline.sampling import VerifyMode
 from paceline.target import Device, TapSpec
-from paceline.trie import DraftEntry, DrawRule
 
 
 class AutoregressiveDrafter(LayerPasses):

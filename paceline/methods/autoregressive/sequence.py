@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from paceline.draft_layer import Rows, StableRow
+from paceline.drafts import DraftEntry, SiblingDraws
 from paceline.methods.feature_follower import FollowedSequence
 from paceline.methods.sibling_chain import sibling_chain_entry
 from paceline.methods.tree import GrowingTree
-from paceline.trie import DraftEntry, SiblingDraws
 
 
 @dataclass(slots=True)

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from paceline.draft_layer import join_rows
+from paceline.drafts import DraftEntry
 from paceline.methods import backend
 from paceline.methods.checkpoint import DrafterConfig, load_tensor
 from paceline.methods.dflash.layer import BlockPlan, BlockRows, DFlashLayer, read_layer
@@ -29,7 +30,6 @@ from paceline.methods.one_pass.round import OnePassRound, RoundRequest
 from paceline.methods.target_vocabulary import read_vocabulary
 from paceline.target import Device, TapSpec
 from paceline.target.kv_slot import Slot
-from paceline.trie import DraftEntry
 
 
 @dataclass(slots=True)

@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.draft_layer import join_rows
+from paceline.drafts import DraftEntry, DrawRule
 from paceline.methods.autoregressive.tree_rule import DynamicRule
 from paceline.methods.backend import pack_rows
 from paceline.methods.checkpoint import DrafterConfig, load_tensors
@@ -35,7 +36,6 @@ from paceline.methods.one_pass.round import RoundRequest, choose_rows
 from paceline.methods.target_vocabulary import read_draft_ids
 from paceline.methods.tree import ROOT, GrowingTree
 from paceline.target import Device, TapSpec
-from paceline.trie import DraftEntry, DrawRule
 
 
 def dspark_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:

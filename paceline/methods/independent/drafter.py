@@ -14,6 +14,7 @@ from typing import ClassVar
 
 import torch
 
+from paceline.drafts import DraftEntry, DrawRule
 from paceline.methods.checkpoint import CheckpointError, DrafterConfig
 from paceline.methods.choice import choose_chain_tokens, draw_chain_tokens
 from paceline.methods.drafter import DraftRequest, OutcomeRequest
@@ -24,7 +25,6 @@ from paceline.methods.whole_model.draft_model import DraftModel, load_engine, mo
 from paceline.methods.whole_model.text_follower import TextFollower
 from paceline.methods.whole_model.vocabulary import DraftVocabulary
 from paceline.target import Device, SequenceRows
-from paceline.trie import DraftEntry, DrawRule
 
 
 class IndependentDrafter(TextFollower[IndependentSequence]):

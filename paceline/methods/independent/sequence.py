@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from paceline.drafts import DraftEntry, SiblingDraws
 from paceline.methods.sibling_chain import sibling_chain_entry
 from paceline.methods.whole_model.draft_text import DraftText
 from paceline.methods.whole_model.text_follower import FollowedText
 from paceline.target import common_prefix
-from paceline.trie import DraftEntry, SiblingDraws
 
 
 @dataclass(slots=True)

@@ -16,6 +16,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
+from paceline.drafts import DraftEntry, DrawRule
 from paceline.methods.checkpoint import DrafterConfig, load_tensors
 from paceline.methods.choice import choose_chain_tokens, draw_chain_tokens, rank_children
 from paceline.methods.drafter import (
@@ -35,7 +36,6 @@ from paceline.methods.sibling_chain import num_draws, sibling_chain_entry
 from paceline.methods.static_tree import StaticTree, search_tree
 from paceline.sampling import SamplingParams
 from paceline.target import Device, TapSpec
-from paceline.trie import DraftEntry, DrawRule
 
 
 class HeadsDrafter:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from paceline.trie import SiblingDraws
+from paceline.drafts import SiblingDraws
 
 
 @dataclass(slots=True)

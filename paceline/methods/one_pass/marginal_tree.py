@@ -12,7 +12,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 
-from paceline.trie import DraftEntry
+from paceline.drafts import DraftEntry
 
 
 def marginal_tree(

@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from paceline.draft_layer import MAX_BEST, LayerOutput, join_rows
+from paceline.drafts import DraftEntry, DrawRule, SiblingDraws
 from paceline.methods.choice import choose_chain_tokens, draw_chain_tokens, rank_children
 from paceline.methods.drafter import DraftRequest
 from paceline.methods.one_pass.marginal_tree import marginal_tree
 from paceline.methods.sibling_chain import num_draws, sibling_chain_entry
 from paceline.sampling import VerifyMode
-from paceline.trie import DraftEntry, DrawRule, SiblingDraws
 
 Ranked = tuple[list[list[float]], list[list[int]]]
 """The likeliest tokens of each row of a pass, best first: log-probabilities, and draft ids."""

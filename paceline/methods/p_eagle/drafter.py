@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from paceline.draft_layer import DraftLayer, Rows, join_rows
+from paceline.drafts import DraftEntry
 from paceline.methods.backend import make_layer
 from paceline.methods.checkpoint import CheckpointError, DrafterConfig, load_tensor, load_tensors
 from paceline.methods.drafter import DraftRequest, OutcomeRequest
@@ -34,7 +35,6 @@ from paceline.methods.one_pass.round import OnePassRound, RoundRequest, round_en
 from paceline.methods.target_vocabulary import read_draft_ids
 from paceline.target import Device, TapSpec
 from paceline.target.kv_slot import Slot
-from paceline.trie import DraftEntry
 
 
 def p_eagle_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from paceline.draft_layer.torch_layer import TorchOutput
+from paceline.drafts import DraftEntry
 from paceline.methods.checkpoint import DrafterConfig
 from paceline.methods.drafter import DraftRequest, OutcomeRequest
 from paceline.methods.one_pass.round import OnePassRound, RoundRequest, round_entries
@@ -28,7 +29,6 @@ from paceline.methods.pard.checkpoint import mask_token, read_model_config, read
 from paceline.methods.whole_model.draft_model import DraftModel, load_engine, model_directory
 from paceline.methods.whole_model.text_follower import FollowedText, TextFollower
 from paceline.target import Device, SequenceRows, TapSpec
-from paceline.trie import DraftEntry
 
 log = structlog.get_logger()
 

@@ -9,12 +9,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from paceline.drafts import DraftEntry, DrawRule
 from paceline.methods.checkpoint import DrafterConfig, load_tensors
 from paceline.methods.choice import choose_chain_tokens, draw_chain_tokens
 from paceline.methods.drafter import DrafterError, DraftRequest, OutcomeRequest, UnknownDraftSequenceError
 from paceline.methods.sibling_chain import num_draws, sibling_chain_entry
 from paceline.target import Device, TapSpec
-from paceline.trie import DraftEntry, DrawRule
 
 LAST, NEXT = "last.weight", "next.weight"
 
