@@ -36,7 +36,7 @@ def run(options: SynthOptions) -> dict[str, int]:
         raise TrainingDataError(
             f"max_tokens {options.max_tokens} leaves no room for an answer: template and user turn take {needed}"
         )
-    teacher = Teacher.load(options.model_dir, options.torch_dtype)
+    teacher = Teacher(options.model_dir, options.torch_dtype)
 
     @torch.inference_mode()
     def write(index: int) -> Shard:

@@ -1,8 +1,8 @@
 """The target as a teacher: a batched Llama forward in which every row has the same position.
 
-Responsible for writing text quickly on a CPU (packed linear weights, static KV cache, no padding, no masks) and for the
-features that drafters learn from. Knows no sampling rules, requests, trees or ragged batches: serving runs through
-:mod:`paceline.target`, and a test compares the two. Called by :mod:`paceline.training.synth`.
+Responsible for writing text quickly on a CPU (static KV cache, no padding) and for the features that drafters learn
+from. Its blocks are those that serving runs; the cache of a static batch is its own. Knows no sampling rules, requests,
+trees or ragged batches. Called by :mod:`paceline.training.synth`.
 """
 
 from __future__ import annotations
@@ -16,12 +16,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.contract.errors import TrainingDataError
-from paceline.model.linear import Linear
-from paceline.model.rope import rotate, rotation_at
+from paceline.model.architecture import Architecture
+from paceline.model.decoder_weights import DecoderWeights
+from paceline.model.norm import RmsNorm
+from paceline.model.rope import rotation_at
+from paceline.model.torch_block import Scoring, TorchBlock
+from paceline.model.weights import SafetensorsDir
 from paceline.target import Device
 from paceline.training.configuration import parse_configuration, read_config_json
 from paceline.training.sizes import ModelSizes, default_tap_layers
-from paceline.training.target_weights import read_weights
 
 _SUPPORTED = ("llama",)
 
@@ -58,14 +61,18 @@ class TeacherCache:
     def __init__(self, shape: ModelSizes, rows: int, capacity: int, dtype: torch.dtype) -> None:
         self.max_length = capacity
         self.length = 0
+        self._new = 0
+        self._groups = shape.num_heads // shape.num_kv_heads
+        self._mask = torch.empty(0)
         heads = rows * shape.num_kv_heads
         self.rows = rows
-        # Keys are stored transposed: [rows * kv_heads, head_dim, room]; values: [rows * kv_heads, room, head_dim].
+        # Keys are stored transposed: [rows * kv_heads, head_dim, allocated]
+        # values: [rows * kv_heads, allocated, head_dim]
         self.keys = [torch.zeros((heads, shape.head_dim, 0), dtype=dtype) for _ in range(shape.num_layers)]
         self.values = [torch.zeros((heads, 0, shape.head_dim), dtype=dtype) for _ in range(shape.num_layers)]
 
     @property
-    def room(self) -> int:
+    def allocated(self) -> int:
         """Positions allocated."""
         return int(self.values[0].shape[1])
 
@@ -73,9 +80,9 @@ class TeacherCache:
         """Allocates ``length`` positions."""
         if length > self.max_length:
             raise TrainingDataError(f"{length} tokens do not fit a cache of {self.max_length}")
-        if length <= self.room:
+        if length <= self.allocated:
             return
-        extra = -(-(length - self.room) // _GROWTH) * _GROWTH
+        extra = -(-(length - self.allocated) // _GROWTH) * _GROWTH
         self.keys = [F.pad(x, (0, extra)) for x in self.keys]
         self.values = [F.pad(x, (0, 0, 0, extra)) for x in self.values]
 
@@ -90,61 +97,59 @@ class TeacherCache:
         self.values = [keep(x) for x in self.values]
         self.rows = rows.numel()
 
+    def begin(self, count: int) -> None:
+        """Make allocated for ``count`` more positions of every row; they count once :meth:`end` is called."""
+        self._new = count
+        self.reserve(self.length + count)
+        # [groups * count, allocated]: row t of a pass sees positions up to length + t.
+        hidden = torch.full((count, self.allocated), -torch.inf, dtype=self.values[0].dtype)
+        self._mask = hidden.triu(self.length + 1).repeat(self._groups, 1)
+
+    def attend(self, queries: Tensor, keys_values: Tensor, layer: int, scoring: Scoring) -> Tensor:
+        """See :class:`paceline.model.torch_block.Attention`; rows of the batch one after the other."""
+        rows, count, start = self.rows, self._new, self.length
+        groups, kv_heads, head_dim = queries.shape[1:]
+        new_keys, new_values = keys_values.view(rows, count, 2, kv_heads, head_dim).unbind(2)
+        keys, values = self.keys[layer], self.values[layer]
+        keys.unflatten(0, (rows, -1))[..., start : start + count] = new_keys.permute(0, 2, 3, 1)
+        values.unflatten(0, (rows, -1))[:, :, start : start + count] = new_values.transpose(1, 2)
+        # The heads of a group become rows: one pass over the keys serves all of them.
+        q = queries.view(rows, count, groups, kv_heads, head_dim).permute(0, 3, 2, 1, 4) * scoring.scale
+        scores = torch.bmm(q.reshape(-1, groups * count, head_dim), keys) + self._mask
+        mixed = torch.bmm(scores.softmax(-1), values).view(rows, kv_heads, groups, count, head_dim)
+        return mixed.permute(0, 3, 2, 1, 4).reshape(rows * count, -1)
+
+    def end(self) -> None:
+        """Count the positions of the pass."""
+        self.length += self._new
+
 
 class Teacher:
     """A Llama target, packed for batched forward passes.
 
     Args:
-        weights: checkpoint tensors by their transformers names.
-        shape: sizes.
+        model_dir: a transformers Llama directory (``config.json`` and safetensors).
         dtype: compute type; bfloat16 is about twice as fast as float32 on CPUs that have it.
         tap_layers: layers whose entering residual stream is returned (``num_layers`` = after the last).
+
+    Raises:
+        TrainingDataError: the model is not one that the teacher computes; see :func:`llama_sizes`.
     """
 
-    def __init__(
-        self,
-        weights: dict[str, Tensor],
-        shape: ModelSizes,
-        dtype: torch.dtype,
-        tap_layers: Sequence[int] | None = None,
-    ) -> None:
-        self.shape = shape
+    def __init__(self, model_dir: Path, dtype: torch.dtype, tap_layers: Sequence[int] | None = None) -> None:
+        content = read_config_json(model_dir)
+        self.shape = shape = llama_sizes(content)
         self.dtype = dtype
         self.tap_layers = (
             tuple(tap_layers) if tap_layers is not None else default_tap_layers(shape.num_layers)
         )
-        take = lambda name: weights[name].to(dtype)  # noqa: E731
-        self.embedding = take("model.embed_tokens.weight")  # [vocab, hidden]
-        head = weights.get("lm_head.weight")
-        self.head_weight = self.embedding if head is None else head.to(dtype)  # [vocab, hidden]
-        pack = Device.parse("cpu").pack
-        self._head = pack(self.head_weight)
-        self.final_norm = take("model.norm.weight")
-        self._layers: list[tuple[Tensor, Linear, Linear, Tensor, Linear, Linear]] = []
-        for i in range(shape.num_layers):
-            p = f"model.layers.{i}."
-            qkv = torch.cat([take(p + f"self_attn.{x}_proj.weight") for x in "qkv"])
-            gate_up = torch.cat([take(p + f"mlp.{x}_proj.weight") for x in ("gate", "up")])
-            self._layers.append(
-                (
-                    take(p + "input_layernorm.weight"),
-                    pack(qkv),
-                    pack(take(p + "self_attn.o_proj.weight")),
-                    take(p + "post_attention_layernorm.weight"),
-                    pack(gate_up),
-                    pack(take(p + "mlp.down_proj.weight")),
-                )
-            )
-
-    @classmethod
-    def load(cls, model_dir: Path, dtype: torch.dtype, tap_layers: Sequence[int] | None = None) -> Teacher:
-        """Loads a transformers Llama directory (``config.json`` and safetensors).
-
-        Raises:
-            TrainingDataError: the model is not one that the teacher computes; see :func:`llama_sizes`.
-        """
-        shape = llama_sizes(read_config_json(model_dir))
-        return cls(read_weights(model_dir), shape, dtype, tap_layers)
+        device = Device.parse("cpu")
+        with SafetensorsDir(model_dir) as weights:
+            reader = DecoderWeights(Architecture.from_config(parse_configuration(content)), weights, dtype)
+            self._embedding = reader.embedding  # [vocab, hidden]
+            self._head = device.pack(reader.head)
+            self._final_norm = RmsNorm(reader.final_norm.to(dtype), shape.rms_eps)
+            self._blocks = [TorchBlock(reader.block(i), device, dtype, i) for i in range(shape.num_layers)]
 
     def new_cache(self, rows: int, capacity: int) -> TeacherCache:
         """An empty cache for ``rows`` sequences of at most ``capacity`` tokens."""
@@ -168,41 +173,22 @@ class Teacher:
         Returns:
             ``(hidden, taps)``: final-norm hidden ``[rows, count, hidden]`` and taps ``[rows, count, n_taps, hidden]``.
         """
-        s = self.shape
+        shape = self.shape
         rows, count = tokens.shape
-        start = cache.length
-        end = start + count
-        groups = s.num_heads // s.num_kv_heads
-        cos, sin = rotation_at(s.rope_theta, s.head_dim, start, count, self.dtype)
-        scale = s.head_dim**-0.5
-        cache.reserve(end)
-        # [groups * count, room]: row t of each group sees positions up to start + t
-        mask = torch.full((count, cache.room), -torch.inf, dtype=self.dtype).triu(start + 1).repeat(groups, 1)
-        split = (s.num_heads + s.num_kv_heads, s.num_kv_heads)
-        x = F.embedding(tokens.reshape(-1), self.embedding)  # [rows*count, hidden]
+        cache.begin(count)
+        cos, sin = rotation_at(shape.rope_theta, shape.head_dim, cache.length, count, self.dtype)
+        half = shape.head_dim // 2
+        signed_sin = torch.cat((-sin[..., :half], sin[..., half:]), dim=-1)
+        rope = cos.repeat(rows, 1, 1), signed_sin.repeat(rows, 1, 1)
+        x = F.embedding(tokens.reshape(-1), self._embedding)  # [rows * count, hidden]
         taps: dict[int, Tensor] = {}
-        for i, (norm_in, qkv, out, norm_post, gate_up, down) in enumerate(self._layers):
+        for i, block in enumerate(self._blocks):
             if i in self.tap_layers:
                 taps[i] = x
-            a = qkv(F.rms_norm(x, (s.hidden,), norm_in, s.rms_eps))
-            qk, v = a.view(rows, count, -1, s.head_dim).split(split, dim=2)
-            qk = rotate(qk, cos, sin)
-            q, k = qk.split((s.num_heads, s.num_kv_heads), dim=2)
-            keys = cache.keys[i]
-            values = cache.values[i]
-            keys.unflatten(0, (rows, -1))[..., start:end] = k.permute(0, 2, 3, 1)
-            values.unflatten(0, (rows, -1))[:, :, start:end] = v.transpose(1, 2)
-            # Grouped heads become query rows: one pass over the keys serves all of a group.
-            q = q.view(rows, count, s.num_kv_heads, groups, s.head_dim).permute(0, 2, 3, 1, 4) * scale
-            scores = torch.bmm(q.reshape(-1, groups * count, s.head_dim), keys) + mask
-            o = torch.bmm(scores.softmax(-1), values).view(rows, s.num_kv_heads, groups, count, s.head_dim)
-            o = o.permute(0, 3, 1, 2, 4).reshape(rows * count, -1)
-            x = out.add(o, x)
-            gate, up = gate_up(F.rms_norm(x, (s.hidden,), norm_post, s.rms_eps)).chunk(2, dim=-1)
-            x = down.add(F.silu(gate) * up, x)
-        if s.num_layers in self.tap_layers:
-            taps[s.num_layers] = x
-        cache.length = end
-        hidden = F.rms_norm(x, (s.hidden,), self.final_norm, s.rms_eps)
+            x = block.forward(x, rope, cache.attend)
+        if shape.num_layers in self.tap_layers:
+            taps[shape.num_layers] = x
+        cache.end()
         stacked = torch.stack([taps[i] for i in self.tap_layers], dim=1)
+        hidden = self._final_norm(x)
         return hidden.view(rows, count, -1), stacked.view(rows, count, len(self.tap_layers), -1)

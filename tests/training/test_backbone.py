@@ -26,7 +26,7 @@ def _tokens(rows: int, length: int, seed: int) -> torch.Tensor:
 
 
 def test_forward_equals_the_teachers_logits(target_dir: Path) -> None:
-    teacher, weights = Teacher.load(target_dir, torch.float32), read_weights(target_dir)
+    teacher, weights = Teacher(target_dir, torch.float32), read_weights(target_dir)
     tokens = _tokens(3, 40, seed=1)
     padded = torch.nn.functional.pad(tokens, (0, 9))
     with torch.no_grad():

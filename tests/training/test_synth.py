@@ -79,7 +79,7 @@ def test_greedy_answers_are_the_targets_choice(text_dir: Path) -> None:
 
 
 def test_features_belong_to_their_tokens(target_dir: Path, text_dir: Path) -> None:
-    teacher = Teacher.load(target_dir, torch.float32)
+    teacher = Teacher(target_dir, torch.float32)
     shard = shards.read_shard(shards.shard_path(text_dir, 1))
     assert shard.taps is not None
     assert shard.hidden is not None

@@ -14,7 +14,7 @@ from paceline.training.teacher import Teacher, llama_sizes
 
 
 def test_forward_equals_transformers(target_dir: Path) -> None:
-    teacher = Teacher.load(target_dir, torch.float32)
+    teacher = Teacher(target_dir, torch.float32)
     reference = LlamaForCausalLM.from_pretrained(target_dir, dtype=torch.float32)
     tokens = torch.randint(3, 200, (3, 60), generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():
@@ -32,7 +32,7 @@ def test_forward_equals_transformers(target_dir: Path) -> None:
 
 
 def test_rows_may_leave(target_dir: Path) -> None:
-    teacher = Teacher.load(target_dir, torch.float32)
+    teacher = Teacher(target_dir, torch.float32)
     tokens = torch.randint(3, 200, (4, 12), generator=torch.Generator().manual_seed(2))
     with torch.inference_mode():
         cache = teacher.new_cache(4, 16)
@@ -46,7 +46,7 @@ def test_rows_may_leave(target_dir: Path) -> None:
 
 
 def test_cache_refuses_what_does_not_fit(target_dir: Path) -> None:
-    teacher = Teacher.load(target_dir, torch.float32)
+    teacher = Teacher(target_dir, torch.float32)
     with pytest.raises(TrainingDataError, match="positions"):
         teacher.new_cache(1, 257)
     with pytest.raises(TrainingDataError, match="do not fit"), torch.inference_mode():
@@ -57,7 +57,7 @@ def test_other_families_are_refused(gemma3_dir: Path) -> None:
     with pytest.raises(TrainingDataError, match="model_type 'gpt2'"):
         llama_sizes({"model_type": "gpt2"})
     with pytest.raises(TrainingDataError, match=r"'gemma3_text'.*`paceline data continue`"):
-        Teacher.load(gemma3_dir, torch.float32)
+        Teacher(gemma3_dir, torch.float32)
 
 
 @pytest.mark.parametrize(("num_layers", "layers"), [(32, (2, 16, 29)), (36, (2, 18, 33)), (30, (2, 15, 27))])
