@@ -20,9 +20,9 @@ from paceline.methods.drafter import Drafter, DraftRequest
 from paceline.sampling import FinalKind, SamplingParams, Verdict
 from paceline.scheduling.calibration import Calibrator
 from paceline.target import SequenceRows, TargetEngine
-from paceline.v1 import target_pb2
+from paceline.v1 import peer_pb2, target_pb2
 from services.runtime import feature_parts, tensors
-from services.runtime.frames import Commit, pack_commits, pack_drafts, unpack_drafts
+from services.runtime.frames import pack_drafts, unpack_drafts
 from services.verifier.sequence import TargetSequence
 from services.verifier.sequence_state import Finish, TargetSequenceState
 from services.verifier.session import VerifySession
@@ -173,7 +173,10 @@ def _round(
         )
         (entry,) = drafter.draft([request])
     drafted_s = time.perf_counter()
-    to_drafter = pack_commits([Commit(1, 0, start, tuple(tokens))]).ByteSize()
+    commits = peer_pb2.CommitBatch(
+        sequence_ids=[1], epochs=[0], starts=[start], sizes=[len(tokens)], tokens=tokens
+    )
+    to_drafter = commits.ByteSize()
     num_feature_bytes = 0
     if features is not None and drafter.tap is not None:
         whole, recent = feature_parts.cut(features, drafter.tap.parts(engine.shape.hidden_size))

@@ -82,13 +82,6 @@ class DrainingError(UnavailableError):
     reason = "DRAINING"
 
 
-class UnknownSequenceError(PacelineError):
-    """The process does not hold a sequence with this id, or does not hold it any more."""
-
-    status = "NOT_FOUND"
-    reason = "UNKNOWN_SEQUENCE"
-
-
 class StreamProtocolError(PacelineError):
     """A frame breaks the protocol of its stream, for example a first frame without a hello."""
 

@@ -84,11 +84,6 @@ class SpeculationPolicy:
             reason="default: no scheduler has decided yet",
         )
 
-    @property
-    def is_speculating(self) -> bool:
-        """Whether anything is drafted."""
-        return self.draft_length > 0
-
     def within_limits(self) -> SpeculationPolicy:
         """The policy with every number lowered to its limit."""
         lowered = {field: min(getattr(self, field), _LIMITS[field]) for field in _PUBLISHED}

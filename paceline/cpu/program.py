@@ -117,12 +117,11 @@ class Program:
         self._add(Kind.EMBED, -1, out, weight=table, scale=scale)
 
     def norm(
-        self, source: int, out: int, weight: Tensor, eps: float, *, residual: int = -1, offset: int = 0,
-        selected: bool = False,
+        self, source: int, out: int, weight: Tensor, eps: float, *, residual: int = -1, offset: int = 0
     ) -> None:  # fmt: skip
         """Norm of `source` into the columns of `out` from `offset` on, plus a buffer of the same width."""
         self._add(
-            Kind.NORM, source, out, norm=weight, eps=eps, residual=residual, out_offset=offset, on_selected=selected
+            Kind.NORM, source, out, norm=weight, eps=eps, residual=residual, out_offset=offset
         )  # fmt: skip
 
     def linear(

@@ -30,11 +30,6 @@ class ConstraintCache(Generic[T]):
     def __len__(self) -> int:
         return len(self._values)
 
-    @property
-    def num_text_bytes(self) -> int:
-        """Bytes of text of all constraints in the cache."""
-        return self._num_text_bytes
-
     def get(self, constraint: Constraint) -> T | None:
         """The value, which then counts as used; None if there is none."""
         value = self._values.get(constraint)

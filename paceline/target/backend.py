@@ -52,7 +52,7 @@ def pool_for(device: Device) -> MakePool | None:
 
 
 def load_executor(
-    choice: ExecutorChoice, path: Path, device: Device, dtype: torch.dtype, *, packed: bool, huge_pages: bool
+    choice: ExecutorChoice, path: Path, device: Device, dtype: torch.dtype, *, packed: bool
 ) -> Executor:
     """Choose an executor and load a model directory into it.
 
@@ -64,7 +64,7 @@ def load_executor(
     config = transformers_configuration(path) if choice == "generic" else read_configuration(path)
     executor = _load(choice, config, path, device, dtype, packed)
     is_large = executor.num_bytes >= MIN_HUGE_PAGE_MODEL_BYTES
-    if huge_pages and is_large and device.kind == "cpu" and has_cpu_package():
+    if is_large and device.kind == "cpu" and has_cpu_package():
         from paceline.cpu.huge_pages import advise_huge_pages
 
         advise_huge_pages()

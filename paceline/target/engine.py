@@ -71,12 +71,10 @@ class TargetEngine:
         *,
         taps: Iterable[TapSpec] = (),
         num_threads: int | None = None,
-        cores: Iterable[int] | None = None,
         executor: ExecutorChoice = "auto",
         packed: bool = True,
         kv_limit_bytes: int | None = None,
         row_buckets: Sequence[int] = (),
-        huge_pages: bool = True,
     ) -> TargetEngine:
         """Load a model from a local directory.
 
@@ -87,25 +85,23 @@ class TargetEngine:
                 `engine.dtype`, the type of features and cache, is float32 then. None chooses for the device.
             taps: features to return from each step.
             num_threads: torch threads of this process; None leaves them alone.
-            cores: core ids to pin this process to.
             executor: see :data:`paceline.target.backend.ExecutorChoice`.
             packed: False keeps plain weight layouts on CPU.
             kv_limit_bytes: bound on all slots together.
             row_buckets: pad a step's rows up to the next of these counts, so that steps of different draft
                 lengths run the same matrix kernels. Off when empty.
-            huge_pages: on CPU, put large models on huge pages; see `paceline.cpu.huge_pages`.
 
         Raises:
             UnsupportedModelError: no executor runs the checkpoint exactly.
         """
-        if num_threads is not None or cores is not None:
-            configure_threads(num_threads, cores)
+        if num_threads is not None:
+            configure_threads(num_threads)
         path = Path(model_dir)
         if not (path / "config.json").is_file():
             raise UnsupportedModelError(f"{path.name!r} has no config.json")
         where = Device.parse(device)
         dtype = dtype or where.default_dtype()
-        runner = load_executor(executor, path, where, dtype, packed=packed, huge_pages=huge_pages)
+        runner = load_executor(executor, path, where, dtype, packed=packed)
         return cls(runner, where, dtype, taps=taps, kv_limit_bytes=kv_limit_bytes, row_buckets=row_buckets)
 
     @property

@@ -110,11 +110,6 @@ class DraftTrie:
         return self._num_nodes
 
     @property
-    def num_early_tokens(self) -> int:
-        """Tokens of entries that start ahead of the committed length."""
-        return self._early.num_tokens
-
-    @property
     def max_depth(self) -> int:
         """Depth of the deepest node; 0 when the trie is empty."""
         return max((depth for _, depth, _ in walk(self._root)), default=0)

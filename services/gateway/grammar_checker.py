@@ -16,18 +16,19 @@ from paceline.v1 import sampling_pb2
 from services.gateway.served_model import ServedModel
 from services.runtime.sampling import sampling_params
 
+MAX_WAITING = 256
+"""Requests that may wait for the check; one more is refused."""
+
 
 class ConstraintChecker:
     """Checks constraints against the served model's tokenizer.
 
     Args:
         model_dir: where tokenizer.json is.
-        max_waiting: requests that may wait for the check.
     """
 
-    def __init__(self, model_dir: Path, max_waiting: int = 256) -> None:
+    def __init__(self, model_dir: Path) -> None:
         self._model_dir = model_dir
-        self._max_waiting = max_waiting
         self._num_waiting = 0
         self._checker: GrammarChecker | None = None
         self._checked_for: tuple[int, tuple[int, ...]] = (0, ())
@@ -43,7 +44,7 @@ class ConstraintChecker:
         """
         if not sampling.HasField("constraint"):
             return
-        if self._num_waiting >= self._max_waiting:
+        if self._num_waiting >= MAX_WAITING:
             raise CapacityError(f"{self._num_waiting} requests wait for the check of their constraint")
         self._num_waiting += 1
         try:

@@ -62,23 +62,18 @@ def pack_drafts(items: Iterable[tuple[int, int, DraftEntry]]) -> peer_pb2.DraftB
 
 
 def unpack_drafts(
-    batch: peer_pb2.DraftBatch,
-    vocab_size: int,
-    *,
-    max_entries: int = MAX_ENTRIES,
-    max_tokens_per_entry: int = MAX_DRAFT_LENGTH,
-    max_positions: int = MAX_POSITIONS,
+    batch: peer_pb2.DraftBatch, vocab_size: int
 ) -> tuple[list[tuple[int, int, DraftEntry]], int]:
     """Unpack a batch from an untrusted peer; never raises.
 
-    Checked per entry: sequence id above 0, start from 1 to max_positions, size from 1 to max_tokens_per_entry, token
+    Checked per entry: sequence id above 0, start from 1 to MAX_POSITIONS, size from 1 to MAX_DRAFT_LENGTH, token
     ids below vocab_size, parents in topological order (``-1 <= parents[i] < i``), log-probs finite and not above 0, and
     the draft distributions (`SupportReader.drawn`).
 
     Returns:
         The valid entries as ``(sequence_id, epoch, entry)``, and the number of malformed draft nodes. An entry without
         tokens counts as one node. A batch whose arrays disagree is malformed as a whole, and so are the entries after
-        the first max_entries.
+        the first MAX_ENTRIES.
     """
     num_entries, num_tokens = len(batch.sequence_ids), len(batch.tokens)
     sizes = np.fromiter(batch.sizes, dtype=np.int64, count=len(batch.sizes))
@@ -106,11 +101,11 @@ def unpack_drafts(
         bad_token |= ~np.isfinite(log_probs) | (log_probs > _LOG_PROB_SLACK)
         np.minimum(log_probs, 0.0, out=log_probs)
     bad_entry = np.bincount(owner, weights=bad_token, minlength=num_entries) > 0
-    bad_entry |= (sizes < 1) | (sizes > max_tokens_per_entry) | (starts < 1) | (starts > max_positions)
+    bad_entry |= (sizes < 1) | (sizes > MAX_DRAFT_LENGTH) | (starts < 1) | (starts > MAX_POSITIONS)
     bad_entry |= np.fromiter(
         (sequence_id == 0 for sequence_id in batch.sequence_ids), dtype=bool, count=num_entries
     )
-    bad_entry[max_entries:] = True
+    bad_entry[MAX_ENTRIES:] = True
 
     token_list, parent_list, log_prob_list = tokens.tolist(), parents.tolist(), log_probs.tolist()
     supports = SupportReader(batch, vocab_size) if batch.num_supports or batch.draws else None
@@ -133,26 +128,7 @@ def unpack_drafts(
     return entries, int(np.maximum(sizes, 1)[bad_entry].sum())
 
 
-def pack_commits(commits: Iterable[Commit]) -> peer_pb2.CommitBatch:
-    """Pack commits, in order."""
-    batch = peer_pb2.CommitBatch()
-    for commit in commits:
-        batch.sequence_ids.append(commit.sequence_id)
-        batch.epochs.append(commit.epoch)
-        batch.starts.append(commit.start)
-        batch.sizes.append(len(commit.tokens))
-        batch.tokens.extend(commit.tokens)
-    return batch
-
-
-def unpack_commits(
-    batch: peer_pb2.CommitBatch,
-    vocab_size: int,
-    *,
-    max_entries: int = MAX_ENTRIES,
-    max_tokens: int = MAX_COMMIT_TOKENS,
-    max_positions: int = MAX_POSITIONS,
-) -> list[Commit]:
+def unpack_commits(batch: peer_pb2.CommitBatch, vocab_size: int) -> list[Commit]:
     """Unpack commits, in order.
 
     Raises:
@@ -160,9 +136,9 @@ def unpack_commits(
             since a sequence with a skipped commit would have a wrong text from then on.
     """
     num_entries, num_tokens = len(batch.sequence_ids), len(batch.tokens)
-    if num_entries > max_entries or num_tokens > max_tokens:
+    if num_entries > MAX_ENTRIES or num_tokens > MAX_COMMIT_TOKENS:
         raise StreamProtocolError(
-            f"{num_entries} commits of {num_tokens} tokens, limits {max_entries}, {max_tokens}"
+            f"{num_entries} commits of {num_tokens} tokens, limits {MAX_ENTRIES}, {MAX_COMMIT_TOKENS}"
         )
     if not len(batch.epochs) == len(batch.starts) == len(batch.sizes) == num_entries:
         raise StreamProtocolError("commit arrays differ in length")
@@ -171,7 +147,7 @@ def unpack_commits(
     tokens = np.fromiter(batch.tokens, dtype=np.int64, count=num_tokens)
     if int(sizes.sum()) != num_tokens:
         raise StreamProtocolError(f"commit sizes add up to {int(sizes.sum())}, there are {num_tokens} tokens")
-    if bool((sizes < 1).any()) or bool((starts < 1).any()) or bool((starts + sizes > max_positions).any()):
+    if bool((sizes < 1).any()) or bool((starts < 1).any()) or bool((starts + sizes > MAX_POSITIONS).any()):
         raise StreamProtocolError("a commit is empty or out of the positions")
     if bool((tokens >= vocab_size).any()):
         raise StreamProtocolError(f"a committed token is not below the vocabulary size {vocab_size}")

@@ -171,10 +171,10 @@ def test_the_cache_keeps_to_its_bounds_and_drops_what_was_used_last() -> None:
     cache.put(constraints[3], 3)
     assert cache.get(constraints[1]) is None
     assert cache.get(constraints[0]) == 0
-    assert (len(cache), cache.num_text_bytes) == (3, 30)
+    assert (len(cache), cache._num_text_bytes) == (3, 30)
     cache.put(constraints[3], 4)
-    assert (len(cache), cache.num_text_bytes, cache.get(constraints[3])) == (3, 30, 4)
+    assert (len(cache), cache._num_text_bytes, cache.get(constraints[3])) == (3, 30, 4)
     cache.put(Constraint(REGEX, "x" * 95), 9)
-    assert (len(cache), cache.num_text_bytes) == (1, 95)
+    assert (len(cache), cache._num_text_bytes) == (1, 95)
     cache.put(Constraint(ConstraintKind.CHOICE, choices=("ä" * 40, "b" * 30)), 1)
-    assert (len(cache), cache.num_text_bytes) == (0, 0)
+    assert (len(cache), cache._num_text_bytes) == (0, 0)

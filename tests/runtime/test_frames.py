@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from paceline.contract.errors import StreamProtocolError
 from paceline.drafts import DraftEntry
 from paceline.v1 import peer_pb2
-from services.runtime.frames import Commit, pack_commits, pack_drafts, unpack_commits, unpack_drafts
+from services.runtime import frames
+from services.runtime.frames import Commit, pack_drafts, unpack_commits, unpack_drafts
 
 VOCAB = 50
 U64, U32 = st.integers(0, 2**64 - 1), st.integers(0, 2**32 - 1)
@@ -87,13 +88,17 @@ def test_log_probs_just_above_zero_are_rounding() -> None:
     assert entry.log_probs[0] == 0.0
 
 
-def test_limits_drop_the_surplus() -> None:
+def test_limits_drop_the_surplus(monkeypatch: pytest.MonkeyPatch) -> None:
     batch = pack_drafts([(i, 0, GOOD) for i in range(1, 6)])
-    unpacked, num_malformed = unpack_drafts(batch, VOCAB, max_entries=2)
+    with monkeypatch.context() as patch:
+        patch.setattr(frames, "MAX_ENTRIES", 2)
+        unpacked, num_malformed = unpack_drafts(batch, VOCAB)
     assert [sequence_id for sequence_id, _, _ in unpacked] == [1, 2]
     assert num_malformed == 6
-    assert unpack_drafts(batch, VOCAB, max_tokens_per_entry=1) == ([], 10)
-    assert unpack_drafts(batch, VOCAB, max_positions=2) == ([], 10)
+    for limit, value in (("MAX_DRAFT_LENGTH", 1), ("MAX_POSITIONS", 2)):
+        with monkeypatch.context() as patch:
+            patch.setattr(frames, limit, value)
+            assert unpack_drafts(batch, VOCAB) == ([], 10)
 
 
 ANY_BATCH = st.builds(
@@ -160,6 +165,16 @@ COMMITS = st.lists(
 )
 
 
+def pack_commits(commits: list[Commit]) -> peer_pb2.CommitBatch:
+    return peer_pb2.CommitBatch(
+        sequence_ids=[commit.sequence_id for commit in commits],
+        epochs=[commit.epoch for commit in commits],
+        starts=[commit.start for commit in commits],
+        sizes=[len(commit.tokens) for commit in commits],
+        tokens=[token for commit in commits for token in commit.tokens],
+    )
+
+
 @given(COMMITS)
 @settings(deadline=None)
 def test_commits_round_trip(commits: list[Commit]) -> None:
@@ -192,9 +207,11 @@ def test_any_commit_arrays_are_good_or_refused(batch: peer_pb2.CommitBatch) -> N
         assert all(0 <= token < VOCAB for token in commit.tokens)
 
 
-def test_commit_limits() -> None:
+def test_commit_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     batch = pack_commits([Commit(1, 0, 5, (1, 2, 3)), Commit(2, 0, 5, (1,))])
-    for limits in ({"max_entries": 1}, {"max_tokens": 3}, {"max_positions": 7}):
+    for limit, most in (("MAX_ENTRIES", 2), ("MAX_COMMIT_TOKENS", 4), ("MAX_POSITIONS", 8)):
+        monkeypatch.setattr(frames, limit, most - 1)
         with pytest.raises(StreamProtocolError):
-            unpack_commits(batch, VOCAB, **limits)
-    assert len(unpack_commits(batch, VOCAB, max_entries=2, max_tokens=4, max_positions=8)) == 2
+            unpack_commits(batch, VOCAB)
+        monkeypatch.setattr(frames, limit, most)
+    assert len(unpack_commits(batch, VOCAB)) == 2

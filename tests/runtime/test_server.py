@@ -195,7 +195,6 @@ async def test_domain_error_becomes_status_with_details(kind: str) -> None:
         errors.CapacityError,
         errors.UnavailableError,
         errors.DrainingError,
-        errors.UnknownSequenceError,
         errors.StreamProtocolError,
     ],
 )

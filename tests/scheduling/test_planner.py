@@ -178,8 +178,8 @@ def test_the_plan_is_the_best_and_never_below_plain_decoding(given_inputs: PlanI
     assert best.speedup >= 1
     policy = plan(given_inputs, version=7)
     assert policy.version == 7
-    assert policy.is_speculating == (best.speedup >= 1 + given_inputs.margin)
-    assert policy.draft_length <= policy.max_nodes_per_sequence or not policy.is_speculating
+    assert (policy.draft_length > 0) == (best.speedup >= 1 + given_inputs.margin)
+    assert policy.draft_length <= policy.max_nodes_per_sequence or not policy.draft_length
     assert policy.max_nodes_per_sequence <= given_inputs.max_nodes
     assert policy.wait_budget_us <= given_inputs.max_wait_s * 1e6 + 1
     assert SpeculationPolicy.from_dict(policy.to_dict()) == policy
@@ -314,5 +314,5 @@ def test_policies_from_elsewhere_are_checked(changes: dict[str, object]) -> None
 def test_a_measured_curve_serves_as_step_time() -> None:
     curve = StepCurve.fit([(1, 0.0140), (8, 0.0148), (16, 0.0189)])
     policy = plan(PlanInputs(DrafterPlacement.COLOCATED, (0.8, 0.75, 0.7), curve, per_token(0.001)))
-    assert policy.is_speculating
+    assert policy.draft_length
     assert "speedup" in policy.reason

@@ -190,7 +190,7 @@ def test_the_best_of_all_choices_is_found_and_carried_out(case: PlanInputs) -> N
     assert best.tokens_per_s == pytest.approx(expected, rel=1e-9)
     assert best.speedup >= 1
     policy = plan(case)
-    if policy.is_speculating:
+    if policy.draft_length:
         assert (policy.num_outcomes, policy.draft_length) == (best.num_outcomes, best.draft_length)
         assert policy.draft_ahead == best.draft_ahead or not case.max_outcomes
         assert max(best.draft_ahead, best.draft_length) <= policy.max_nodes_per_sequence <= case.max_nodes

@@ -60,12 +60,12 @@ def test_a_length_that_is_no_longer_allowed_is_given_up(state: PolicyState) -> N
 
 
 def test_what_does_not_pay_is_turned_off_with_hysteresis(state: PolicyState) -> None:
-    assert state.decide(EDGE).is_speculating  # 1.07 is above 1.05
+    assert state.decide(EDGE).draft_length  # 1.07 is above 1.05
     off = state.decide(BAD)
-    assert not off.is_speculating
+    assert not off.draft_length
     assert "off" in off.reason
-    assert not state.decide(EDGE).is_speculating  # 1.07 is below 1.10
-    assert state.decide(GOOD).is_speculating
+    assert not state.decide(EDGE).draft_length  # 1.07 is below 1.10
+    assert state.decide(GOOD).draft_length
 
 
 def test_speculation_is_tried_again(state: PolicyState, clock: Clock) -> None:
@@ -94,7 +94,7 @@ def test_probes_cost_no_more_than_their_fraction(clock: Clock) -> None:
     plain_s = probing_s = 0.0
     while clock.now_s < 1000:
         clock.now_s += 0.5
-        if state.decide(hopeless).is_speculating:
+        if state.decide(hopeless).draft_length:
             probing_s += 0.5
         else:
             plain_s += 0.5
@@ -106,19 +106,19 @@ def test_probes_cost_no_more_than_their_fraction(clock: Clock) -> None:
     edge = dataclasses.replace(EDGE, acceptance=(0.04, 0.0))
     cheap.decide(edge)
     clock.now_s += 10
-    assert cheap.decide(edge).is_speculating
+    assert cheap.decide(edge).draft_length
 
 
 def test_a_measurement_overrules_the_model_until_another_one(state: PolicyState, clock: Clock) -> None:
     state.decide(GOOD)
     off = state.decide(GOOD, measured_speedup=0.98)
-    assert not off.is_speculating
+    assert not off.draft_length
     assert "measured" in off.reason
-    assert not state.decide(GOOD).is_speculating  # the model alone is not believed now
+    assert not state.decide(GOOD).draft_length  # the model alone is not believed now
     clock.now_s = 10.0
     assert state.decide(GOOD).draft_length == 8  # what the model would choose is what is tried
     clock.now_s = 11.0
-    assert not state.decide(GOOD, measured_speedup=1.02).is_speculating
+    assert not state.decide(GOOD, measured_speedup=1.02).draft_length
     clock.now_s = 31.0
     state.decide(GOOD)
     clock.now_s = 32.0
@@ -140,10 +140,10 @@ def test_probes_of_what_the_model_promises_in_vain_are_paid_for(clock: Clock) ->
 def test_a_probe_that_loses_ends_at_once(state: PolicyState, clock: Clock) -> None:
     state.decide(BAD)
     clock.now_s = 10.0
-    assert state.decide(BAD).is_speculating
+    assert state.decide(BAD).draft_length
     clock.now_s = 10.5
-    assert state.decide(BAD, measured_speedup=1.01).is_speculating  # may still turn out well
-    assert not state.decide(BAD, measured_speedup=0.99).is_speculating
+    assert state.decide(BAD, measured_speedup=1.01).draft_length  # may still turn out well
+    assert not state.decide(BAD, measured_speedup=0.99).draft_length
 
 
 def test_pauses_are_short_again_where_more_is_expected_than_was_refuted(clock: Clock) -> None:
@@ -153,8 +153,8 @@ def test_pauses_are_short_again_where_more_is_expected_than_was_refuted(clock: C
     assert 3 < len(probes) < 8
     clock.now_s = probes[-1] + 15.0
     assert state.mode is PolicyMode.OFF
-    assert not state.decide(some).is_speculating
-    assert state.decide(GOOD).is_speculating  # a probe: the model is not trusted, but it says something new
+    assert not state.decide(some).draft_length
+    assert state.decide(GOOD).draft_length  # a probe: the model is not trusted, but it says something new
     assert state.mode is PolicyMode.PROBING
 
 
@@ -163,14 +163,14 @@ def test_a_probe_as_slow_as_the_model_says_does_not_discredit_it(clock: Clock) -
     far = dataclasses.replace(GOOD, placement=DrafterPlacement.SEPARATE, acceptance=(0.6,), rtt_s=6.0)
     near = dataclasses.replace(far, rtt_s=0.1)
     state = PolicyState(clock)
-    assert not state.decide(far).is_speculating
+    assert not state.decide(far).draft_length
     clock.now_s = 20.0
     probe = state.decide(far)
-    assert probe.is_speculating
+    assert probe.draft_length
     assert probe.wait_budget_us == 0  # waiting would cost two thirds of the time
     clock.now_s = 21.0
-    assert not state.decide(far, measured_speedup=0.99).is_speculating
-    assert state.decide(near).is_speculating
+    assert not state.decide(far, measured_speedup=0.99).draft_length
+    assert state.decide(near).draft_length
     assert state.mode is PolicyMode.ON
 
 
@@ -181,7 +181,7 @@ def run(
     probes: list[float] = []
     began_s: float | None = None
     while clock.now_s < until_s:
-        if not state.current.is_speculating:
+        if not state.current.draft_length:
             began_s = None
         elif began_s is None:
             began_s = clock.now_s - 0.5
@@ -196,12 +196,12 @@ def run(
 
 def test_measurements_are_ignored_while_off(state: PolicyState) -> None:
     state.decide(BAD)
-    assert state.decide(GOOD, measured_speedup=0.5).is_speculating
+    assert state.decide(GOOD, measured_speedup=0.5).draft_length
 
 
 def test_nothing_is_probed_where_speculation_is_not_allowed(state: PolicyState, clock: Clock) -> None:
     never = dataclasses.replace(GOOD, max_draft_length=0)
-    assert not state.decide(never).is_speculating
+    assert not state.decide(never).draft_length
     clock.now_s = 100.0
-    assert not state.decide(never).is_speculating
+    assert not state.decide(never).draft_length
     assert state.mode is PolicyMode.OFF

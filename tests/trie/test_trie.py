@@ -64,19 +64,19 @@ def test_a_draft_from_before_the_window_is_stale() -> None:
 def test_an_entry_from_ahead_waits_for_its_start() -> None:
     trie = DraftTrie(COMMITTED)
     assert trie.add(chain(5, [3, 4])) == AddResult(ahead=2)
-    assert (trie.num_nodes, trie.num_early_tokens) == (0, 2)
+    assert (trie.num_nodes, trie._early.num_tokens) == (0, 2)
     assert trie.add(chain(5, [3, 4])) == AddResult(ahead=2)
-    assert trie.num_early_tokens == 2  # the duplicate took no room
+    assert trie._early.num_tokens == 2  # the duplicate took no room
     assert trie.commit([1]) == CommitResult(matched=0, dropped=0, attached=0)
     assert trie.commit([2, 3]) == CommitResult(matched=0, dropped=0, attached=1)
     assert trie.select_best(8, 8).tokens == (4,)
-    assert trie.num_early_tokens == 0
+    assert trie._early.num_tokens == 0
 
 
 def test_an_entry_from_too_far_ahead_is_stale() -> None:
     trie = DraftTrie(COMMITTED, window=8)
     assert trie.add(chain(10**12, [1])) == AddResult(stale=1)
-    assert trie.num_early_tokens == 0
+    assert trie._early.num_tokens == 0
 
 
 def test_early_entries_are_bounded_and_the_furthest_leave() -> None:
@@ -84,7 +84,7 @@ def test_early_entries_are_bounded_and_the_furthest_leave() -> None:
     trie.add(chain(6, [1, 2]))
     trie.add(chain(5, [1, 2]))
     assert trie.add(chain(4, [1, 2])) == AddResult(ahead=2, evicted=2)
-    assert trie.num_early_tokens == 4
+    assert trie._early.num_tokens == 4
     trie.commit([9, 9])
     assert trie.commit([9]).attached == 0  # the entry that started at 6 is gone
 
@@ -136,7 +136,7 @@ def test_cleared_is_empty() -> None:
     trie.add(chain(3, [1, 2], 0.5))
     trie.add(chain(5, [1, 2], 0.5))
     assert trie.clear() == 2
-    assert (trie.num_nodes, trie.num_early_tokens) == (0, 0)
+    assert (trie.num_nodes, trie._early.num_tokens) == (0, 0)
     assert trie.commit([1, 2]).attached == 0
 
 

@@ -161,7 +161,7 @@ def test_bounds_hold_whatever_arrives(
             trie.commit(operation)
             model.committed.extend(operation)
         assert trie.num_nodes <= max_nodes
-        assert trie.num_early_tokens <= max_nodes
+        assert trie._early.num_tokens <= max_nodes
         tree = trie.select_best(100, 100)
         assert len(tree) == trie.num_nodes
         check_tree(tree, model, 100, 100, is_bounded=True)
