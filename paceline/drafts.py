@@ -43,7 +43,7 @@ class SiblingDraws:
         tokens: in the order they were drawn, repeats included.
         rule: with or without replacement.
         distribution: what the tokens were drawn from. It is opaque here; the verification modes expect a
-            `paceline.sampling.DraftDistribution`.
+            `paceline.sampling.distribution.DraftDistribution`.
         confidence: probability that the first draw is accepted given that its parent was. The drafter states it before
             the draw, so it depends on the tokens above alone. None where the drafter stated nothing.
     """

@@ -38,7 +38,7 @@ def ahead(
     from experiments.bench.prompts import embedded_prompts, token_ids
     from paceline.methods.loading import default_drafter, drafter_tap, load_drafter
     from paceline.models import resolve
-    from paceline.sampling import SamplingParams
+    from paceline.sampling.params import SamplingParams
     from paceline.target import TargetEngine, configure_threads
 
     configure_threads(1)

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from paceline.drafts import EMPTY_TREE
-from paceline.sampling import SamplingParams, verify_step
+from paceline.sampling.batch import verify_step
+from paceline.sampling.params import SamplingParams
 from paceline.target import SequenceRows, TargetEngine
 
 

@@ -82,7 +82,7 @@ def _record(
     from experiments.decoding.generation import generate
     from paceline.methods.loading import default_drafter, drafter_tap, load_drafter
     from paceline.models import resolve
-    from paceline.sampling import SamplingParams, VerifyMode
+    from paceline.sampling.params import SamplingParams, VerifyMode
     from paceline.target import TargetEngine, configure_threads
 
     configure_threads(threads)

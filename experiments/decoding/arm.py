@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from paceline.drafts import DrawRule
-from paceline.sampling import SUPPORT_SIZE, VerifyMode
+from paceline.sampling.draws import SUPPORT_SIZE
+from paceline.sampling.params import VerifyMode
 
 
 @dataclass(frozen=True, slots=True)

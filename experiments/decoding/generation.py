@@ -17,7 +17,8 @@ import torch
 from experiments.decoding.arm import Arm
 from paceline.drafts import DraftEntry, DraftTree
 from paceline.methods.drafter import Drafter, DraftRequest
-from paceline.sampling import FinalKind, SamplingParams, Verdict
+from paceline.sampling.params import SamplingParams
+from paceline.sampling.verify import FinalKind, Verdict
 from paceline.scheduling.calibration import Calibrator
 from paceline.target import SequenceRows, TargetEngine
 from paceline.v1 import peer_pb2, target_pb2

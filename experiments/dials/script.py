@@ -96,7 +96,7 @@ def make_script(model_dir: Path, prompts: Sequence[Sequence[int]], num_tokens: i
     import torch
 
     from experiments.equality.decoding import decode
-    from paceline.sampling import SamplingParams
+    from paceline.sampling.params import SamplingParams
     from paceline.target import TargetEngine
 
     engine = TargetEngine.load(model_dir, dtype=torch.float32, num_threads=1)

@@ -10,7 +10,7 @@ from typing import Any
 
 from experiments.equality.configurations import Configuration
 from experiments.equality.decoding import DraftShape, Text, decode
-from paceline.sampling import SamplingParams
+from paceline.sampling.params import SamplingParams
 
 TIE = 1e-4
 """Candidates closer than this count as tied."""

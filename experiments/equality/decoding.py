@@ -15,7 +15,11 @@ from torch import Tensor
 
 from paceline.drafts import EMPTY_TREE
 from paceline.methods.drafter import Drafter, DraftRequest
-from paceline.sampling import NoiseRole, RowParams, SamplingParams, gumbel, process_logits, verify_step
+from paceline.sampling.batch import verify_step
+from paceline.sampling.noise import NoiseRole, gumbel
+from paceline.sampling.params import SamplingParams
+from paceline.sampling.processors import process_logits
+from paceline.sampling.row_params import RowParams
 from paceline.target import SequenceRows, TargetEngine
 from paceline.trie import DraftTrie
 

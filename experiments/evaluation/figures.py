@@ -13,7 +13,7 @@ from typing import Any
 from experiments.decoding.generation import Pass
 from experiments.decoding.tally import Tally
 from experiments.evaluation.measure import Generation, Way
-from paceline.sampling import FinalKind
+from paceline.sampling.verify import FinalKind
 
 
 def figures_of(way: Way) -> dict[str, Any]:

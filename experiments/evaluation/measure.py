@@ -21,7 +21,7 @@ from experiments.evaluation.plan import Plan
 from paceline.methods.checkpoint import DrafterConfig
 from paceline.methods.drafter import Drafter
 from paceline.methods.loading import drafter_tap, load_drafter
-from paceline.sampling import SamplingParams, VerifyMode
+from paceline.sampling.params import SamplingParams, VerifyMode
 from paceline.target import TargetEngine
 
 WARM_UP_TOKENS = 8

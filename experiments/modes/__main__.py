@@ -48,7 +48,7 @@ def modes(
     from experiments.modes.table import markdown
     from paceline.methods.loading import default_drafter, drafter_tap, load_drafter
     from paceline.models import resolve
-    from paceline.sampling import SamplingParams
+    from paceline.sampling.params import SamplingParams
     from paceline.target import TargetEngine, configure_threads
 
     configure_threads(threads)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from experiments.decoding.arm import Arm
 from paceline.drafts import DrawRule
-from paceline.sampling import VerifyMode
+from paceline.sampling.params import VerifyMode
 
 _WITH, _WITHOUT, _TOP = DrawRule.WITH_REPLACEMENT, DrawRule.WITHOUT_REPLACEMENT, DrawRule.TOP
 

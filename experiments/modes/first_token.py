@@ -19,7 +19,10 @@ from torch import Tensor
 from experiments.modes.arm import ARMS
 from paceline.atomic_write import write_json
 from paceline.methods.drafter import DraftRequest
-from paceline.sampling import DraftDistribution, RowParams, SamplingParams, VerifyMode, target_probs
+from paceline.sampling.distribution import DraftDistribution
+from paceline.sampling.params import SamplingParams, VerifyMode
+from paceline.sampling.probabilities import target_probs
+from paceline.sampling.row_params import RowParams
 from paceline.target import SequenceRows
 
 SIZES = (4, 8, 16, 32, 64, 256)

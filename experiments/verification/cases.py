@@ -11,13 +11,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from paceline.drafts import DraftTree
-from paceline.sampling import (
-    RowParams,
-    SamplingParams,
-    VerifyMode,
-    target_choices,
-    verify_step,
-)
+from paceline.sampling.batch import verify_step
+from paceline.sampling.choices import target_choices
+from paceline.sampling.params import SamplingParams, VerifyMode
+from paceline.sampling.row_params import RowParams
 
 FIRST_POSITION = 64  # committed length of the measured sequences; any number does
 

@@ -12,17 +12,12 @@ import torch
 from torch import Tensor
 
 from paceline.drafts import DrawRule, SiblingDraws
-from paceline.sampling import (
-    DraftDistribution,
-    RowParams,
-    SamplingParams,
-    VerifyMode,
-    draft_distributions,
-    draw_children,
-    process_logits,
-    race_listed,
-    race_ranks,
-)
+from paceline.sampling.choices import race_listed, race_ranks
+from paceline.sampling.distribution import DraftDistribution
+from paceline.sampling.draws import draft_distributions, draw_children
+from paceline.sampling.params import SamplingParams, VerifyMode
+from paceline.sampling.processors import process_logits
+from paceline.sampling.row_params import RowParams
 
 
 def choose_chain_tokens(

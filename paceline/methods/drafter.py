@@ -14,7 +14,8 @@ from typing import Protocol, runtime_checkable
 from torch import Tensor
 
 from paceline.drafts import DraftEntry, DrawRule
-from paceline.sampling import SUPPORT_SIZE, SamplingParams, VerifyMode
+from paceline.sampling.draws import SUPPORT_SIZE
+from paceline.sampling.params import SamplingParams, VerifyMode
 from paceline.target import TapSpec
 from paceline.target.kv_slot import Slot
 

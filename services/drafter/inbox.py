@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from paceline.contract.policy import StepPolicy
-from paceline.sampling import SamplingParams
+from paceline.sampling.params import SamplingParams
 from paceline.v1 import peer_pb2
 from services.drafter.session import DraftSession
 from services.runtime.frames import Commit

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paceline.sampling import SamplingParams
+from paceline.sampling.params import SamplingParams
 from services.drafter.session import DraftSession
 
 

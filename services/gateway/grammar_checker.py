@@ -11,7 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from paceline.contract.errors import CapacityError
-from paceline.grammar import ConstraintError, GrammarChecker
+from paceline.grammar.checker import GrammarChecker
+from paceline.grammar.refusal import ConstraintError
 from paceline.v1 import sampling_pb2
 from services.gateway.served_model import ServedModel
 from services.runtime.sampling import sampling_params

@@ -16,7 +16,7 @@ from paceline.contract.fields import (
     check_token_id,
     check_token_ids,
 )
-from paceline.sampling import Constraint, ConstraintKind, SamplingParams, VerifyMode
+from paceline.sampling.params import Constraint, ConstraintKind, SamplingParams, VerifyMode
 from paceline.v1 import sampling_pb2
 
 _MODES = {

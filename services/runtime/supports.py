@@ -18,7 +18,7 @@ import torch
 
 from paceline.contract.limits import MAX_SUPPORT_CONFIDENCE, MAX_SUPPORT_TOKENS
 from paceline.drafts import DraftEntry, DrawRule, SiblingDraws
-from paceline.sampling import MAX_WEIGHT, DraftDistribution
+from paceline.sampling.distribution import MAX_WEIGHT, DraftDistribution
 from paceline.v1 import peer_pb2
 
 _WIRE_RULES = {

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from paceline.drafts import DraftTree
-from paceline.sampling import VerifyMode
+from paceline.sampling.params import VerifyMode
 from paceline.scheduling import StepCurve, StepTable, allocate_nodes
 
 MODES_OF_DRAWS = frozenset({VerifyMode.REJECTION, VerifyMode.BLOCK})

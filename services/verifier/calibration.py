@@ -20,7 +20,7 @@ from dataclasses import replace
 
 from paceline.contract.limits import MAX_DRAFT_LENGTH
 from paceline.drafts import DraftEntry, DraftTree
-from paceline.sampling import VerifyMode
+from paceline.sampling.params import VerifyMode
 from paceline.scheduling.calibration import AcceptanceSample, Calibrator, Node
 
 _MODES = (VerifyMode.GREEDY, VerifyMode.COUPLED, VerifyMode.TYPICAL, VerifyMode.REJECTION)

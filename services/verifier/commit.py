@@ -13,7 +13,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from paceline.sampling import FinalKind, RuleError, Verdict
+from paceline.sampling.rules import RuleError
+from paceline.sampling.verify import FinalKind, Verdict
 from paceline.target import StepOutput, TargetEngine
 from services.verifier.budget import NodeBudget
 from services.verifier.calibration import learn

@@ -12,9 +12,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from paceline.contract.errors import InvalidRequestError, UnavailableError
-from paceline.grammar import CompiledGrammar, ConstraintError, GrammarChecker, GrammarCompiler, GrammarRule
 from paceline.grammar.cache import ConstraintCache
-from paceline.sampling import LogitRule, RuleError
+from paceline.grammar.checker import GrammarChecker
+from paceline.grammar.compiler import CompiledGrammar, GrammarCompiler
+from paceline.grammar.refusal import ConstraintError
+from paceline.grammar.rule import GrammarRule
+from paceline.sampling.rules import LogitRule, RuleError
 from services.verifier.specs import SequenceSpec
 
 MAX_WAITING = 1024

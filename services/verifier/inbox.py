@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from paceline.contract.policy import StepPolicy
 from paceline.drafts import DraftEntry
-from paceline.sampling import LogitRule
+from paceline.sampling.rules import LogitRule
 from services.verifier.session import VerifySession
 from services.verifier.specs import SequenceSpec
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paceline.sampling import TokenLogProbs, token_log_probs
+from paceline.sampling.log_probs import TokenLogProbs, token_log_probs
 from paceline.v1 import sampling_pb2, target_pb2
 from services.verifier.sequence import TargetSequence
 from services.verifier.sequence_step import SequenceStep

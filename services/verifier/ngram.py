@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from paceline.contract.limits import MAX_DRAFT_LENGTH
 from paceline.ngram import MatchAcceptance, NgramProposal, TextIndex
-from paceline.sampling import VerifyMode
+from paceline.sampling.params import VerifyMode
 
 MAX_NGRAM_TOKENS = MAX_DRAFT_LENGTH
 """Most tokens of an n-gram proposal."""

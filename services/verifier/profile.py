@@ -17,7 +17,8 @@ from dataclasses import dataclass
 import torch
 
 from paceline.drafts import DraftTree
-from paceline.sampling import SamplingParams, verify_step
+from paceline.sampling.batch import verify_step
+from paceline.sampling.params import SamplingParams
 from paceline.target import KVCacheFullError, SequenceRows, TargetEngine
 from paceline.v1 import target_pb2
 

@@ -8,7 +8,11 @@ Called by: services.verifier.table.
 
 from __future__ import annotations
 
-from paceline.sampling import BadRuns, LogitBias, LogitRule, MinTokens, Penalties
+from paceline.sampling.bad_runs import BadRuns
+from paceline.sampling.bias import LogitBias
+from paceline.sampling.min_tokens import MinTokens
+from paceline.sampling.penalties import Penalties
+from paceline.sampling.rules import LogitRule
 from services.verifier.specs import SequenceSpec
 
 

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from paceline.contract.errors import IllegalTransitionError
 from paceline.drafts import EMPTY_TREE, DraftEntry, DraftTree
 from paceline.ngram import NgramProposal, merge_proposal
-from paceline.sampling import DraftFilter, LogitRule, VerifyMode
+from paceline.sampling.params import VerifyMode
+from paceline.sampling.rules import DraftFilter, LogitRule
 from paceline.scheduling.calibration import Calibrator
 from paceline.trie import AddResult, DraftTrie
 from services.verifier.calibration import calibrated

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from paceline.sampling import RuleError, Verdict
+from paceline.sampling.rules import RuleError
+from paceline.sampling.verify import Verdict
 from services.verifier.report import CommitReport
 from services.verifier.schedule import StepInput
 from services.verifier.sequence_state import Finish

@@ -16,7 +16,7 @@ from paceline.contract.fields import (
     check_reads_features,
     check_stop_token_ids,
 )
-from paceline.sampling import SamplingParams
+from paceline.sampling.params import SamplingParams
 from paceline.v1 import peer_pb2, target_pb2
 from services.runtime.sampling import log_prob_counts, sampling_params
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import structlog
 
 from paceline.contract.failures import FailureReason, StatusCode
-from paceline.sampling import RuleError
+from paceline.sampling.rules import RuleError
 from paceline.target import TargetEngine
 from paceline.v1 import peer_pb2, target_pb2
 from services.verifier.colocated import ColocatedDrafter

@@ -15,7 +15,10 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from paceline.drafts import DraftTree
-from paceline.sampling import RuleError, Verdict, maxima_of, verify_step
+from paceline.sampling.batch import verify_step
+from paceline.sampling.rows import maxima_of
+from paceline.sampling.rules import RuleError
+from paceline.sampling.verify import Verdict
 from paceline.target import StepOutput
 from services.verifier.log_probs import raw_rows
 from services.verifier.schedule import StepInput

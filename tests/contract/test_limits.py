@@ -74,7 +74,7 @@ RANGES["StepPolicy.max_prefill_tokens_per_step"] = {limits.MAX_PREFILL_TOKENS, l
 
 ELSEWHERE = {
     "DeviceInfo.utilization",  # a fraction
-    "DraftBatch.support_weights",  # paceline.sampling.MAX_WEIGHT
+    "DraftBatch.support_weights",  # paceline.sampling.distribution.MAX_WEIGHT
     "SamplingParams.min_p",  # a probability
     "SamplingParams.top_p",  # a probability
     "Tensor.shape",  # services.runtime.tensors

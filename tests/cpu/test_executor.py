@@ -16,7 +16,7 @@ from paceline.cpu import kernels
 from paceline.cpu.packed_weight import PackedWeight
 from paceline.cpu.program import Epilogue, Program
 from paceline.cpu.row_segment import RowSegment
-from paceline.sampling import maxima_of
+from paceline.sampling.rows import maxima_of
 from paceline.target import SequenceRows, TapSpec, TargetEngine, UnsupportedModelError
 from tests.target.conftest import FAMILIES, SHAPE
 

@@ -12,7 +12,7 @@ from experiments.ahead.replay import Cycle, Tally, num_accepted, replay
 from experiments.ahead.text import Text
 from paceline.drafts import DraftEntry
 from paceline.methods.drafter import DraftRequest, OutcomeRequest
-from paceline.sampling import SamplingParams
+from paceline.sampling.params import SamplingParams
 from paceline.trie import DraftTrie
 
 PROMPT = [1, 2, 3]

@@ -11,7 +11,7 @@ from experiments.equality.__main__ import markdown
 from experiments.equality.comparison import Difference, differences
 from experiments.equality.decoding import DraftShape, Text, decode
 from paceline.methods.loading import load_drafter
-from paceline.sampling import SamplingParams
+from paceline.sampling.params import SamplingParams
 from paceline.target import TargetEngine
 from tests.methods.conftest import (  # noqa: F401  fixtures
     deepseek_mtp3_dir,

@@ -24,7 +24,7 @@ from experiments.evaluation.measure import Contestant, Stage, Way, measure
 from experiments.evaluation.plan import CHAIN, TREE, Plan
 from experiments.evaluation.report import HEADS, markdown, rows_of, tables
 from paceline.models import DEFAULT_MODEL, cached, resolve
-from paceline.sampling import VerifyMode
+from paceline.sampling.params import VerifyMode
 from paceline.target import TargetEngine
 from paceline.training.prompts import TOPIC_TASKS, TOPICS
 from tests.methods.conftest import (  # noqa: F401  fixtures

@@ -12,7 +12,7 @@ from transformers import LlamaForCausalLM
 from experiments.equality.decoding import DraftShape, decode
 from paceline.methods.loading import load_drafter
 from paceline.models import model_fingerprint
-from paceline.sampling import SamplingParams
+from paceline.sampling.params import SamplingParams
 from paceline.target import TargetEngine
 from tests.methods.conftest import VOCAB, _save_llama
 from tests.methods.pard_checkpoint import save

@@ -14,7 +14,7 @@ from experiments.verification.cases import CASES, Case, Drafts, make_work
 from experiments.verification.command import bench_verification
 from experiments.verification.measure import Measured, Samples
 from paceline.models import cached
-from paceline.sampling import maxima_of
+from paceline.sampling.rows import maxima_of
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

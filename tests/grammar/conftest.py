@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from paceline.grammar import CompiledGrammar, GrammarChecker, GrammarCompiler
+from paceline.grammar.checker import GrammarChecker
+from paceline.grammar.compiler import CompiledGrammar, GrammarCompiler
 from paceline.models import resolve
-from paceline.sampling import Constraint, ConstraintKind
+from paceline.sampling.params import Constraint, ConstraintKind
 
 VOCAB_SIZE = 49_152 + 24
 END = 2

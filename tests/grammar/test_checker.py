@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from paceline.grammar import ConstraintError, GrammarChecker
 from paceline.grammar.cache import ConstraintCache
-from paceline.sampling import Constraint, ConstraintKind
+from paceline.grammar.checker import GrammarChecker
+from paceline.grammar.refusal import ConstraintError
+from paceline.sampling.params import Constraint, ConstraintKind
 from tests.grammar.conftest import CONSTRAINTS, END, VOCAB_SIZE
 
 REGEX, SCHEMA, GRAMMAR = ConstraintKind.REGEX, ConstraintKind.JSON_SCHEMA, ConstraintKind.GRAMMAR

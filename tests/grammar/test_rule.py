@@ -14,9 +14,11 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from paceline.drafts import EMPTY_TREE, DraftTree
-from paceline.grammar import CompiledGrammar, GrammarCompiler, GrammarRule
 from paceline.grammar import rule as rule_module
-from paceline.sampling import Constraint, ConstraintKind, RuleError
+from paceline.grammar.compiler import CompiledGrammar, GrammarCompiler
+from paceline.grammar.rule import GrammarRule
+from paceline.sampling.params import Constraint, ConstraintKind
+from paceline.sampling.rules import RuleError
 from tests.grammar.conftest import CONSTRAINTS, END, PERSON, TEXTS, VOCAB_SIZE
 
 ROW = torch.randn(VOCAB_SIZE, generator=torch.Generator().manual_seed(5))

@@ -14,7 +14,7 @@ from paceline.draft_layer import LayerOutput, Rows
 from paceline.methods.autoregressive.drafter import AutoregressiveDrafter
 from paceline.methods.drafter import Drafter, DrafterError, DraftRequest
 from paceline.methods.loading import load_drafter
-from paceline.sampling import SamplingParams
+from paceline.sampling.params import SamplingParams
 from tests.methods.conftest import VOCAB, Target, text
 
 Load = Callable[[Path], Drafter]

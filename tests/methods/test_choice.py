@@ -6,7 +6,10 @@ import pytest
 import torch
 
 from paceline.methods.choice import rank_by_race, rank_children
-from paceline.sampling import NoiseRole, RowParams, SamplingParams, gumbel_at, process_logits
+from paceline.sampling.noise import NoiseRole, gumbel_at
+from paceline.sampling.params import SamplingParams
+from paceline.sampling.processors import process_logits
+from paceline.sampling.row_params import RowParams
 
 VOCAB, NUM_IDS = 5000, 700
 

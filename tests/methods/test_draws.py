@@ -12,14 +12,11 @@ from transformers import LlamaForCausalLM
 from paceline.drafts import DraftEntry, DrawRule
 from paceline.methods.drafter import Drafter, DraftRequest
 from paceline.methods.sibling_chain import num_draws
-from paceline.sampling import (
-    DraftDistribution,
-    RowParams,
-    SamplingParams,
-    VerifyMode,
-    draw_children,
-    target_probs,
-)
+from paceline.sampling.distribution import DraftDistribution
+from paceline.sampling.draws import draw_children
+from paceline.sampling.params import SamplingParams, VerifyMode
+from paceline.sampling.probabilities import target_probs
+from paceline.sampling.row_params import RowParams
 from tests.methods.conftest import DRAFT_IDS, Target, text
 
 Load = Callable[[Path], Drafter]

@@ -18,7 +18,8 @@ from paceline.methods.drafter import Drafter, DraftRequest, OutcomeRequest
 from paceline.methods.dspark.drafter import DSparkDrafter
 from paceline.methods.dspark.heads import HeadPlan, MarkovHead
 from paceline.methods.loading import load_drafter
-from paceline.sampling import DraftDistribution, SamplingParams, VerifyMode
+from paceline.sampling.distribution import DraftDistribution
+from paceline.sampling.params import SamplingParams, VerifyMode
 from tests.methods.conftest import (
     DRAFT_IDS,
     DSPARK_HEADS,

@@ -23,7 +23,7 @@ from paceline.methods.eagle1.drafter import Eagle1Drafter
 from paceline.methods.eagle1.objective import Eagle1Objective
 from paceline.methods.eagle2.drafter import Eagle2Drafter
 from paceline.methods.loading import drafter_tap, load_drafter
-from paceline.sampling import SamplingParams
+from paceline.sampling.params import SamplingParams
 from paceline.training.data import Batch
 from paceline.training.objective import TargetReference
 from tests.methods.conftest import EAGLE1_SHAPE, VOCAB, Target, eagle1_config, text

@@ -15,7 +15,7 @@ from paceline.methods.checkpoint import CheckpointError, DrafterConfig, save_dra
 from paceline.methods.drafter import Drafter, DraftRequest
 from paceline.methods.eagle3.objective import Eagle3Objective
 from paceline.methods.loading import load_drafter
-from paceline.sampling import SamplingParams
+from paceline.sampling.params import SamplingParams
 from paceline.training.data import Batch
 from paceline.training.objective import TargetReference
 from tests.methods.conftest import DRAFT_IDS, SHAPE, TAP_LAYERS, VOCAB, Target, text

@@ -23,7 +23,7 @@ from paceline.methods.checkpoint import CheckpointError
 from paceline.methods.drafter import Drafter, DrafterError, DraftRequest, OutcomeRequest, ReadsInPlace
 from paceline.methods.gemma4_mtp.model import FULL, ORDER, SLIDING
 from paceline.methods.loading import load_drafter
-from paceline.sampling import SamplingParams
+from paceline.sampling.params import SamplingParams
 from paceline.target import SequenceRows, StepError, TapSpec, TargetEngine
 from paceline.target.kv_slot import Slot
 from tests.methods.conftest import Target, text

@@ -15,7 +15,7 @@ from paceline.methods.deepseek_mtp import layer as deepseek_mtp_layer
 from paceline.methods.drafter import DraftRequest, OutcomeRequest
 from paceline.methods.eagle1 import layer as eagle1_layer
 from paceline.methods.loading import load_drafter
-from paceline.sampling import SamplingParams
+from paceline.sampling.params import SamplingParams
 from tests.methods.native import random_features, random_text, save_eagle3, save_random, save_target
 
 pytestmark = pytest.mark.skipif(kernels.load() is None, reason="the CPU kernels do not run here")

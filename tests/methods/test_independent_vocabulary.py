@@ -24,7 +24,8 @@ from paceline.methods.drafter import Drafter, DraftRequest, OutcomeRequest
 from paceline.methods.independent.drafter import IndependentDrafter
 from paceline.methods.loading import drafter_tap, load_drafter
 from paceline.models import DEFAULT_MODEL, cached, model_fingerprint, resolve
-from paceline.sampling import DraftDistribution, SamplingParams, VerifyMode
+from paceline.sampling.distribution import DraftDistribution
+from paceline.sampling.params import SamplingParams, VerifyMode
 from paceline.target import TargetEngine
 from paceline.trie import DraftTrie
 from tests.methods.foreign import (

@@ -20,7 +20,7 @@ from paceline.methods.medusa2.drafter import Medusa2Drafter
 from paceline.methods.medusa_heads.heads import MedusaShape, OutputHead
 from paceline.methods.medusa_heads.training import HeadStack
 from paceline.methods.static_tree import search_tree
-from paceline.sampling import SamplingParams
+from paceline.sampling.params import SamplingParams
 from tests.methods.conftest import DRAFT_IDS, MEDUSA, VOCAB, Target, medusa_tensors, save_medusa, text
 
 Load = Callable[[Path], Drafter]

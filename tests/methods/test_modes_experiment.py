@@ -13,7 +13,7 @@ from experiments.decoding.tally import Tally
 from experiments.modes.arm import ARMS, GREEDY_ARMS
 from experiments.modes.table import markdown
 from paceline.methods.loading import drafter_tap, load_drafter
-from paceline.sampling import SamplingParams, VerifyMode
+from paceline.sampling.params import SamplingParams, VerifyMode
 from paceline.target import TargetEngine
 from tests.methods.conftest import text
 

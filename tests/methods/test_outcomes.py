@@ -12,7 +12,7 @@ from transformers import LlamaForCausalLM
 from paceline.drafts import DraftEntry
 from paceline.methods.drafter import Drafter, DraftRequest, OutcomeRequest
 from paceline.methods.tree import ROOT, GrowingTree
-from paceline.sampling import SamplingParams, VerifyMode
+from paceline.sampling.params import SamplingParams, VerifyMode
 from paceline.trie import DraftTrie
 from tests.methods.conftest import VOCAB, Target, text
 from tests.methods.eagle_reference import ReferenceEagle1

@@ -18,7 +18,7 @@ from paceline.methods.drafter import Drafter, DrafterError, DraftRequest, Outcom
 from paceline.methods.one_pass.round import OnePassRound
 from paceline.methods.p_eagle.drafter import PEagleDrafter
 from paceline.methods.pard1.drafter import Pard1Drafter
-from paceline.sampling import SamplingParams, VerifyMode
+from paceline.sampling.params import SamplingParams, VerifyMode
 from tests.methods.conftest import DRAFT_IDS, VOCAB, Target, text
 from tests.methods.drafting import draft, entry_of, start
 from tests.methods.pard_checkpoint import MASK_TOKEN

@@ -16,7 +16,7 @@ from paceline.methods.layouts.tensor_files import read_tensors
 from paceline.methods.loading import load_drafter
 from paceline.methods.target_vocabulary import TOKEN_MAP
 from paceline.models import model_fingerprint
-from paceline.sampling import SamplingParams
+from paceline.sampling.params import SamplingParams
 from tests.methods.conftest import DRAFT_IDS, MTP_SHAPE, VOCAB, Target, mtp_tensors, save_mtp, text
 
 METHODS = ("eagle1", "deepseek_mtp")

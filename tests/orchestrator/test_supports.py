@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from orchestrator.draft_batches import join_drafts
 from orchestrator.supports import copy_supports, has_supports, supports_agree
 from paceline.drafts import DraftEntry, DrawRule, SiblingDraws
-from paceline.sampling import DraftDistribution
+from paceline.sampling.distribution import DraftDistribution
 from paceline.v1 import peer_pb2
 from services.runtime.frames import pack_drafts, unpack_drafts
 

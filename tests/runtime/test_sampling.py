@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from paceline.contract.errors import InvalidRequestError
-from paceline.sampling import SamplingParams
+from paceline.sampling.params import SamplingParams
 from paceline.v1 import sampling_pb2
 from services.runtime.sampling import log_prob_counts, sampling_params
 

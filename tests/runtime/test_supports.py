@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.drafts import DraftEntry, DrawRule, SiblingDraws
-from paceline.sampling import DraftDistribution, draw_siblings
+from paceline.sampling.distribution import DraftDistribution
+from paceline.sampling.draws import draw_siblings
 from paceline.v1 import peer_pb2
 from services.runtime.frames import pack_drafts, unpack_drafts
 

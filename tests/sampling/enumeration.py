@@ -17,7 +17,7 @@ from fractions import Fraction
 import torch
 
 from paceline.drafts import DraftEntry, DraftTree, DrawRule, SiblingDraws
-from paceline.sampling import Verdict
+from paceline.sampling.verify import Verdict
 from paceline.trie import DraftTrie
 from tests.sampling.toy import Prefix, ToyModel
 

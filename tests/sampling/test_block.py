@@ -10,16 +10,12 @@ import pytest
 import torch
 
 from paceline.drafts import DraftError, DraftTree, DrawRule
-from paceline.sampling import (
-    DraftDistribution,
-    FinalKind,
-    SamplingParams,
-    Verdict,
-    VerifyMode,
-    decide_block,
-    draw_children,
-    verify_step,
-)
+from paceline.sampling.batch import verify_step
+from paceline.sampling.block import decide_block
+from paceline.sampling.distribution import DraftDistribution
+from paceline.sampling.draws import draw_children
+from paceline.sampling.params import SamplingParams, VerifyMode
+from paceline.sampling.verify import FinalKind, Verdict
 from tests.sampling.chi_square import path_acceptance
 from tests.sampling.enumeration import (
     ROOT,

@@ -14,9 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.drafts import DraftTree
-from paceline.sampling import NoiseRole, RowParams, SamplingParams, gumbel, target_choices, verify_step
-from paceline.sampling.choices import _race_filtered, _race_whole
-from paceline.sampling.noise import _gumbel_of
+from paceline.sampling.batch import verify_step
+from paceline.sampling.choices import _race_filtered, _race_whole, target_choices
+from paceline.sampling.noise import NoiseRole, _gumbel_of, gumbel
+from paceline.sampling.params import SamplingParams
+from paceline.sampling.row_params import RowParams
 from tests.sampling.toy import Prefix, ToyModel
 
 PROMPT: Prefix = (0, 1)

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from paceline.sampling import token_log_probs
+from paceline.sampling.log_probs import token_log_probs
 
 
 @pytest.mark.parametrize("num_rows", [0, 1, 7, 130])

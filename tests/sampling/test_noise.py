@@ -11,8 +11,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.sampling import NoiseRole, gumbel, gumbel_at, kernels, seed_tensor, uniform
-from paceline.sampling.noise import _gumbel_of, uniform_scalar
+from paceline.sampling import kernels
+from paceline.sampling.noise import (
+    NoiseRole,
+    _gumbel_of,
+    gumbel,
+    gumbel_at,
+    seed_tensor,
+    uniform,
+    uniform_scalar,
+)
 from paceline.sampling.philox import philox4x32
 from paceline.sampling.processors import masses_of
 from tests.sampling.noise_reference import gumbel32_of, gumbel_of, mass_of, vectors

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from paceline.contract.errors import InvalidRequestError
-from paceline.sampling import SamplingParams, VerifyMode
+from paceline.sampling.params import SamplingParams, VerifyMode
 
 
 @pytest.mark.parametrize(
@@ -113,5 +113,8 @@ def test_the_mode_follows_the_temperature() -> None:
 
 def test_parameters_import_without_torch() -> None:
     """The gateway's image has no torch."""
-    code = "import sys; sys.modules['torch'] = None; from paceline.sampling import SamplingParams; SamplingParams()"
+    code = (
+        "import sys; sys.modules['torch'] = None; "
+        "from paceline.sampling.params import SamplingParams; SamplingParams()"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -9,8 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.sampling import RowParams, SamplingParams, VerifyMode, process_logits, target_probs
-from paceline.sampling.probabilities import ProbRows
+from paceline.sampling.params import SamplingParams, VerifyMode
+from paceline.sampling.probabilities import ProbRows, target_probs
+from paceline.sampling.processors import process_logits
+from paceline.sampling.row_params import RowParams
 
 
 def reference(logits: list[float], params: SamplingParams) -> list[float]:

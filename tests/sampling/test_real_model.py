@@ -17,17 +17,13 @@ from paceline.drafts import DraftTree, DrawRule, SiblingDraws
 from paceline.methods.drafter import Drafter, DraftRequest
 from paceline.methods.loading import default_drafter, drafter_tap, load_drafter
 from paceline.models import DEFAULT_MODEL, cached
-from paceline.sampling import (
-    DraftDistribution,
-    RowParams,
-    SamplingParams,
-    VerifyMode,
-    draw_children,
-    gumbel_at,
-    target_probs,
-    verify_step,
-)
-from paceline.sampling.noise import NoiseRole, seed_tensor
+from paceline.sampling.batch import verify_step
+from paceline.sampling.distribution import DraftDistribution
+from paceline.sampling.draws import draw_children
+from paceline.sampling.noise import NoiseRole, gumbel_at, seed_tensor
+from paceline.sampling.params import SamplingParams, VerifyMode
+from paceline.sampling.probabilities import target_probs
+from paceline.sampling.row_params import RowParams
 from paceline.target import SequenceRows, TargetEngine
 from tests.sampling.chi_square import path_acceptance
 

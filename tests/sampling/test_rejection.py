@@ -12,15 +12,11 @@ import pytest
 import torch
 
 from paceline.drafts import DraftError, DraftTree, DrawRule, SiblingDraws
-from paceline.sampling import (
-    DraftDistribution,
-    FinalKind,
-    SamplingParams,
-    Verdict,
-    VerifyMode,
-    draw_children,
-    verify_step,
-)
+from paceline.sampling.batch import verify_step
+from paceline.sampling.distribution import DraftDistribution
+from paceline.sampling.draws import draw_children
+from paceline.sampling.params import SamplingParams, VerifyMode
+from paceline.sampling.verify import FinalKind, Verdict
 from tests.sampling.rejection import decide_chain, drawn_chain, verify_chain_rejection
 from tests.sampling.toy import Prefix, ToyModel
 

@@ -14,23 +14,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from paceline.sampling import (
-    RowParams,
-    SamplingParams,
-    kernels,
-    maxima_of,
-    noise,
-    process_logits,
-    processors,
+from paceline.sampling import kernels, noise, processors, row_probs, rows
+from paceline.sampling.choices import (
+    _race_filtered,
+    _race_whole,
+    largest,
     race_listed,
     race_ranks,
-    row_probs,
-    rows,
     target_choices,
 )
-from paceline.sampling.choices import _race_filtered, _race_whole, largest
+from paceline.sampling.params import SamplingParams
 from paceline.sampling.probabilities import ProbRows, probs_with_torch
-from paceline.sampling.processors import masses_of, process_with_torch
+from paceline.sampling.processors import masses_of, process_logits, process_with_torch
+from paceline.sampling.row_params import RowParams
+from paceline.sampling.rows import maxima_of
 
 pytestmark = pytest.mark.skipif(kernels.load() is None, reason="the sampling kernels are not built")
 VECTORS = json.loads((Path(__file__).parent / "noise_vectors.json").read_text())

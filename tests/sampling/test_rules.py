@@ -11,7 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.drafts import EMPTY_TREE, DraftTree
-from paceline.sampling import BadRuns, LogitBias, LogitRule, MinTokens, Penalties
+from paceline.sampling.bad_runs import BadRuns
+from paceline.sampling.bias import LogitBias
+from paceline.sampling.min_tokens import MinTokens
+from paceline.sampling.penalties import Penalties
+from paceline.sampling.rules import LogitRule
 
 VOCAB = 13
 tokens = st.lists(st.integers(0, VOCAB - 1), max_size=12)

@@ -12,16 +12,11 @@ import pytest
 import torch
 
 from paceline.drafts import DraftEntry, DraftError, DraftTree, DrawRule, SiblingDraws
-from paceline.sampling import (
-    DraftDistribution,
-    FinalKind,
-    SamplingParams,
-    Verdict,
-    VerifyMode,
-    draw_children,
-    draw_siblings,
-    verify_step,
-)
+from paceline.sampling.batch import verify_step
+from paceline.sampling.distribution import DraftDistribution
+from paceline.sampling.draws import draw_children, draw_siblings
+from paceline.sampling.params import SamplingParams, VerifyMode
+from paceline.sampling.verify import FinalKind, Verdict
 from paceline.scheduling import allocate_nodes
 from tests.sampling.chi_square import path_acceptance
 from tests.sampling.enumeration import (

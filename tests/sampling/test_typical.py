@@ -9,7 +9,10 @@ import pytest
 import torch
 
 from paceline.drafts import DraftError, DraftTree
-from paceline.sampling import FinalKind, SamplingParams, Verdict, VerifyMode, decide_typical, verify_step
+from paceline.sampling.batch import verify_step
+from paceline.sampling.params import SamplingParams, VerifyMode
+from paceline.sampling.typical import decide_typical
+from paceline.sampling.verify import FinalKind, Verdict
 
 EPSILON, DELTA = 0.09, 0.3
 

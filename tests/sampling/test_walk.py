@@ -6,17 +6,11 @@ import pytest
 import torch
 
 from paceline.drafts import DraftTree
-from paceline.sampling import (
-    FinalKind,
-    RowParams,
-    SamplingParams,
-    TreeWalk,
-    Verdict,
-    VerifyMode,
-    target_choices,
-    verify_step,
-    walk,
-)
+from paceline.sampling.batch import verify_step
+from paceline.sampling.choices import target_choices
+from paceline.sampling.params import SamplingParams, VerifyMode
+from paceline.sampling.row_params import RowParams
+from paceline.sampling.verify import FinalKind, TreeWalk, Verdict, walk
 
 CHAIN = DraftTree((4, 5, 6), (-1, 0, 1), (1, 2, 3), (0.9, 0.8, 0.7), (None,) * 3)
 #        root -> 4 -> 6

@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import torch
 
-from paceline.sampling import DraftDistribution
+from paceline.sampling.distribution import DraftDistribution
 
 Prefix = tuple[int, ...]
 

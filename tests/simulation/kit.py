@@ -11,7 +11,7 @@ import torch
 
 from paceline.methods.drafter import Drafter
 from paceline.methods.loading import load_drafter
-from paceline.sampling import SamplingParams
+from paceline.sampling.params import SamplingParams
 from paceline.target import TargetEngine
 from tests.simulation.texts import PlainTexts
 

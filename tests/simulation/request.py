@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from paceline.sampling import SamplingParams
+from paceline.sampling.params import SamplingParams
 from tests.simulation.texts import TIE, PlainText
 
 

@@ -8,7 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paceline.sampling import NoiseRole, RowParams, SamplingParams, gumbel, process_logits
+from paceline.sampling.noise import NoiseRole, gumbel
+from paceline.sampling.params import SamplingParams
+from paceline.sampling.processors import process_logits
+from paceline.sampling.row_params import RowParams
 from paceline.target import SequenceRows, TargetEngine
 
 TIE = 1e-4

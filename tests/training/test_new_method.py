@@ -21,7 +21,7 @@ from paceline.methods.drafter import DraftRequest
 from paceline.methods.loading import load_drafter
 from paceline.methods.method import Method
 from paceline.methods.registry import METHODS, register
-from paceline.sampling import SamplingParams, VerifyMode
+from paceline.sampling.params import SamplingParams, VerifyMode
 from paceline.target import SequenceRows, TargetEngine
 from paceline.training.data import Corpus, DataPosition
 from paceline.v1 import peer_pb2

@@ -17,7 +17,7 @@ from paceline.methods.deepseek_mtp.objective import MtpShape
 from paceline.methods.deepseek_mtp.pretrain import PretrainOptions, run
 from paceline.methods.drafter import DraftRequest
 from paceline.methods.loading import load_drafter
-from paceline.sampling import SamplingParams
+from paceline.sampling.params import SamplingParams
 from paceline.target import SequenceRows, TargetEngine
 from paceline.training.data import Corpus
 from paceline.training.shards import shard_indices

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from paceline.sampling import LogitRule, SamplingParams
+from paceline.sampling.params import SamplingParams
+from paceline.sampling.rules import LogitRule
 from paceline.target import TargetEngine
 from paceline.v1 import target_pb2
 from services.runtime import tensors

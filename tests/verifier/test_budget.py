@@ -12,7 +12,7 @@ from prometheus_client import generate_latest
 
 from paceline.contract.policy import StepPolicy
 from paceline.drafts import DraftEntry, DraftTree
-from paceline.sampling import SamplingParams, VerifyMode
+from paceline.sampling.params import SamplingParams, VerifyMode
 from paceline.target import TargetEngine
 from paceline.trie import DraftTrie
 from paceline.v1 import target_pb2

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from paceline.drafts import DraftEntry, DraftError, DrawRule, SiblingDraws
-from paceline.sampling import SamplingParams, VerifyMode
+from paceline.sampling.params import SamplingParams, VerifyMode
 from paceline.scheduling.calibration import Calibrator, Node
 from paceline.v1 import peer_pb2
 from services.runtime.process import Process

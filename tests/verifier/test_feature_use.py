@@ -17,7 +17,7 @@ from paceline.methods.drafter import DraftRequest
 from paceline.methods.loading import drafter_tap, load_drafter
 from paceline.methods.pard2.drafter import Pard2Drafter
 from paceline.models import model_fingerprint
-from paceline.sampling import SamplingParams
+from paceline.sampling.params import SamplingParams
 from paceline.target import SequenceRows, TargetEngine
 from paceline.target.taps import Tap
 from paceline.v1 import peer_pb2, target_pb2

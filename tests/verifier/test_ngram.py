@@ -10,7 +10,7 @@ import torch
 
 from paceline.contract.policy import StepPolicy
 from paceline.drafts import DraftEntry
-from paceline.sampling import SamplingParams
+from paceline.sampling.params import SamplingParams
 from paceline.target import TargetEngine
 from paceline.v1 import peer_pb2, sampling_pb2, target_pb2
 from services.verifier.inbox import AddDrafts, Open, SetPolicy

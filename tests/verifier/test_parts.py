@@ -11,7 +11,7 @@ import torch
 from paceline.contract.errors import InvalidRequestError
 from paceline.contract.policy import StepPolicy
 from paceline.drafts import DraftEntry, DrawRule, SiblingDraws
-from paceline.sampling import SamplingParams, VerifyMode
+from paceline.sampling.params import SamplingParams, VerifyMode
 from paceline.v1 import peer_pb2, target_pb2
 from services.runtime import tensors
 from services.verifier.feature_hub import FeatureHub, Subscriber

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from paceline.drafts import DraftEntry, DraftTree
-from paceline.sampling import RuleError
+from paceline.sampling.rules import RuleError
 from services.verifier.inbox import AddDrafts, Attach, Close
 from tests.simulation.verifier import ListedSubscriber
 from tests.verifier.driver import PROMPT, features_of

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from paceline.contract.policy import StepPolicy
-from paceline.sampling import SamplingParams
+from paceline.sampling.params import SamplingParams
 from paceline.target import TargetEngine
 from services.verifier.inbox import Close, Open, SetPolicy
 from services.verifier.specs import SequenceSpec

@@ -8,7 +8,10 @@ import pytest
 import torch
 
 from paceline.drafts import EMPTY_TREE, DraftTree
-from paceline.sampling import LogitBias, SamplingParams, Verdict, maxima_of
+from paceline.sampling.bias import LogitBias
+from paceline.sampling.params import SamplingParams
+from paceline.sampling.rows import maxima_of
+from paceline.sampling.verify import Verdict
 from services.verifier.sequence import TargetSequence
 from services.verifier.session import VerifySession
 from services.verifier.specs import SequenceSpec

@@ -35,7 +35,7 @@ from paceline.methods.drafter import (
 )
 from paceline.methods.sibling_chain import num_draws
 from paceline.methods.tree import ROOT, GrowingTree
-from paceline.sampling import VerifyMode
+from paceline.sampling.params import VerifyMode
 from paceline.target import Device, TapSpec
 
 

@@ -26,7 +26,7 @@ from paceline.methods.autoregressive.tree_rule import TreeRule
 from paceline.methods.choice import rank_children
 from paceline.methods.drafter import DraftRequest, OutcomeRequest
 from paceline.methods.feature_follower import FeatureFollower
-from paceline.sampling import SamplingParams, VerifyMode
+from paceline.sampling.params import SamplingParams, VerifyMode
 from paceline.target import Device, TapSpec
 from paceline.target.kv_slot import Slot
 

@@ -8,7 +8,7 @@ import torch
 
 from paceline.methods.choice import rank_children
 from paceline.methods.tree import ROOT, GrowingTree
-from paceline.sampling import SamplingParams
+from paceline.sampling.params import SamplingParams
 
 BRANCH = 4
 """Children that every row of a tree proposes."""

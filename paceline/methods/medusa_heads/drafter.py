@@ -34,7 +34,7 @@ from paceline.methods.medusa_heads.sequence import MedusaSequence
 from paceline.methods.medusa_heads.target_side import TAP, read_accuracies, read_target_head
 from paceline.methods.sibling_chain import num_draws, sibling_chain_entry
 from paceline.methods.static_tree import StaticTree, search_tree
-from paceline.sampling import SamplingParams
+from paceline.sampling.params import SamplingParams
 from paceline.target import Device, TapSpec
 
 

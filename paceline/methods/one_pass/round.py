@@ -21,7 +21,7 @@ from paceline.methods.choice import choose_chain_tokens, draw_chain_tokens, rank
 from paceline.methods.drafter import DraftRequest
 from paceline.methods.one_pass.marginal_tree import marginal_tree
 from paceline.methods.sibling_chain import num_draws, sibling_chain_entry
-from paceline.sampling import VerifyMode
+from paceline.sampling.params import VerifyMode
 
 Ranked = tuple[list[list[float]], list[list[int]]]
 """The likeliest tokens of each row of a pass, best first: log-probabilities, and draft ids."""
