@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.methods.dflash.objective import DFlashShape
+from paceline.methods.block_diffusion.objective import DFlashShape
 from paceline.methods.drafter import DraftRequest
 from paceline.methods.loading import load_drafter
 from tests.checkpoints.conftest import MASK_TOKEN, VOCAB, WIDTH, Case

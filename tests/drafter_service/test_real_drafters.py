@@ -19,13 +19,13 @@ from tokenizers import Tokenizer, models
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from paceline.contract.errors import IncompatiblePeerError
+from paceline.methods.block_diffusion.layer import dflash_shapes
 from paceline.methods.checkpoint import DrafterConfig, save_drafter
 from paceline.methods.deepseek_mtp.objective import MtpShape
-from paceline.methods.dflash.layer import dflash_shapes
 from paceline.methods.drafter import DraftRequest
 from paceline.methods.dspark.drafter import dspark_shapes
-from paceline.methods.eagle1.layer import parameter_shapes as eagle1_shapes
-from paceline.methods.eagle3.layer import parameter_shapes
+from paceline.methods.eagle.feature_layer import parameter_shapes as eagle1_shapes
+from paceline.methods.eagle.fused_layer import parameter_shapes
 from paceline.methods.gemma4_mtp.model import FULL
 from paceline.methods.loading import drafter_tap, load_drafter
 from paceline.methods.p_eagle.drafter import p_eagle_shapes

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from paceline.embedded import Placement
-from paceline.methods.dflash.objective import DFlashShape
+from paceline.methods.block_diffusion.objective import DFlashShape
 from paceline.models import model_fingerprint
 from tests.integration.conftest import Site, run_site, until_drafted
 from tests.methods import dflash_checkpoint

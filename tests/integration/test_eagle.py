@@ -17,7 +17,7 @@ import torch
 from paceline.client import Completion
 from paceline.embedded import Placement
 from paceline.methods.checkpoint import DrafterConfig, save_drafter
-from paceline.methods.eagle1.layer import parameter_shapes
+from paceline.methods.eagle.feature_layer import parameter_shapes
 from paceline.models import model_fingerprint
 from paceline.target import SequenceRows, TapSpec, TargetEngine
 from tests.integration.conftest import Site, fast_dtype, run_site

@@ -12,7 +12,7 @@ import torch
 
 from paceline.embedded import Placement
 from paceline.methods.checkpoint import DrafterConfig, load_tensors, save_drafter
-from paceline.methods.eagle3.layer import parameter_shapes
+from paceline.methods.eagle.fused_layer import parameter_shapes
 from paceline.methods.p_eagle.drafter import p_eagle_shapes
 from paceline.model.weights import SafetensorsDir
 from tests.integration.conftest import Site, run_site

@@ -11,13 +11,13 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from paceline.methods.block_diffusion.objective import DFlashShape
 from paceline.methods.checkpoint import DrafterConfig, save_drafter
 from paceline.methods.deepseek_mtp.objective import MtpShape
-from paceline.methods.dflash.objective import DFlashShape
 from paceline.methods.drafter import Drafter
 from paceline.methods.dspark.heads import HeadPlan, MarkovHead
-from paceline.methods.eagle1.objective import Eagle1Shape
-from paceline.methods.eagle3.objective import Eagle3Shape
+from paceline.methods.eagle.feature_objective import Eagle1Shape
+from paceline.methods.eagle.fused_shape import Eagle3Shape
 from paceline.methods.loading import load_drafter
 from paceline.methods.medusa_heads.heads import MedusaShape
 from paceline.methods.p_eagle.objective import PEagleShape

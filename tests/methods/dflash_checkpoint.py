@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from paceline.methods.block_diffusion.objective import DFlashShape
 from paceline.methods.checkpoint import DrafterConfig, save_drafter
-from paceline.methods.dflash.objective import DFlashShape
 
 MASK_TOKEN = 5
 

@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from paceline.drafts import DraftEntry
 from paceline.methods.checkpoint import DrafterConfig, save_drafter
 from paceline.methods.drafter import Drafter, DraftRequest
-from paceline.methods.eagle3.objective import Eagle3Shape
+from paceline.methods.eagle.fused_shape import Eagle3Shape
 from paceline.models import model_fingerprint
 
 VOCAB, WIDTH = 97, 64

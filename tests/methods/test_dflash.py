@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
+from paceline.methods.block_diffusion.layer import BlockRows
 from paceline.methods.checkpoint import CheckpointError, DrafterConfig, save_drafter
 from paceline.methods.dflash.drafter import DFlashDrafter
-from paceline.methods.dflash.layer import BlockRows
 from paceline.methods.dflash.objective import DFlashObjective
 from paceline.methods.drafter import Drafter, DraftRequest
 from paceline.methods.loading import load_drafter

@@ -13,10 +13,16 @@ from paceline.cpu.context import NativeContext
 from paceline.cpu.draft_layer import NativeLayer
 from paceline.draft_layer.context import TorchContext
 from paceline.draft_layer.torch_layer import TorchLayer
+from paceline.methods.block_diffusion.drafter import BlockDrafter
+from paceline.methods.block_diffusion.layer import (
+    BlockPlan,
+    BlockRows,
+    DFlashLayer,
+    dflash_shapes,
+    read_layer,
+)
+from paceline.methods.block_diffusion.objective import DFlashShape
 from paceline.methods.checkpoint import DrafterConfig, load_tensors
-from paceline.methods.dflash.block_drafter import BlockDrafter
-from paceline.methods.dflash.layer import BlockPlan, BlockRows, DFlashLayer, dflash_shapes, read_layer
-from paceline.methods.dflash.objective import DFlashShape
 from paceline.methods.drafter import DraftRequest
 from paceline.methods.dspark.drafter import dspark_shapes
 from paceline.methods.dspark.heads import HeadPlan

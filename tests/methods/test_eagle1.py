@@ -19,8 +19,8 @@ from paceline.methods.autoregressive.static_rule import StaticRule, expected_tok
 from paceline.methods.autoregressive.tree_rule import DynamicRule
 from paceline.methods.checkpoint import CheckpointError, save_drafter
 from paceline.methods.drafter import Drafter, DraftRequest
+from paceline.methods.eagle.feature_objective import Eagle1Objective
 from paceline.methods.eagle1.drafter import Eagle1Drafter
-from paceline.methods.eagle1.objective import Eagle1Objective
 from paceline.methods.eagle2.drafter import Eagle2Drafter
 from paceline.methods.loading import drafter_tap, load_drafter
 from paceline.sampling.params import SamplingParams

@@ -13,7 +13,7 @@ from paceline.draft_layer import TreeGrower, TreeWanted
 from paceline.methods.autoregressive.drafter import AutoregressiveDrafter
 from paceline.methods.deepseek_mtp import layer as deepseek_mtp_layer
 from paceline.methods.drafter import DraftRequest, OutcomeRequest
-from paceline.methods.eagle1 import layer as eagle1_layer
+from paceline.methods.eagle import feature_layer as eagle1_layer
 from paceline.methods.loading import load_drafter
 from paceline.sampling.params import SamplingParams
 from tests.methods.native import random_features, random_text, save_eagle3, save_random, save_target

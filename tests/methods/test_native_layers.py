@@ -17,9 +17,10 @@ from paceline.methods.checkpoint import DrafterConfig, load_tensors
 from paceline.methods.deepseek_mtp import layer as deepseek_mtp
 from paceline.methods.deepseek_mtp.drafter import DeepseekMtpDrafter
 from paceline.methods.drafter import Drafter, DraftRequest
-from paceline.methods.eagle1 import layer as eagle1
+from paceline.methods.eagle import feature_layer as eagle1
+from paceline.methods.eagle import fused_layer as eagle3
 from paceline.methods.eagle1.drafter import Eagle1Drafter
-from paceline.methods.eagle3 import layer as eagle3
+from paceline.methods.eagle2.drafter import Eagle2Drafter
 from paceline.methods.eagle3.drafter import Eagle3Drafter
 from paceline.methods.loading import load_drafter
 from paceline.methods.p_eagle.drafter import PEagleDrafter
@@ -173,7 +174,7 @@ Load = Callable[[], Drafter]
 
 CLASSES: dict[str, type[AutoregressiveDrafter | PEagleDrafter]] = {
     "eagle1": Eagle1Drafter,
-    "eagle2": Eagle1Drafter,
+    "eagle2": Eagle2Drafter,
     "eagle3": Eagle3Drafter,
     "deepseek_mtp": DeepseekMtpDrafter,
     "p_eagle": PEagleDrafter,

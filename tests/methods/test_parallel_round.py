@@ -17,7 +17,7 @@ from paceline.methods.dflash.drafter import DFlashDrafter
 from paceline.methods.drafter import Drafter, DrafterError, DraftRequest, OutcomeRequest
 from paceline.methods.one_pass.round import OnePassRound
 from paceline.methods.p_eagle.drafter import PEagleDrafter
-from paceline.methods.pard1.drafter import Pard1Drafter
+from paceline.methods.pard.drafter import PardDrafter
 from paceline.sampling.params import SamplingParams, VerifyMode
 from tests.methods.conftest import DRAFT_IDS, VOCAB, Target, text
 from tests.methods.drafting import draft, entry_of, start
@@ -51,7 +51,7 @@ def ids(method: str) -> Tensor:
 
 
 def round_of(drafter: Drafter, sequence_id: int) -> OnePassRound:
-    assert isinstance(drafter, DFlashDrafter | PEagleDrafter | Pard1Drafter)
+    assert isinstance(drafter, DFlashDrafter | PEagleDrafter | PardDrafter)
     found = drafter._sequences[sequence_id].round
     assert isinstance(found, OnePassRound)
     return found
@@ -63,7 +63,7 @@ def runner_of(drafter: Drafter) -> tuple[Any, str]:
         return drafter._blocks, "forward"
     if isinstance(drafter, PEagleDrafter):
         return drafter._layer, "forward"
-    assert isinstance(drafter, Pard1Drafter)
+    assert isinstance(drafter, PardDrafter)
     return drafter._model, "step"
 
 

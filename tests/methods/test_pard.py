@@ -19,7 +19,7 @@ from paceline.methods.checkpoint import ANY_TARGET, CheckpointError, DrafterConf
 from paceline.methods.drafter import Drafter, DraftRequest
 from paceline.methods.loading import drafter_tap, load_drafter
 from paceline.methods.pard.checkpoint import PROJECTION, PROJECTION_BIAS
-from paceline.methods.pard1.drafter import Pard1Drafter
+from paceline.methods.pard.drafter import PardDrafter
 from paceline.methods.pard2.drafter import Pard2Drafter
 from paceline.model.architecture import Architecture
 from paceline.models import model_fingerprint
@@ -43,7 +43,7 @@ def drafter(load: Load, checkpoint: Path) -> Drafter:
 
 
 def _count_rows(drafter: Drafter) -> list[int]:
-    assert isinstance(drafter, Pard1Drafter)
+    assert isinstance(drafter, PardDrafter)
     rows: list[int] = []
     step = drafter._model.step
 
@@ -263,7 +263,7 @@ def test_the_cpu_kernels_run_all_mask_rows_of_all_sequences_in_one_step(
     model_dir = _save_model(tmp_path / "model")
     path = save(tmp_path / "drafter", model_dir, method, model_fingerprint(target_dir))
     drafter = load_drafter(path, target_dir, dtype=torch.bfloat16)
-    assert isinstance(drafter, Pard1Drafter)
+    assert isinstance(drafter, PardDrafter)
     if not runs_natively(
         Architecture.from_config(LlamaConfig.from_pretrained(model_dir)), Device("cpu"), torch.bfloat16
     ):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import paceline
-from paceline.methods.eagle1.layer import parameter_shapes
+from paceline.methods.eagle.feature_layer import parameter_shapes
 from tests.methods.native import save_random, save_target
 
 SCRIPT = """

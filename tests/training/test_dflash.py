@@ -12,9 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.contract.errors import TrainingDataError
-from paceline.methods.dflash.blocks import can_anchor, make_blocks, sample_anchors
-from paceline.methods.dflash.objective import DFlashObjective, DFlashShape
-from paceline.methods.dflash.start import random_parameters, tap_scale
+from paceline.methods.block_diffusion.blocks import can_anchor, make_blocks, sample_anchors
+from paceline.methods.block_diffusion.objective import DFlashShape
+from paceline.methods.block_diffusion.start import random_parameters, tap_scale
+from paceline.methods.dflash.objective import DFlashObjective
 from paceline.methods.drafter import DraftRequest
 from paceline.methods.loading import load_drafter
 from paceline.training.data import Batch, Corpus, DataPosition

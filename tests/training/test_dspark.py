@@ -10,8 +10,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from paceline.methods.block_diffusion.start import random_parameters
 from paceline.methods.checkpoint import DrafterConfig
-from paceline.methods.dflash.start import random_parameters
 from paceline.methods.drafter import DraftRequest
 from paceline.methods.dspark.heads import HeadPlan, MarkovHead
 from paceline.methods.dspark.objective import DSparkObjective, LossWeights

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from paceline.contract.errors import TrainingDataError
 from paceline.methods.checkpoint import DrafterConfig, load_tensor
-from paceline.methods.eagle1 import start as eagle1_start
+from paceline.methods.eagle import feature_start as eagle1_start
+from paceline.methods.eagle.feature_objective import Eagle1Objective, Eagle1Shape
 from paceline.methods.eagle1.drafter import rank_accuracies
-from paceline.methods.eagle1.objective import Eagle1Objective, Eagle1Shape
 from paceline.training.data import Batch, Corpus, DataPosition
 from paceline.training.losses import head_distillation
 from paceline.training.objective import TargetReference
@@ -233,7 +233,7 @@ def test_training_from_anywhere_raises_heldout_acceptance(
     }  # fmt: skip
     options = _options(target_dir, text_dir, heldout_dir, tmp_path / "spoiled", **changes)
     fitted = _acceptance(_options(target_dir, text_dir, heldout_dir, tmp_path / "fitted", **changes), None)
-    monkeypatch.setattr("paceline.methods.eagle1.recipe.fit_next_feature", spoiled)
+    monkeypatch.setattr("paceline.methods.eagle.feature_training.fit_next_feature", spoiled)
     untrained = _acceptance(options, None)
     trained = options.train().best_mean_accepted
     assert untrained + 0.2 < trained

@@ -16,7 +16,7 @@ from paceline.methods.checkpoint import ANY_TARGET, DrafterConfig
 from paceline.methods.drafter import DraftRequest
 from paceline.methods.loading import load_drafter
 from paceline.methods.pard.mask_token import mask_token_for
-from paceline.methods.pard1.objective import MASK, Pard1Objective
+from paceline.methods.pard.objective import MASK, PardObjective
 from paceline.methods.pard2.objective import Pard2Objective
 from paceline.target import SequenceRows, TargetEngine
 from paceline.training.data import Batch, Corpus, DataPosition
@@ -27,7 +27,7 @@ METHODS = ["pard1", "pard2"]
 
 def _objective(
     method: str, target_dir: Path, text_dir: Path, tmp_path: Path, **changes: object
-) -> tuple[Pard1Objective, Batch]:
+) -> tuple[PardObjective, Batch]:
     options = TrainingRun(
         method,
         target_dir,
@@ -46,14 +46,14 @@ def _objective(
     )
     corpus = Corpus(text_dir, options.options.batch_tokens, 1)
     objective = options.objective(corpus)
-    assert isinstance(objective, Pard1Objective)
+    assert isinstance(objective, PardObjective)
     return objective, next(corpus.batches(DataPosition()))
 
 
 class _Plain:
     """Logits of single rows by transformers: the text up to the anchor, mask rows behind it, one causal pass."""
 
-    def __init__(self, objective: Pard1Objective, batch: Batch) -> None:
+    def __init__(self, objective: PardObjective, batch: Batch) -> None:
         self._objective, self._batch = objective, batch
         self._model = LlamaForCausalLM(LlamaForCausalLM.config_class(**objective.config))
         state = {k: p.detach() for k, p in objective.named_parameters().items() if k.startswith("model.")}
@@ -76,7 +76,7 @@ class _Plain:
         return logits
 
 
-def _kept(objective: Pard1Objective, batch: Batch) -> list[tuple[int, int, int]]:
+def _kept(objective: PardObjective, batch: Batch) -> list[tuple[int, int, int]]:
     """The rows that a loss draws from here, as (text, anchor, depth)."""
     state = torch.get_rng_state()
     rows = objective.sample(batch)

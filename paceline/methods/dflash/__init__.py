@@ -9,8 +9,8 @@ METHOD = Method(
     recipe="paceline.methods.dflash.recipe:RECIPE",
     layouts={
         "speculators": "paceline.methods.speculators.layout:SPECULATORS",
-        "dflash": "paceline.methods.dflash.layouts:DFLASH",
-        "deepspec": "paceline.methods.dflash.layouts:DEEPSPEC",
+        "dflash": "paceline.methods.block_diffusion.layouts:DFLASH",
+        "deepspec": "paceline.methods.block_diffusion.layouts:DEEPSPEC",
     },
     is_one_pass=True,
     draft_map="d2t",

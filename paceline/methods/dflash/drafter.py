@@ -15,9 +15,9 @@ from typing import ClassVar
 import torch
 
 from paceline.drafts import DraftEntry
+from paceline.methods.block_diffusion.drafter import BlockDrafter, make_block_layer, read_shared
+from paceline.methods.block_diffusion.layer import dflash_shapes
 from paceline.methods.checkpoint import DrafterConfig, load_tensors
-from paceline.methods.dflash.block_drafter import BlockDrafter, make_block_layer, read_shared
-from paceline.methods.dflash.layer import dflash_shapes
 from paceline.methods.one_pass.round import RoundRequest, round_entries
 from paceline.methods.target_vocabulary import read_draft_ids
 from paceline.target import Device

@@ -9,7 +9,7 @@ METHOD = Method(
     recipe="paceline.methods.dspark.recipe:RECIPE",
     layouts={
         "speculators": "paceline.methods.speculators.layout:SPECULATORS",
-        "deepspec": "paceline.methods.dflash.layouts:DEEPSPEC",
+        "deepspec": "paceline.methods.block_diffusion.layouts:DEEPSPEC",
     },
     is_one_pass=True,
     draft_map="d2t",

@@ -27,10 +27,15 @@ from paceline.draft_layer import join_rows
 from paceline.drafts import DraftEntry, DrawRule
 from paceline.methods.autoregressive.tree_rule import DynamicRule
 from paceline.methods.backend import pack_rows
+from paceline.methods.block_diffusion.drafter import (
+    BlockDrafter,
+    BlockSequence,
+    make_block_layer,
+    read_shared,
+)
+from paceline.methods.block_diffusion.layer import DFlashLayer, dflash_shapes
 from paceline.methods.checkpoint import DrafterConfig, load_tensors
 from paceline.methods.choice import rank_children
-from paceline.methods.dflash.block_drafter import BlockDrafter, BlockSequence, make_block_layer, read_shared
-from paceline.methods.dflash.layer import DFlashLayer, dflash_shapes
 from paceline.methods.dspark.heads import MARKOV_IN, MARKOV_OUT, HeadPlan
 from paceline.methods.one_pass.round import RoundRequest, choose_rows
 from paceline.methods.target_vocabulary import read_draft_ids

@@ -1,8 +1,8 @@
 """DSpark's training objective: DFlash's blocks, with a Markov and a confidence head (2607.05147, sections 3 and 5).
 
-Responsible for what DSpark adds to :mod:`paceline.methods.dflash.objective`: the heads' part of the logits, which reads
-the text's own tokens before each row; a loss of three parts; and temperatures of confidences, fitted on held-out
-chains. Serving runs the same weights in :mod:`paceline.methods.dspark.drafter`; a test compares the two.
+Responsible for what DSpark adds to :mod:`paceline.methods.block_diffusion.objective`: the heads' part of the logits,
+which reads the text's own tokens before each row; a loss of three parts; and temperatures of confidences, fitted on
+held-out chains. Serving runs the same weights in :mod:`paceline.methods.dspark.drafter`; a test compares the two.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from paceline.methods.block_diffusion.blocks import Blocks
+from paceline.methods.block_diffusion.objective import BlockObjective, DFlashShape
 from paceline.methods.checkpoint import DrafterConfig, save_drafter
-from paceline.methods.dflash.blocks import Blocks
-from paceline.methods.dflash.objective import DFlashObjective, DFlashShape
 from paceline.methods.dspark.heads import MARKOV_IN, MARKOV_OUT, HeadPlan
 from paceline.methods.dspark.temperatures import fit_temperatures, path_errors
 from paceline.training.data import Batch
@@ -39,7 +39,7 @@ class LossWeights:
     confidence: float = 1.0
 
 
-class DSparkObjective(DFlashObjective):
+class DSparkObjective(BlockObjective):
     """Loss and acceptance of a DSpark drafter.
 
     Args:
@@ -49,7 +49,7 @@ class DSparkObjective(DFlashObjective):
         embedding: the target's ``[target_vocab, hidden]``, frozen.
         head: the target's ``[target_vocab, hidden]``, frozen.
         draft_ids: target id of every draft id, ascending, int64 ``[draft_vocab]``.
-        tap_scale: as in :class:`paceline.methods.dflash.objective.DFlashObjective`, as are the arguments below.
+        tap_scale: as in :class:`paceline.methods.block_diffusion.objective.BlockObjective`, as are the arguments below.
         target: what the exported checkpoint says of its target.
         loss_weights: weights of the loss's parts.
     """

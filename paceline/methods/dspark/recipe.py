@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paceline.methods.dflash.recipe import BlockOptions, block_parts
-from paceline.methods.dflash.start import random_parameters
+from paceline.methods.block_diffusion.start import random_parameters
+from paceline.methods.block_diffusion.training import BlockOptions, block_parts
 from paceline.methods.dspark.heads import MARKOV_IN, HeadPlan, MarkovHead
 from paceline.methods.dspark.objective import DSparkObjective, LossWeights
 from paceline.training.inputs import TrainingInputs

@@ -19,8 +19,7 @@ from torch import Tensor
 
 from paceline.methods.checkpoint import CheckpointError, DrafterConfig
 from paceline.methods.decoder_block import num_layers
-from paceline.methods.eagle1 import layer as eagle1_layer
-from paceline.methods.eagle3 import layer as eagle3_layer
+from paceline.methods.eagle import feature_layer, fused_layer
 from paceline.methods.layouts.embedding import store_embedding
 from paceline.methods.layouts.layout import Layout
 from paceline.methods.layouts.llama_config import block_shape, llama_config, positive
@@ -33,9 +32,9 @@ EMBEDDING = "embed_tokens.weight"
 AUXILIARY_LAYERS = "eagle_aux_hidden_state_layer_ids"
 
 SHAPES: dict[str, Callable[[DrafterConfig], dict[str, tuple[int, ...]]]] = {
-    "eagle1": eagle1_layer.parameter_shapes,
-    "eagle2": eagle1_layer.parameter_shapes,
-    "eagle3": eagle3_layer.parameter_shapes,
+    "eagle1": feature_layer.parameter_shapes,
+    "eagle2": feature_layer.parameter_shapes,
+    "eagle3": fused_layer.parameter_shapes,
 }
 
 

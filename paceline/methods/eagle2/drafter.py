@@ -10,11 +10,11 @@ from typing import ClassVar
 from paceline.draft_layer import MAX_BEST
 from paceline.methods.autoregressive.tree_rule import DynamicRule, TreeRule
 from paceline.methods.checkpoint import DrafterConfig
-from paceline.methods.eagle1.drafter import Eagle1Drafter
+from paceline.methods.eagle.feature_drafter import FeatureDrafter
 
 
-class Eagle2Drafter(Eagle1Drafter):
-    """Drafts with an EAGLE-1 layer and dynamic trees; see `paceline.methods.drafter.Drafter`."""
+class Eagle2Drafter(FeatureDrafter):
+    """Drafts with EAGLE-1's layer and dynamic trees; see `paceline.methods.drafter.Drafter`."""
 
     method: ClassVar[str] = "eagle2"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from paceline.methods.eagle1.recipe import Eagle1Options, build_eagle1
+from paceline.methods.eagle.feature_training import Eagle1Options, build_eagle1
 from paceline.training.recipe import Recipe
 
 RECIPE = Recipe(Eagle1Options, partial(build_eagle1, method="eagle2"), clip_value=0.5)

@@ -15,7 +15,7 @@ from paceline.methods.autoregressive.drafter import AutoregressiveDrafter
 from paceline.methods.autoregressive.tree_rule import DynamicRule
 from paceline.methods.backend import make_layer
 from paceline.methods.checkpoint import CheckpointError, DrafterConfig, load_tensor, load_tensors
-from paceline.methods.eagle3.layer import parameter_shapes, read_layer
+from paceline.methods.eagle.fused_layer import parameter_shapes, read_layer
 from paceline.model.weights import SafetensorsDir
 from paceline.target import Device, TapSpec
 

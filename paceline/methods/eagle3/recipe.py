@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from paceline.methods.eagle.fused_start import default_shape, fit_linear, starting_parameters
 from paceline.methods.eagle3.objective import Eagle3Objective
-from paceline.methods.eagle3.start import default_shape, fit_linear, starting_parameters
 from paceline.training.inputs import FIT_TOKENS, TrainingInputs
 from paceline.training.options import option
 from paceline.training.recipe import Recipe

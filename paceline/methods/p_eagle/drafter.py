@@ -29,7 +29,7 @@ from paceline.drafts import DraftEntry
 from paceline.methods.backend import make_layer
 from paceline.methods.checkpoint import CheckpointError, DrafterConfig, load_tensor, load_tensors
 from paceline.methods.drafter import DraftRequest, OutcomeRequest
-from paceline.methods.eagle3.layer import parameter_shapes, read_layer
+from paceline.methods.eagle.fused_layer import parameter_shapes, read_layer
 from paceline.methods.feature_follower import FeatureFollower, FollowedSequence
 from paceline.methods.one_pass.round import OnePassRound, RoundRequest, round_entries
 from paceline.methods.target_vocabulary import read_draft_ids

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.methods.checkpoint import DrafterConfig, save_drafter
-from paceline.methods.eagle3.objective import FUSED, Eagle3Shape, fused_input, trained_shapes
+from paceline.methods.eagle.fused_shape import FUSED, Eagle3Shape, fused_input, trained_shapes
 from paceline.methods.one_pass.acceptance import one_pass_acceptance
 from paceline.methods.one_pass.rows import FlatRows, sample_rows, segments
 from paceline.methods.p_eagle.accumulation import accumulate

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 
 import structlog
 
-from paceline.methods.eagle3.start import default_shape, fit_linear
+from paceline.methods.eagle.fused_start import default_shape, fit_linear
 from paceline.methods.p_eagle.objective import PEagleObjective, PEagleShape
 from paceline.methods.p_eagle.start import p_eagle_start
 from paceline.training.data import Batch

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from paceline.methods.eagle3.start import Eagle3Start, starting_parameters
+from paceline.methods.eagle.fused_start import Eagle3Start, starting_parameters
 from paceline.methods.p_eagle.objective import PEagleShape
 from paceline.training.start import random_parameters
 
@@ -19,7 +19,7 @@ def p_eagle_start(
 
     Args:
         shape: sizes; ``hidden`` must equal ``target_hidden``.
-        start: from :func:`paceline.methods.eagle3.start.fit_linear`.
+        start: from :func:`paceline.methods.eagle.fused_start.fit_linear`.
         taps: mean taps ``[taps_width]``: what ``mask_hidden`` begins as.
         target_head: the target's head rows of the draft vocabulary.
         embedding: the target's ``[vocab, hidden]``.

@@ -1,1 +1,1 @@
-"""What PARD and PARD-2 share: their checkpoints, their public layout, and the model that training starts from."""
+"""What PARD and PARD-2 share: drafting and training with mask tokens, their checkpoints and their public layout."""

@@ -23,7 +23,7 @@ from torch import Tensor
 from paceline.methods.checkpoint import CheckpointError, DrafterConfig, load_tensor
 from paceline.methods.drafter import DrafterError, DraftRequest
 from paceline.methods.pard.checkpoint import PROJECTION, PROJECTION_BIAS
-from paceline.methods.pard1.drafter import Pard1Drafter, PardSequence, load_model
+from paceline.methods.pard.drafter import PardDrafter, PardSequence, load_model
 from paceline.methods.whole_model.draft_model import DraftModel
 from paceline.target import Device, TapSpec
 
@@ -107,13 +107,13 @@ class Fusion:
         )
 
 
-class Pard2Drafter(Pard1Drafter):
+class Pard2Drafter(PardDrafter):
     """Drafts with mask tokens and, on request, features; see `paceline.methods.drafter.Drafter`.
 
     Args:
-        model: as for `Pard1Drafter`.
-        draft_ids: as for `Pard1Drafter`.
-        mask: as for `Pard1Drafter`.
+        model: as for `PardDrafter`.
+        draft_ids: as for `PardDrafter`.
+        mask: as for `PardDrafter`.
         fusion: which features are read, and how they are added.
     """
 

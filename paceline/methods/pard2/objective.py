@@ -1,6 +1,6 @@
 """PARD-2's training objective: PARD's rows with features, weighted by the target's confidence (2605.08632).
 
-Responsible for what PARD-2 adds to :mod:`paceline.methods.pard1.objective`: features in the embeddings, left out for
+Responsible for what PARD-2 adds to :mod:`paceline.methods.pard.objective`: features in the embeddings, left out for
 randomly drawn texts, and the loss. Serving runs the exported checkpoint in :mod:`paceline.methods.pard2.drafter`.
 """
 
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from paceline.methods.one_pass.rows import FlatRows
 from paceline.methods.pard.checkpoint import PROJECTION
-from paceline.methods.pard1.objective import Pard1Objective
+from paceline.methods.pard.objective import PardObjective
 from paceline.training.data import Batch, Corpus
 from paceline.training.head import label_losses
 from paceline.training.losses import linear_distillation
@@ -42,19 +42,19 @@ class FeatureSettings:
     scale: float = SCALE
 
 
-class Pard2Objective(Pard1Objective):
+class Pard2Objective(PardObjective):
     """Loss and acceptance of PARD-2.
 
     Args:
-        config: as for :class:`Pard1Objective`.
-        weights: as for :class:`Pard1Objective`.
+        config: as for :class:`PardObjective`.
+        weights: as for :class:`PardObjective`.
         target: the target that it learns from, with its tapped layers.
         target_head: the target's head ``[vocab, target_hidden]``, frozen.
         feature_scale: ``[width]``. Training divides taps and final states by it; the export folds it into the
             projection.
         settings: settings of PARD-2 beside those of PARD.
         seed: of the projection's start.
-        options: the others of :class:`Pard1Objective`, by name.
+        options: the others of :class:`PardObjective`, by name.
     """
 
     method = "pard2"

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from paceline.methods.block_diffusion.layer import BlockPlan
 from paceline.methods.checkpoint import CheckpointError, DrafterConfig
-from paceline.methods.dflash.layer import BlockPlan
 from paceline.methods.dspark.heads import HeadPlan
 from paceline.methods.speculators.fields import is_whole, mask_token, switch
 

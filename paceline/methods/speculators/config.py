@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from paceline.methods.block_diffusion.layer import BlockPlan
 from paceline.methods.checkpoint import CheckpointError, DrafterConfig
 from paceline.methods.decoder_block import num_layers, rope_parameters
-from paceline.methods.dflash.layer import BlockPlan
 from paceline.methods.layouts.target_facts import TargetFacts
 from paceline.methods.speculators.block_fields import read_block_fields, write_block_fields
 from paceline.methods.speculators.fields import is_whole, mask_token, size_of, switch

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paceline.methods.block_diffusion.layer import dflash_shapes
 from paceline.methods.checkpoint import CheckpointError, DrafterConfig
-from paceline.methods.dflash.layer import dflash_shapes
 from paceline.methods.dspark.drafter import dspark_shapes
 from paceline.methods.dspark.heads import MARKOV_OUT
-from paceline.methods.eagle3.layer import parameter_shapes
+from paceline.methods.eagle.fused_layer import parameter_shapes
 from paceline.methods.layouts.embedding import store_embedding
 from paceline.methods.layouts.layout import Layout
 from paceline.methods.layouts.target_facts import TargetFacts

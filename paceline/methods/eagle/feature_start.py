@@ -1,6 +1,6 @@
-"""Where EAGLE-1 training starts: a layer whose ``fc`` already predicts the next feature as well as a linear map can.
+"""Where training of EAGLE-1 and EAGLE-2 starts: ``fc`` predicts the next feature as well as a linear map can.
 
-Called by the method's `recipe.py`. Knows nothing of the loss.
+Called by `feature_training.py`. Knows nothing of the loss.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paceline.methods.eagle1.layer import BLOCK
-from paceline.methods.eagle1.objective import Eagle1Shape
+from paceline.methods.eagle.feature_layer import BLOCK
+from paceline.methods.eagle.feature_objective import Eagle1Shape
 from paceline.training.data import Batch, Corpus, take_rows
 from paceline.training.sizes import ModelSizes
 from paceline.training.start import RIDGE, answer_transitions, random_parameters, solve_ridge

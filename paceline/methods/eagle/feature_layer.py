@@ -1,4 +1,4 @@
-"""The tensors of EAGLE-1's draft layer (Li et al., 2401.15077, section 4.1), and what kind of layer they make.
+"""The tensors of the draft layer of EAGLE-1 and EAGLE-2 (2401.15077, section 4.1), and what kind of layer they make.
 
 `fc` joins the token's embedding and a feature. One decoder block without a norm before its attention follows. The
 target's own head reads the result as it is: the layer predicts what the target's final norm will give.

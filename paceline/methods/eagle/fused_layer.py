@@ -1,4 +1,4 @@
-"""The tensors of EAGLE-3's draft layer (Li et al., 2503.01840, section 3), and what kind of layer they make.
+"""The tensors of the draft layer of EAGLE-3 (Li et al., 2503.01840, section 3), and what kind of layer they make.
 
 The first block's attention reads the token's embedding and a feature side by side, each normed. Public checkpoints may
 put plain blocks above it. A head of the layer's own gives logits over a reduced vocabulary. P-EAGLE has the same layer.

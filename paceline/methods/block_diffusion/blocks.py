@@ -1,6 +1,6 @@
 """The blocks of a text that a block drafter learns from: anchors, labels, weights of the loss, and attention.
 
-Pure functions. Called by :mod:`paceline.methods.dflash.objective` and :mod:`paceline.methods.dspark.objective`.
+Pure functions. Called by :mod:`paceline.methods.block_diffusion.objective`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""EAGLE-1's training objective: predict the target's next feature and, through its head, the next distribution.
+"""The training objective of EAGLE-1 and EAGLE-2: predict the target's next feature, and its head's next distribution.
 
 Responsible for the loss (Li et al., 2401.15077, section 4.2: smooth L1 on features and 0.1 times the cross entropy) and
 for held-out acceptance. Knows no optimisers, run checkpoints or serving; called by :mod:`paceline.training.trainer`.
-EAGLE-2 (2406.16858) is trained in the same way. Serving runs the same weights in
-:mod:`paceline.methods.eagle1.drafter`; a test compares the two.
+EAGLE-2 (2406.16858) is trained as EAGLE-1 is. Serving runs the same weights in
+:mod:`paceline.methods.eagle.feature_drafter`; a test compares the two.
 
 Rows and steps are those of :mod:`paceline.training.unroll`; the loss uses the first step alone.
 """
@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.methods.checkpoint import DrafterConfig, save_drafter
-from paceline.methods.eagle1.layer import BLOCK, parameter_shapes
+from paceline.methods.eagle.feature_layer import BLOCK, parameter_shapes
 from paceline.methods.shared_head import SharedHead
 from paceline.training.acceptance import EVAL_CHAIN, ChainAcceptance, chain_hits
 from paceline.training.block import DifferentiableBlock

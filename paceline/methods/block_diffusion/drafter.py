@@ -22,8 +22,8 @@ from torch import Tensor
 from paceline.draft_layer import join_rows
 from paceline.drafts import DraftEntry
 from paceline.methods import backend
+from paceline.methods.block_diffusion.layer import BlockPlan, BlockRows, DFlashLayer, read_layer
 from paceline.methods.checkpoint import DrafterConfig, load_tensor
-from paceline.methods.dflash.layer import BlockPlan, BlockRows, DFlashLayer, read_layer
 from paceline.methods.drafter import DraftRequest, OutcomeRequest
 from paceline.methods.feature_follower import FeatureFollower, FollowedSequence
 from paceline.methods.one_pass.round import OnePassRound, RoundRequest

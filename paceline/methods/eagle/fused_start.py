@@ -1,6 +1,6 @@
-"""Where EAGLE-3 training starts: sizes from the target, and weights that already predict.
+"""Where training of EAGLE-3 and P-EAGLE starts: sizes from the target, and weights that already predict.
 
-Called by the method's `recipe.py`. Knows nothing of the loss.
+Called by each method's recipe. Knows nothing of the loss.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from paceline.contract.errors import TrainingDataError
-from paceline.methods.eagle3.objective import Eagle3Shape
+from paceline.methods.eagle.fused_shape import Eagle3Shape
 from paceline.training.data import Batch, Corpus, take_rows
 from paceline.training.sizes import ModelSizes
 from paceline.training.start import RIDGE, answer_transitions, random_parameters, solve_ridge
