@@ -102,13 +102,12 @@ def test_links_and_pipes_stay_what_they_are(tmp_path: Path) -> None:
 
 # Into a directory that is moved to its place as a whole.
 WRITES_BESIDE = {
-    f"paceline/{name}.py"
-    for name in ("models/fetch", "training/checkpoints", "methods/medusa2/tuned_backbone")
+    f"paceline/{name}.py" for name in ("models/fetch", "training/run_state", "methods/medusa2/tuned_backbone")
 }
 
 
 def test_nothing_is_written_in_place() -> None:
-    """No module but `whole_file` writes a text, dumps into a stream or copies a file by itself."""
+    """No module but `atomic_write` writes a text, dumps into a stream or copies a file by itself."""
     found = set()
     for package in ("paceline", "services", "orchestrator"):
         for path in (ROOT / package).rglob("*.py"):
