@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from paceline.cpu import kernels
+from paceline.cpu.operation import Epilogue
 from paceline.cpu.packed_weight import PackedWeight
-from paceline.cpu.program import Epilogue, Program
+from paceline.cpu.program import Program
 from paceline.cpu.workspace import MAX_GROUP
 from paceline.model.block import BlockShape, BlockWeights, Projection
 from paceline.model.device import Device

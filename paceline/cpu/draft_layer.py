@@ -18,8 +18,9 @@ from torch import Tensor
 
 from paceline.cpu.block import BlockBuilder, PackedBlock, pack, takes_block
 from paceline.cpu.growth import GrowingBuffers, Growth, grow
+from paceline.cpu.operation import Epilogue
 from paceline.cpu.packed_weight import PackedWeight
-from paceline.cpu.program import Epilogue, Program
+from paceline.cpu.program import Program
 from paceline.cpu.row_segment import RowSegment, longest_of
 from paceline.draft_layer.protocol import MAX_BEST, GrownTree, LayerOutput, Rows, TreeWanted, join_rows
 from paceline.draft_layer.weights import Entry, LayerWeights, Residual

@@ -16,8 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.cpu.block import BlockBuilder, PackedBlock, takes_block
+from paceline.cpu.operation import Epilogue
 from paceline.cpu.packed_weight import PackedWeight, num_panels
-from paceline.cpu.program import Epilogue, Program
+from paceline.cpu.program import Program
 from paceline.cpu.row_segment import RowSegment
 from paceline.model.architecture import Architecture
 from paceline.model.decoder_weights import DecoderWeights

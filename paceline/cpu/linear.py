@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from paceline.cpu import kernels
+from paceline.cpu.operation import Epilogue
 from paceline.cpu.packed_weight import PackedWeight
-from paceline.cpu.program import Epilogue, Program
+from paceline.cpu.program import Program
 from paceline.model.device import Device
 
 

@@ -12,16 +12,15 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
-from itertools import accumulate, chain
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from paceline.cpu import kernels
+from paceline.cpu.operation import Epilogue, Kind
 from paceline.cpu.packed_weight import PackedWeight, num_panels
-from paceline.cpu.row_segment import RowSegment, describe_segment, longest_of
+from paceline.cpu.row_segment import RowSegment, describe_segments, longest_of
 from paceline.cpu.workspace import Workspace
 
 MAX_TOP = 16
@@ -29,28 +28,6 @@ RESIDENT_BYTES = 24 << 20
 """Weights up to this size should stay in the last cache from one run to the next: a draft layer's."""
 
 _NO_LIMIT = 1 << 62
-
-
-class Kind(IntEnum):
-    """What an operation does; the order of `program.h`."""
-
-    EMBED = 0
-    NORM = 1
-    LINEAR = 2
-    ATTEND = 3
-    GATHER = 4
-    COPY = 5
-    TOP = 6
-
-
-class Epilogue(IntEnum):
-    """What follows a product before its result is stored; the order of `program.h`."""
-
-    STORE = 0
-    ADD = 1
-    GATE_SILU = 2
-    GATE_GELU = 3
-    STORE_FLOAT = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,21 +255,7 @@ class Program:
             if segment.write_at + segment.num_rows > segment.storage.shape[2]:
                 raise IndexError(f"{segment.num_rows} rows at {segment.write_at} do not fit their slot")
         num_threads = torch.get_num_threads()
-        described = (kernels.KernelSegment * max(1, len(segments)))()
-        row_segment = np.full(num_rows, -1, dtype=np.int32)
-        first = 0
-        kept: list[object] = [row_segment, dict(bound)]
-        for index, segment in enumerate(segments):
-            entry = described[index]
-            describe_segment(segment, entry)
-            entry.first_row = first
-            if segment.paths is not None:
-                starts = np.array([0, *accumulate(map(len, segment.paths))], dtype=np.int32)
-                paths = np.array([*chain.from_iterable(segment.paths)], dtype=np.int32)
-                entry.paths, entry.path_starts = paths.ctypes.data, starts.ctypes.data
-                kept.append((paths, starts))
-            row_segment[first : first + segment.num_rows] = index
-            first += segment.num_rows
+        described, row_segment, paths = describe_segments(segments, num_rows)
         space = self._workspace
         pointers = type(space.pointers).from_buffer_copy(space.pointers)
         for index in self._bound:
@@ -317,7 +280,7 @@ class Program:
             num_threads=num_threads,
             is_resident=self._weight_bytes <= RESIDENT_BYTES,
         )
-        return Description(step, [*kept, described, pointers, indices])
+        return Description(step, [described, row_segment, paths, dict(bound), pointers, indices])
 
 
 def _check_range(what: str, indices: Sequence[int], size: int) -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, chain
 
+import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
 from paceline.cpu import kernels
@@ -40,3 +44,30 @@ def describe_segment(segment: RowSegment, entry: kernels.KernelSegment) -> None:
     entry.num_rows, entry.past, entry.write_at = segment.num_rows, segment.past, segment.write_at
     entry.cache = segment.storage.data_ptr()
     entry.layer_stride, entry.head_stride = segment.storage.stride(0), segment.storage.stride(1)
+
+
+def describe_segments(
+    segments: Sequence[RowSegment], num_rows: int
+) -> tuple[ctypes.Array[kernels.KernelSegment], npt.NDArray[np.int32], list[npt.NDArray[np.int32]]]:
+    """Describe the segments of a run with so many rows.
+
+    Returns:
+        The segments as the kernels take them, the segment of each row (-1 for padding), and the paths that the
+        segments point into.
+    """
+    described = (kernels.KernelSegment * max(1, len(segments)))()
+    row_segment = np.full(num_rows, -1, dtype=np.int32)
+    kept: list[npt.NDArray[np.int32]] = []
+    first = 0
+    for index, segment in enumerate(segments):
+        entry = described[index]
+        describe_segment(segment, entry)
+        entry.first_row = first
+        if segment.paths is not None:
+            starts = np.array([0, *accumulate(map(len, segment.paths))], dtype=np.int32)
+            paths = np.array([*chain.from_iterable(segment.paths)], dtype=np.int32)
+            entry.paths, entry.path_starts = paths.ctypes.data, starts.ctypes.data
+            kept += (paths, starts)
+        row_segment[first : first + segment.num_rows] = index
+        first += segment.num_rows
+    return described, row_segment, kept

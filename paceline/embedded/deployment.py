@@ -164,9 +164,8 @@ class Deployment:
             child = self._children.get(role)
             if child is not None:
                 child.stop(self._options.drain_s + _EXIT_MARGIN_S)
-                end_sessions(
-                    {child.pid}
-                )  # a killed orchestrator's leftovers occupy the ports of the next one
+                # A killed orchestrator's leftovers occupy the ports of the next one.
+                end_sessions({child.pid})
         self._start_role(role)
         self._wait_until_ready((role,), time.monotonic() + self._options.start_timeout_s)
 
@@ -183,10 +182,6 @@ class Deployment:
         for pid in self.processes.values():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-
-    def send_signal(self, role: str, number: signal.Signals) -> None:
-        """Sends a signal to one process, for instance SIGSTOP and SIGCONT."""
-        os.kill(self.processes[role], number)
 
     def dead(self) -> dict[str, int]:
         """Exit codes by role, of processes that ended by themselves."""

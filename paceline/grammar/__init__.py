@@ -6,6 +6,7 @@ sequence's logits with it. A grammar is text from an untrusted client, and compi
 overflows the stack, harms nobody.
 
 Grammars and masks are the library llguidance's (MIT): Earley parsing over a lexer of regular-expression
-derivatives, walked along a trie of the vocabulary. The gateway has neither torch nor llguidance: `checker` and
-`refusal`, which it imports, load them in the child process alone.
+derivatives, walked along a trie of the vocabulary.
+
+The gateway imports `checker` and `refusal`: they load neither torch nor llguidance, which only the child needs.
 """

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from paceline.cpu import kernels
+from paceline.cpu.operation import Epilogue
 from paceline.cpu.packed_weight import PackedWeight
-from paceline.cpu.program import Epilogue, Program
+from paceline.cpu.program import Program
 from paceline.cpu.row_segment import RowSegment
 from paceline.sampling.rows import maxima_of
 from paceline.target import SequenceRows, TapSpec, TargetEngine, UnsupportedModelError
