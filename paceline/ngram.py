@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from paceline.drafts import DraftTree
+from paceline.draft_tree import DraftTree
 
 MIN_MATCH = 3
 """Length of the n-gram that must occur twice. After two tokens, the same one follows in less than half of all cases."""

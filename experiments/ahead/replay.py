@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from experiments.ahead.text import Text
-from paceline.drafts import DraftTree
+from paceline.draft_tree import DraftTree
 from paceline.methods.drafter import Drafter, DraftRequest, OutcomeRequest
 from paceline.trie import DraftTrie
 

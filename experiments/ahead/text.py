@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paceline.drafts import EMPTY_TREE
+from paceline.draft_tree import EMPTY_TREE
 from paceline.sampling.batch import verify_step
 from paceline.sampling.params import SamplingParams
 from paceline.target import SequenceRows, TargetEngine

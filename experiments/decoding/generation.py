@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from experiments.decoding.arm import Arm
-from paceline.drafts import DraftEntry, DraftTree
+from paceline.draft_tree import DraftTree
+from paceline.drafts import DraftEntry
 from paceline.methods.drafter import Drafter, DraftRequest
 from paceline.sampling.params import SamplingParams
 from paceline.sampling.verify import FinalKind, Verdict

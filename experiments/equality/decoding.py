@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from paceline.drafts import EMPTY_TREE
+from paceline.draft_tree import EMPTY_TREE
 from paceline.methods.drafter import Drafter, DraftRequest
 from paceline.sampling.batch import verify_step
 from paceline.sampling.noise import NoiseRole, gumbel

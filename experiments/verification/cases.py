@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from paceline.drafts import DraftTree
+from paceline.draft_tree import DraftTree
 from paceline.sampling.batch import verify_step
 from paceline.sampling.choices import target_choices
 from paceline.sampling.params import SamplingParams, VerifyMode

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from paceline.drafts import DraftTree
+from paceline.draft_tree import DraftTree
 from paceline.grammar.compiler import CompiledGrammar
 from paceline.grammar.masks import forbid, num_words
 from paceline.grammar.refusal import shortened

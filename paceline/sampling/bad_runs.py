@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from paceline.drafts import DraftTree
+from paceline.draft_tree import DraftTree
 from paceline.sampling.paths import last_tokens
 
 _ANY = -2  # padding of shorter runs; matches every token

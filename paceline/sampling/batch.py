@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from paceline.drafts import DraftTree
+from paceline.draft_tree import DraftTree
 from paceline.sampling import rows as kernel_rows
 from paceline.sampling.block import verify_block
 from paceline.sampling.choices import coupled_choices, greedy_choices

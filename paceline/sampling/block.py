@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from paceline.drafts import DraftTree
+from paceline.draft_tree import DraftTree
 from paceline.sampling.distribution import DraftDistribution, inverse_cdf
 from paceline.sampling.noise import NoiseRole, uniform_scalar
 from paceline.sampling.siblings import check_tokens, distribution_of, draws_of

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from paceline.drafts import DraftTree
+from paceline.draft_tree import DraftTree
 
 NO_TOKEN = -1
 """Padding before the beginning of a text; no token id equals it."""

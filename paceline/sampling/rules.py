@@ -17,7 +17,7 @@ from typing import Protocol, runtime_checkable
 from torch import Tensor
 
 from paceline.contract.errors import InvalidRequestError
-from paceline.drafts import DraftTree
+from paceline.draft_tree import DraftTree
 
 
 class RuleError(InvalidRequestError):

@@ -10,7 +10,8 @@ Called by: `tree_rejection`, `block`.
 
 from __future__ import annotations
 
-from paceline.drafts import DraftError, DraftTree, SiblingDraws
+from paceline.draft_tree import DraftTree
+from paceline.drafts import DraftError, SiblingDraws
 from paceline.sampling.distribution import DraftDistribution
 
 

@@ -17,7 +17,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from paceline.drafts import DraftTree, DrawRule
+from paceline.draft_tree import DraftTree
+from paceline.drafts import DrawRule
 from paceline.sampling.distribution import DraftDistribution, inverse_cdf
 from paceline.sampling.noise import NoiseRole, uniform_scalar
 from paceline.sampling.probabilities import ProbRows, draw_without

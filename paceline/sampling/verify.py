@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from paceline.drafts import DraftTree
+from paceline.draft_tree import DraftTree
 
 
 class FinalKind(StrEnum):

@@ -17,7 +17,8 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from paceline.drafts import DraftEntry, DraftTree
+from paceline.draft_tree import DraftTree
+from paceline.drafts import DraftEntry
 from paceline.trie.early_entries import EarlyEntries
 from paceline.trie.node import TrieNode, walk
 from paceline.trie.selection import select_best, select_drawn_chain, select_drawn_tree

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import heapq
 
-from paceline.drafts import EMPTY_TREE, DraftClaim, DraftTree, SiblingDraws
+from paceline.draft_tree import EMPTY_TREE, DraftTree
+from paceline.drafts import DraftClaim, SiblingDraws
 from paceline.trie.node import DEFAULT_CONFIDENCE, TrieNode
 
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from paceline.drafts import DraftTree
+from paceline.draft_tree import DraftTree
 from paceline.sampling.params import VerifyMode
 from paceline.scheduling import StepCurve, StepTable, allocate_nodes
 

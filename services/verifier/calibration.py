@@ -19,7 +19,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from paceline.contract.limits import MAX_DRAFT_LENGTH
-from paceline.drafts import DraftEntry, DraftTree
+from paceline.draft_tree import DraftTree
+from paceline.drafts import DraftEntry
 from paceline.sampling.params import VerifyMode
 from paceline.scheduling.calibration import AcceptanceSample, Calibrator, Node
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
-from paceline.drafts import DraftTree
+from paceline.draft_tree import DraftTree
 from paceline.sampling.batch import verify_step
 from paceline.sampling.params import SamplingParams
 from paceline.target import KVCacheFullError, SequenceRows, TargetEngine

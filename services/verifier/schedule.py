@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from paceline.contract.policy import StepPolicy
-from paceline.drafts import EMPTY_TREE, DraftTree
+from paceline.draft_tree import EMPTY_TREE, DraftTree
 from paceline.target import SequenceRows
 from services.verifier.budget import MODES_OF_DRAWS, NodeBudget, NodeChoice
 from services.verifier.sequence import TargetSequence

@@ -14,7 +14,8 @@ from collections.abc import Sequence as TokenSequence
 from dataclasses import dataclass, field
 
 from paceline.contract.errors import IllegalTransitionError
-from paceline.drafts import EMPTY_TREE, DraftEntry, DraftTree
+from paceline.draft_tree import EMPTY_TREE, DraftTree
+from paceline.drafts import DraftEntry
 from paceline.ngram import NgramProposal, merge_proposal
 from paceline.sampling.params import VerifyMode
 from paceline.sampling.rules import DraftFilter, LogitRule

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from paceline.drafts import DraftTree
+from paceline.draft_tree import DraftTree
 from paceline.sampling.batch import verify_step
 from paceline.sampling.rows import maxima_of
 from paceline.sampling.rules import RuleError

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from paceline.drafts import EMPTY_TREE, DraftTree
+from paceline.draft_tree import EMPTY_TREE, DraftTree
 from paceline.grammar import rule as rule_module
 from paceline.grammar.compiler import CompiledGrammar, GrammarCompiler
 from paceline.grammar.rule import GrammarRule

@@ -16,7 +16,8 @@ from fractions import Fraction
 
 import torch
 
-from paceline.drafts import DraftEntry, DraftTree, DrawRule, SiblingDraws
+from paceline.draft_tree import DraftTree
+from paceline.drafts import DraftEntry, DrawRule, SiblingDraws
 from paceline.sampling.verify import Verdict
 from paceline.trie import DraftTrie
 from tests.sampling.toy import Prefix, ToyModel

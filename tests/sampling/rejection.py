@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from paceline.drafts import DraftTree, DrawRule, SiblingDraws
+from paceline.draft_tree import DraftTree
+from paceline.drafts import DrawRule, SiblingDraws
 from paceline.sampling.distribution import DraftDistribution
 from paceline.sampling.probabilities import ProbRows
 from paceline.sampling.tree_rejection import RejectionWalk, keyed_walk

@@ -9,7 +9,8 @@ from fractions import Fraction
 import pytest
 import torch
 
-from paceline.drafts import DraftError, DraftTree, DrawRule
+from paceline.draft_tree import DraftTree
+from paceline.drafts import DraftError, DrawRule
 from paceline.sampling.batch import verify_step
 from paceline.sampling.block import decide_block
 from paceline.sampling.distribution import DraftDistribution

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.drafts import DraftTree
+from paceline.draft_tree import DraftTree
 from paceline.sampling.batch import verify_step
 from paceline.sampling.choices import _race_filtered, _race_whole, target_choices
 from paceline.sampling.noise import NoiseRole, _gumbel_of, gumbel

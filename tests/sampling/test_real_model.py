@@ -13,7 +13,8 @@ from functools import cached_property
 import pytest
 import torch
 
-from paceline.drafts import DraftTree, DrawRule, SiblingDraws
+from paceline.draft_tree import DraftTree
+from paceline.drafts import DrawRule, SiblingDraws
 from paceline.methods.drafter import Drafter, DraftRequest
 from paceline.methods.loading import default_drafter, drafter_tap, load_drafter
 from paceline.models import DEFAULT_MODEL, cached

@@ -11,7 +11,8 @@ from fractions import Fraction
 import pytest
 import torch
 
-from paceline.drafts import DraftError, DraftTree, DrawRule, SiblingDraws
+from paceline.draft_tree import DraftTree
+from paceline.drafts import DraftError, DrawRule, SiblingDraws
 from paceline.sampling.batch import verify_step
 from paceline.sampling.distribution import DraftDistribution
 from paceline.sampling.draws import draw_children

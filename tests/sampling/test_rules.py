@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.drafts import EMPTY_TREE, DraftTree
+from paceline.draft_tree import EMPTY_TREE, DraftTree
 from paceline.sampling.bad_runs import BadRuns
 from paceline.sampling.bias import LogitBias
 from paceline.sampling.min_tokens import MinTokens

@@ -8,7 +8,8 @@ from collections import defaultdict
 import pytest
 import torch
 
-from paceline.drafts import DraftError, DraftTree
+from paceline.draft_tree import DraftTree
+from paceline.drafts import DraftError
 from paceline.sampling.batch import verify_step
 from paceline.sampling.params import SamplingParams, VerifyMode
 from paceline.sampling.typical import decide_typical

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from paceline.drafts import DraftTree
+from paceline.draft_tree import DraftTree
 from paceline.sampling.batch import verify_step
 from paceline.sampling.choices import target_choices
 from paceline.sampling.params import SamplingParams, VerifyMode

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.drafts import DraftEntry, DraftTree
+from paceline.draft_tree import DraftTree
+from paceline.drafts import DraftEntry
 from paceline.scheduling import StepCurve, StepTable, allocate_nodes
 from paceline.trie import DraftTrie
 

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.drafts import EMPTY_TREE, DraftClaim, DraftEntry, DraftTree
+from paceline.draft_tree import EMPTY_TREE, DraftTree
+from paceline.drafts import DraftClaim, DraftEntry
 from paceline.ngram import MAX_MATCH, MIN_MATCH, MatchAcceptance, NgramProposal, TextIndex, merge_proposal
 from paceline.trie import DraftTrie
 

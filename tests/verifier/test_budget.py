@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from prometheus_client import generate_latest
 
 from paceline.contract.policy import StepPolicy
-from paceline.drafts import DraftEntry, DraftTree
+from paceline.draft_tree import DraftTree
+from paceline.drafts import DraftEntry
 from paceline.sampling.params import SamplingParams, VerifyMode
 from paceline.target import TargetEngine
 from paceline.trie import DraftTrie

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.drafts import DraftEntry, DraftTree
+from paceline.draft_tree import DraftTree
+from paceline.drafts import DraftEntry
 from paceline.sampling.rules import RuleError
 from services.verifier.inbox import AddDrafts, Attach, Close
 from tests.simulation.verifier import ListedSubscriber

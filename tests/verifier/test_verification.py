@@ -7,7 +7,7 @@ import asyncio
 import pytest
 import torch
 
-from paceline.drafts import EMPTY_TREE, DraftTree
+from paceline.draft_tree import EMPTY_TREE, DraftTree
 from paceline.sampling.bias import LogitBias
 from paceline.sampling.params import SamplingParams
 from paceline.sampling.rows import maxima_of
