@@ -23,6 +23,6 @@ class PolicyInForce:
         self.accept(SpeculationPolicy.default())
 
     def accept(self, published: SpeculationPolicy) -> None:
-        """Put a policy in force. A restarted scheduler counts versions anew, so any version is taken."""
+        """Put a policy in force. The newest to arrive wins, whatever its version."""
         self.published = published
         self.step = step_policy(published, self._overrides)

@@ -19,6 +19,8 @@ from services.runtime.channel import split_endpoint
 from services.runtime.settings import CommaList, Port, ServerSettings
 
 DraftLength = Annotated[int, Field(ge=0, le=limits.MAX_DRAFT_LENGTH)]
+NumOutcomes = Annotated[int, Field(ge=0, le=limits.MAX_OUTCOMES)]
+DraftNodes = Annotated[int, Field(ge=0, le=limits.MAX_DRAFT_NODES)]
 
 
 class OrchestratorSettings(ServerSettings):
@@ -51,7 +53,7 @@ class OrchestratorSettings(ServerSettings):
     draft_ahead: DraftLength | None = Field(
         None, description="tokens drafted ahead, in place of the policy's"
     )
-    num_outcomes: DraftLength | None = Field(
+    num_outcomes: NumOutcomes | None = Field(
         None, description="verification outcomes of a step that are drafted past, in place of the policy's"
     )
     wait_budget_us: int | None = Field(
@@ -60,7 +62,7 @@ class OrchestratorSettings(ServerSettings):
         le=limits.MAX_WAIT_BUDGET_US,
         description="longest time that a step waits for drafts, in place of the policy's",
     )
-    max_nodes: DraftLength | None = Field(
+    max_nodes: DraftNodes | None = Field(
         None, description="draft nodes of one sequence in one step, in place of the policy's"
     )
     max_prefill_tokens_per_step: int = Field(

@@ -19,6 +19,7 @@ from paceline.cli.printing import print_choices, print_stats, print_stream
 from paceline.cli.stats import comparison_line, stats_line
 from paceline.client import Message, PacelineClient
 from paceline.contract.errors import InvalidRequestError
+from paceline.contract.limits import MAX_DRAFT_LENGTH
 from paceline.embedded.options import Placement
 from paceline.models import DEFAULT_MODEL
 
@@ -93,7 +94,8 @@ def generate(
     ignore_eos: Annotated[bool, typer.Option(help="Continue after the model's end token.")] = False,
     speculation: Annotated[bool, typer.Option(help="Use drafts.")] = True,
     max_draft_tokens: Annotated[
-        int | None, typer.Option(help="Draft at most this many tokens at a time.", min=1, max=64)
+        int | None,
+        typer.Option(help="Draft at most this many tokens at a time.", min=1, max=MAX_DRAFT_LENGTH),
     ] = None,
     use_drafter: Annotated[
         str, typer.Option(help="Name, method or endpoint of the drafter to use; any by default.")

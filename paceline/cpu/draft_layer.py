@@ -83,11 +83,11 @@ class NativeLayer:
             assert head_norm is not None
             program.norm(stream, self._out, head_norm, shape.norm_eps)
             head_norm = None
-        asked = program.buffer(shape.hidden)
-        program.gather(self._out, asked)
+        selected = program.buffer(shape.hidden)
+        program.gather(self._out, selected)
         head = PackedWeight.pack(weights.head)
         program.linear(
-            asked,
+            selected,
             self._logits,
             head,
             Epilogue.STORE_FLOAT,

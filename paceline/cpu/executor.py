@@ -113,7 +113,7 @@ class NativeExecutor:
         arch, program = self.architecture, Program()
         hidden = program.buffer(arch.hidden_size)
         builder = BlockBuilder(program, arch.block(0))
-        asked = program.buffer(arch.hidden_size)
+        selected = program.buffer(arch.hidden_size)
         logits = program.buffer(arch.vocab_size, bound=True)
         maxima = program.buffer(num_panels(arch.vocab_size), bound=True)
         model = _ModelProgram(program, logits, maxima, {})
@@ -135,9 +135,9 @@ class NativeExecutor:
         if FINAL_NORM in capture:
             model.streams[FINAL_NORM] = program.buffer(arch.hidden_size, bound=True)
             program.norm(hidden, model.streams[FINAL_NORM], self._final_norm, arch.norm_eps)
-        program.gather(hidden, asked)
+        program.gather(hidden, selected)
         program.linear(
-            asked, logits, self._head, Epilogue.STORE_FLOAT, norm=self._final_norm, eps=arch.norm_eps,
+            selected, logits, self._head, Epilogue.STORE_FLOAT, norm=self._final_norm, eps=arch.norm_eps,
             maxima=maxima, selected=True,
         )  # fmt: skip
         return model

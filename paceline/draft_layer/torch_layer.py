@@ -184,6 +184,6 @@ class TorchLayer:
             states = self._stack.norm(states)
         for part in rows:
             part.slot.num_pending += part.num_rows
-        asked = states if len(wanted) == states.shape[0] else states[list(wanted)]
-        logits = self._head(asked if self._carries_norm else self._stack.norm(asked))
+        selected = states if len(wanted) == states.shape[0] else states[list(wanted)]
+        logits = self._head(selected if self._carries_norm else self._stack.norm(selected))
         return TorchOutput(states, logits.float())

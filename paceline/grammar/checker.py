@@ -115,7 +115,7 @@ class GrammarChecker:
         if find_spec("llguidance") is None:
             raise UnavailableError("grammars cannot be checked here: the package llguidance is missing")
         self._child = subprocess.Popen(
-            [sys.executable, "-m", "paceline.grammar.trial"],
+            [sys.executable, "-m", "paceline.grammar.check_process"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

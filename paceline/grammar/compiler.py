@@ -5,7 +5,7 @@ memory, and rejecting a grammar that matches no text. Deliberately does not know
 Compiling takes about a millisecond for a common schema, and may take seconds, or kill the process, for a
 hostile one: see `checker`.
 
-Called by: `trial`, and by the verifier on a thread other than its step loop's.
+Called by: `check_process`, and by the verifier on a thread other than its step loop's.
 """
 
 from __future__ import annotations

@@ -139,7 +139,7 @@ class KVCache:
             KVCacheFullError: the allocation would pass the limit.
         """
         capacity = capacity_class(capacity_tokens)
-        self._check_room({capacity: 1}, {})
+        self._check_capacity({capacity: 1}, {})
         slot_id = self._next_id
         self._next_id += 1
         self._slots[slot_id] = Slot(slot_id, self.layout, self._free_block(capacity))
@@ -202,7 +202,7 @@ class KVCache:
                 wanted[capacity] = wanted.get(capacity, 0) + 1
                 leaving[slot.block] = leaving.get(slot.block, 0) + 1
         if growing:
-            self._check_room(wanted, leaving)
+            self._check_capacity(wanted, leaving)
         for slot, capacity in growing:
             old = slot.block
             slot.move(self._free_block(capacity))
@@ -227,7 +227,7 @@ class KVCache:
             if block.pooled is not None and self._pool is not None:
                 self._pool.give_back(block.pooled)
 
-    def _check_room(self, wanted: dict[int, int], leaving: dict[KVBlock, int]) -> None:
+    def _check_capacity(self, wanted: dict[int, int], leaving: dict[KVBlock, int]) -> None:
         """Raise if `wanted` more slots by capacity pass the limit, once `leaving` slots have left their blocks."""
         if self.limit_bytes is None:
             return

@@ -85,11 +85,13 @@ class LeanExecutor:
         rows = plan.logit_rows
         if FINAL_NORM in plan.capture:
             final = self._final_norm(hidden)
-            asked = final if rows is None else final.index_select(0, rows)
+            selected = final if rows is None else final.index_select(0, rows)
         else:
             final = None
-            asked = self._final_norm(hidden if rows is None else hidden.index_select(0, rows))
+            selected = self._final_norm(hidden if rows is None else hidden.index_select(0, rows))
         logits = (
-            self.head(asked) if asked.shape[0] else asked.new_empty((0, arch.vocab_size), dtype=torch.float32)
+            self.head(selected)
+            if selected.shape[0]
+            else selected.new_empty((0, arch.vocab_size), dtype=torch.float32)
         )
         return ExecutorOutput(logits, streams, final)

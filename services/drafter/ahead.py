@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
-from paceline.contract.limits import MAX_DRAFT_LENGTH
+from paceline.contract.limits import MAX_DRAFT_NODES
 from paceline.methods.drafter import Drafter, OutcomeRequest, may_rank
 from paceline.v1 import drafter_pb2
 from services.drafter.batches import DraftBatches, DraftRow, pack
@@ -157,7 +157,7 @@ def _outcome_request(row: DraftRow) -> OutcomeRequest:
         sequence_id=sequence.local_id,
         num_tokens=row.num_tokens,
         max_outcomes=sequence.session.policy.num_outcomes,
-        max_nodes=MAX_DRAFT_LENGTH,
+        max_nodes=MAX_DRAFT_NODES,
         sampling=sequence.sampling,
         partition=sequence.partition,
         num_partitions=sequence.num_partitions,

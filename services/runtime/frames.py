@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.contract.errors import StreamProtocolError
-from paceline.contract.limits import MAX_DRAFT_LENGTH, MAX_POSITIONS
+from paceline.contract.limits import MAX_DRAFT_NODES, MAX_POSITIONS
 from paceline.drafts import DraftEntry
 from paceline.v1 import peer_pb2
 from services.runtime.supports import SupportReader, pack_supports
@@ -66,7 +66,7 @@ def unpack_drafts(
 ) -> tuple[list[tuple[int, int, DraftEntry]], int]:
     """Unpack a batch from an untrusted peer; never raises.
 
-    Checked per entry: sequence id above 0, start from 1 to MAX_POSITIONS, size from 1 to MAX_DRAFT_LENGTH, token
+    Checked per entry: sequence id above 0, start from 1 to MAX_POSITIONS, size from 1 to MAX_DRAFT_NODES, token
     ids below vocab_size, parents in topological order (``-1 <= parents[i] < i``), log-probs finite and not above 0, and
     the draft distributions (`SupportReader.drawn`).
 
@@ -101,7 +101,7 @@ def unpack_drafts(
         bad_token |= ~np.isfinite(log_probs) | (log_probs > _LOG_PROB_SLACK)
         np.minimum(log_probs, 0.0, out=log_probs)
     bad_entry = np.bincount(owner, weights=bad_token, minlength=num_entries) > 0
-    bad_entry |= (sizes < 1) | (sizes > MAX_DRAFT_LENGTH) | (starts < 1) | (starts > MAX_POSITIONS)
+    bad_entry |= (sizes < 1) | (sizes > MAX_DRAFT_NODES) | (starts < 1) | (starts > MAX_POSITIONS)
     bad_entry |= np.fromiter(
         (sequence_id == 0 for sequence_id in batch.sequence_ids), dtype=bool, count=num_entries
     )

@@ -178,9 +178,9 @@ class DFlashLayer:
             tokens, positions = [part.anchor, *masks], range(first, first + size)
             blocks.append(Rows(part.slot, tokens, no_states, positions, sees_all=True))
         skipped = size - self.plan.num_drafts
-        asked = [i * size + row for i in range(len(rows)) for row in range(skipped, size)]
+        selected = [i * size + row for i in range(len(rows)) for row in range(skipped, size)]
         try:
-            return self._layer.forward(blocks, asked).with_states_of(asked)
+            return self._layer.forward(blocks, selected).with_states_of(selected)
         finally:
             for part in rows:
                 part.slot.num_pending = 0

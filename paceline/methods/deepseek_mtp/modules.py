@@ -49,8 +49,8 @@ class ModuleSequence:
         raw, normed = run(state, rows)
         for part in rows:
             part.slot.num_pending += part.num_rows
-        asked = normed if len(wanted) == normed.shape[0] else normed[list(wanted)]
-        return TorchOutput(normed if self._carries_norm else raw, self._head(asked).float())
+        selected = normed if len(wanted) == normed.shape[0] else normed[list(wanted)]
+        return TorchOutput(normed if self._carries_norm else raw, self._head(selected).float())
 
     def _run_true(self, state: Tensor, rows: Sequence[Rows]) -> tuple[Tensor, Tensor]:
         """Rows of true features, through all modules; the first one's output, raw and normed."""
@@ -89,7 +89,7 @@ class ModuleSequence:
         """
         count = len(self._modules)
         depths = [depth for part in rows for depth in part.depths or ()]
-        turns = torch.tensor([depth % count for depth in depths], device=self.where)
+        modules_of_rows = torch.tensor([depth % count for depth in depths], device=self.where)
         paths = [_paths(part) for part in rows]
         parents = torch.cat([self._parents(part, own) for part, own in zip(rows, paths, strict=True)])
         raw, normed = torch.empty_like(state), torch.empty_like(state)
@@ -102,11 +102,11 @@ class ModuleSequence:
                 replace(part, paths=[_seen(path, index, count) for path in of_part])
                 for part, of_part in zip(rows, paths, strict=True)
             ]
-            is_turn = (turns == index)[:, None]
-            read = torch.where(is_turn, state, parents[:, index - 1]) if index else state
+            is_here = (modules_of_rows == index)[:, None]
+            read = torch.where(is_here, state, parents[:, index - 1]) if index else state
             output = self._modules[index].forward(own, read)
             output_normed = self._modules[index].norm(output)
-            raw, normed = torch.where(is_turn, output, raw), torch.where(is_turn, output_normed, normed)
+            raw, normed = torch.where(is_here, output, raw), torch.where(is_here, output_normed, normed)
             given[:, index] = output_normed if self._carries_norm else output
         for part, own_given in zip(rows, given.split([part.num_rows for part in rows]), strict=True):
             earlier = self._drafted.get(part.slot)

@@ -203,5 +203,5 @@ class Gemma4MtpLayer:
         embedded = F.embedding(tokens, self._embedding) * self._embedding_scale
         states = join_rows([part.states for part in rows])
         output, carried = self._model.forward(embedded, states, positions, attend)
-        asked = output if len(wanted) == output.shape[0] else output[list(wanted)]
-        return TorchOutput(carried, self._model.logits(asked).float())
+        selected = output if len(wanted) == output.shape[0] else output[list(wanted)]
+        return TorchOutput(carried, self._model.logits(selected).float())

@@ -5,7 +5,7 @@ processor time, memory and stack. A grammar that exceeds a limit kills the proce
 the signal.
 
 Reads one JSON object per line on standard input, and answers each with one line: {"refusal": null or text}.
-Ends with its input. Started by `checker` as ``python -m paceline.grammar.trial``; the first line names the
+Ends with its input. Started by `checker` as ``python -m paceline.grammar.check_process``; the first line names the
 tokenizer.
 """
 
