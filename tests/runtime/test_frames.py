@@ -95,7 +95,7 @@ def test_limits_drop_the_surplus(monkeypatch: pytest.MonkeyPatch) -> None:
         unpacked, num_malformed = unpack_drafts(batch, VOCAB)
     assert [sequence_id for sequence_id, _, _ in unpacked] == [1, 2]
     assert num_malformed == 6
-    for limit, value in (("MAX_DRAFT_LENGTH", 1), ("MAX_POSITIONS", 2)):
+    for limit, value in (("MAX_DRAFT_NODES", 1), ("MAX_POSITIONS", 2)):
         with monkeypatch.context() as patch:
             patch.setattr(frames, limit, value)
             assert unpack_drafts(batch, VOCAB) == ([], 10)
