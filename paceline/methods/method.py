@@ -65,6 +65,7 @@ class Method:
         serves: formats that a drafter is loaded from as they are.
         layouts: public layouts that its checkpoints are imported from and exported to, by name: each a
             `paceline.methods.layouts.layout.Layout`, as "module:attribute".
+        speculators: its kind in the speculators format (`paceline.methods.speculators.kind`), as "module:attribute".
         draft_map: tensor that says which of the target's tokens a drafter proposes: "token_map" has their ids, "d2t"
             each id less its index, with marks of them in "t2d". None where the vocabulary of a trained drafter cannot
             be cut.
@@ -79,6 +80,7 @@ class Method:
     recipe: str | None = None
     serves: tuple[str, ...] = ("paceline",)
     layouts: Mapping[str, str] = field(default_factory=dict)
+    speculators: str | None = None
     draft_map: Literal["token_map", "d2t"] | None = None
     draft_rows: tuple[str, ...] = ("lm_head.", "lm_heads.")
 

@@ -142,7 +142,11 @@ def test_drafts_map_to_the_targets_ids_and_layers_can_be_named(target_dir: Path,
 
 
 REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
-    "another kind": ({"speculators_model_type": "hydra"}, {}, "'hydra' is none of eagle3, peagle"),
+    "another kind": (
+        {"speculators_model_type": "hydra"},
+        {},
+        "'hydra' is none of dflash, dspark, eagle3, peagle",
+    ),
     "norm before fc": ({"norm_before_fc": True}, {}, "norm_before_fc"),
     "norms before fc": ({"fc_norm": True}, {}, "fc_norm"),
     "another width": ({"target_hidden_size": 128}, {}, "target_hidden_size"),

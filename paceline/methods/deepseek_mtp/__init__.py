@@ -11,6 +11,7 @@ METHOD = Method(
         "nextn": "paceline.methods.deepseek_mtp.nextn:NEXTN",
         "speculators": "paceline.methods.speculators.layout:SPECULATORS",
     },
+    speculators="paceline.methods.deepseek_mtp.speculators:KIND",
     is_one_pass=False,
     ahead_fraction=0.88,
     draft_map="token_map",

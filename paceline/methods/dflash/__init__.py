@@ -12,6 +12,7 @@ METHOD = Method(
         "dflash": "paceline.methods.block_diffusion.layouts:DFLASH",
         "deepspec": "paceline.methods.block_diffusion.layouts:DEEPSPEC",
     },
+    speculators="paceline.methods.dflash.speculators:KIND",
     is_one_pass=True,
     draft_map="d2t",
 )

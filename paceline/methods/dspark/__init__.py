@@ -11,6 +11,7 @@ METHOD = Method(
         "speculators": "paceline.methods.speculators.layout:SPECULATORS",
         "deepspec": "paceline.methods.block_diffusion.layouts:DEEPSPEC",
     },
+    speculators="paceline.methods.dspark.speculators:KIND",
     is_one_pass=True,
     draft_map="d2t",
     draft_rows=("lm_head.", "markov_head.markov_w2."),

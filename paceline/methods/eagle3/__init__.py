@@ -11,6 +11,7 @@ METHOD = Method(
         "eagle": "paceline.methods.eagle.layout:EAGLE",
         "speculators": "paceline.methods.speculators.layout:SPECULATORS",
     },
+    speculators="paceline.methods.eagle3.speculators:KIND",
     is_one_pass=False,
     ahead_fraction=0.66,
     draft_map="d2t",

@@ -11,6 +11,7 @@ METHOD = Method(
         "speculators": "paceline.methods.speculators.layout:SPECULATORS",
         "p_eagle": "paceline.methods.p_eagle.layout:P_EAGLE",
     },
+    speculators="paceline.methods.p_eagle.speculators:KIND",
     is_one_pass=True,
     draft_map="d2t",
 )

@@ -1,7 +1,8 @@
 """The `config.json` of the speculators format, and the sizes in it.
 
 Reads every field that decides what a drafter computes, refuses by name what Paceline's layers do not compute, and
-writes such a file. Fields that only block drafters have are in `block_fields.py`. Called by `layout.py`.
+writes such a file. Each method's kind (`kind.py`) reads and writes the fields that only its drafters have. Called by
+`layout.py`.
 """
 
 from __future__ import annotations
@@ -9,40 +10,27 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from paceline.methods.block_diffusion.layer import BlockPlan
 from paceline.methods.checkpoint import CheckpointError, DrafterConfig
 from paceline.methods.decoder_block import num_layers, rope_parameters
 from paceline.methods.layouts.target_facts import TargetFacts
-from paceline.methods.speculators.block_fields import read_block_fields, write_block_fields
-from paceline.methods.speculators.fields import is_whole, mask_token, size_of, switch
+from paceline.methods.speculators.fields import is_whole, size_of
+from paceline.methods.speculators.kind import TapKind, kind_of, tap_kinds
 from paceline.methods.speculators.layer_config import LAYERS, check_sizes, layer_config, rope_fields
 
-KINDS = {"eagle3": "eagle3", "peagle": "p_eagle", "dflash": "dflash", "dspark": "dspark"}
-"""Paceline's method by `speculators_model_type`."""
-
-BLOCK_KINDS = ("dflash", "dspark")
-"""Those that propose a block, in layers with norms of queries and keys, with the target's embedding and head."""
-
-ARCHITECTURES = {
-    "eagle3": "Eagle3DraftModel",
-    "peagle": "PEagleDraftModel",
-    "dflash": "DFlashDraftModel",
-    "dspark": "DSparkDraftModel",
-}
 VERSION = "0.9.0"
 """Of the package whose layout is written."""
 
 
-def read_kind(content: Mapping[str, Any]) -> str:
-    """The `speculators_model_type`.
+def read_kind(content: Mapping[str, Any]) -> TapKind:
+    """The kind that `speculators_model_type` names.
 
     Raises:
         CheckpointError: a kind of drafter that is not supported.
     """
-    kind = content.get("speculators_model_type")
-    if kind not in KINDS:
-        raise CheckpointError(f"speculators_model_type {kind!r} is none of {', '.join(KINDS)}")
-    return str(kind)
+    name, kinds = content.get("speculators_model_type"), tap_kinds()
+    if name not in kinds:
+        raise CheckpointError(f"speculators_model_type {name!r} is none of {', '.join(kinds)}")
+    return kinds[name]
 
 
 def read_shape(content: Mapping[str, Any], target: TargetFacts) -> dict[str, Any]:
@@ -85,16 +73,10 @@ def read_shape(content: Mapping[str, Any], target: TargetFacts) -> dict[str, Any
         "rms_eps": float(layer.rms_norm_eps),
         "max_positions": size_of(layer, "max_position_embeddings"),
         "tap_layers": _tap_layers(content, kind, target),
-        "head_norms": kind in BLOCK_KINDS or layer.model_type == "qwen3",
+        "head_norms": kind.is_block or layer.model_type == "qwen3",
         **rope_fields(layer),
     }
-    if kind in BLOCK_KINDS:
-        return shape | read_block_fields(content, kind, vocab)
-    shape["norm_before_residual"] = switch(content, "norm_before_residual")
-    if kind == "peagle":
-        return shape | {"num_depths": _num_depths(content), "mask_token": mask_token(content, vocab)}
-    shape["norm_output"] = switch(content, "norm_output")
-    return shape
+    return shape | kind.read_fields(content, vocab)
 
 
 def write_config(config: DrafterConfig) -> dict[str, Any]:
@@ -106,10 +88,9 @@ def write_config(config: DrafterConfig) -> dict[str, Any]:
     Raises:
         CheckpointError: naming what the format cannot express.
     """
-    kinds = {method: kind for kind, method in KINDS.items()}
-    if config.method not in kinds:
+    kind, shape = kind_of(config.method), config.shape
+    if not isinstance(kind, TapKind):
         raise CheckpointError(f"method {config.method!r} has no place in the speculators format")
-    kind, shape = kinds[config.method], config.shape
     if config.size("target_hidden") != config.size("hidden"):
         raise CheckpointError(
             "shape.hidden differs from shape.target_hidden, which the speculators format cannot say"
@@ -117,7 +98,7 @@ def write_config(config: DrafterConfig) -> dict[str, Any]:
     if config.flag("qkv_bias"):
         raise CheckpointError("shape.qkv_bias: the speculators format has biases on all of attention or none")
     head_norms = config.flag("head_norms")
-    if kind in BLOCK_KINDS and not head_norms:
+    if kind.is_block and not head_norms:
         raise CheckpointError(
             "shape.head_norms: the speculators format has such blocks with norms of heads alone"
         )
@@ -138,17 +119,17 @@ def write_config(config: DrafterConfig) -> dict[str, Any]:
     written = layer.to_dict()
     for name in ("transformers_version", "architectures", "_name_or_path", "dtype"):
         written.pop(name, None)
-    out: dict[str, Any] = {
-        "architectures": [ARCHITECTURES[kind]],
-        "speculators_model_type": kind,
+    return {
+        "architectures": [kind.architecture],
+        "speculators_model_type": kind.name,
         "speculators_version": VERSION,
         "speculators_config": {
-            "algorithm": kind,
+            "algorithm": kind.name,
             "default_proposal_method": "greedy",
             "proposal_methods": [
                 {
                     "proposal_type": "greedy",
-                    "speculative_tokens": _num_drafts(config, kind),
+                    "speculative_tokens": kind.num_drafts(config),
                     "verifier_accept_k": 1,
                     "accept_tolerance": 0.0,
                 }
@@ -159,36 +140,19 @@ def write_config(config: DrafterConfig) -> dict[str, Any]:
         "draft_vocab_size": config.size("draft_vocab"),
         _taps_field(kind): list(shape["tap_layers"]),
         "target_hidden_size": None,
+        **kind.write_fields(config),
     }
-    if kind in BLOCK_KINDS:
-        return out | write_block_fields(config, kind)
-    out |= {
-        "norm_before_residual": config.flag("norm_before_residual"),
-        "norm_before_fc": False,
-        "fc_norm": False,
-        "norm_output": config.flag("norm_output"),
-        "embed_requires_grad": kind == "peagle",
-    }
-    if kind == "peagle":
-        out["mask_token_id"] = shape["mask_token"]
-    return out
 
 
-def _num_drafts(config: DrafterConfig, kind: str) -> int:
-    if kind in BLOCK_KINDS:
-        return BlockPlan.read(config).num_drafts
-    return config.size("num_depths") if kind == "peagle" else 3
+def _taps_field(kind: TapKind) -> str:
+    return "aux_hidden_state_layer_ids" if kind.is_block else "eagle_aux_hidden_state_layer_ids"
 
 
-def _taps_field(kind: str) -> str:
-    return "aux_hidden_state_layer_ids" if kind in BLOCK_KINDS else "eagle_aux_hidden_state_layer_ids"
-
-
-def _tap_layers(content: Mapping[str, Any], kind: str, target: TargetFacts) -> list[int]:
+def _tap_layers(content: Mapping[str, Any], kind: TapKind, target: TargetFacts) -> list[int]:
     """Layers whose entering streams are read, in the format and in Paceline."""
     field = _taps_field(kind)
     layers = content.get(field)
-    if layers is None and kind not in BLOCK_KINDS:
+    if layers is None and not kind.is_block:
         layers = [2, target.num_layers // 2, target.num_layers - 3]
     if (
         not isinstance(layers, list)
@@ -200,19 +164,3 @@ def _tap_layers(content: Mapping[str, Any], kind: str, target: TargetFacts) -> l
     ):
         raise CheckpointError(f"{field} {layers!r} are not distinct layers from 0 to {target.num_layers}")
     return layers
-
-
-def _num_depths(content: Mapping[str, Any]) -> int:
-    """Depths of training: a field of older files, else the tokens of the default proposal."""
-    for name in ("num_depths", "para_depths"):
-        if is_whole(content.get(name)):
-            return int(content[name])
-    settings = content.get("speculators_config")
-    methods = settings.get("proposal_methods") if isinstance(settings, Mapping) else None
-    if isinstance(methods, list) and methods and isinstance(methods[0], Mapping):
-        count = methods[0].get("speculative_tokens")
-        if isinstance(count, int) and is_whole(count):
-            return count
-    raise CheckpointError(
-        "speculators_config.proposal_methods names no speculative_tokens: how long are its drafts?"
-    )

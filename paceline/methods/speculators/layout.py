@@ -1,12 +1,12 @@
 """The speculators format (vllm-project/speculators 0.9.0): drafters as vLLM serves them.
 
-Maps the names of tensors of EAGLE-3, P-EAGLE, DFlash and DSpark, both ways; `mtp.py` has multi-token prediction. Layer
-ids of the format name streams that *enter* a layer, as Paceline's `tap_layers` do.
+Maps the names of tensors, both ways, for every kind of drafter that a method declares (`kind.py`). Layer ids of the
+format name streams that *enter* a layer, as Paceline's `tap_layers` do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.methods.block_diffusion.layer import dflash_shapes
 from paceline.methods.checkpoint import CheckpointError, DrafterConfig
-from paceline.methods.dspark.drafter import dspark_shapes
-from paceline.methods.dspark.heads import MARKOV_OUT
-from paceline.methods.eagle.fused_layer import parameter_shapes
 from paceline.methods.layouts.embedding import store_embedding
 from paceline.methods.layouts.layout import Layout
 from paceline.methods.layouts.target_facts import TargetFacts
@@ -29,10 +25,9 @@ from paceline.methods.layouts.tensor_files import (
     read_tensors,
     write_tensors,
 )
-from paceline.methods.p_eagle.drafter import p_eagle_shapes
-from paceline.methods.speculators.config import BLOCK_KINDS, KINDS, read_kind, read_shape, write_config
-from paceline.methods.speculators.mtp import KIND as MTP
-from paceline.methods.speculators.mtp import read_mtp, write_mtp
+from paceline.methods.registry import METHODS
+from paceline.methods.speculators.config import read_kind, read_shape, write_config
+from paceline.methods.speculators.kind import OwnKind, TapKind, kind_of, own_kinds
 from paceline.methods.target_vocabulary import read_draft_ids
 
 _EMBEDDING, _HEAD = "embed_tokens.weight", "lm_head.weight"
@@ -55,8 +50,9 @@ def read_speculators(directory: Path, target: TargetFacts) -> tuple[DrafterConfi
             supported.
     """
     content = read_public_config(directory)
-    if content.get("speculators_model_type") == MTP:
-        return read_mtp(directory, content, target)
+    own = own_kinds().get(str(content.get("speculators_model_type")))
+    if own is not None:
+        return own.read(directory, content, target)
     made = {
         "imported_from": "speculators",
         "speculators_version": str(content.get("speculators_version", "")),
@@ -87,28 +83,28 @@ def read_content(
     """
     kind = read_kind(content)
     shape = {**read_shape(content, target), **(shape_too or {})}
-    whole = {"has_embedding": True, "has_head": True} if kind in BLOCK_KINDS else {"has_embedding": True}
-    config = DrafterConfig(KINDS[kind], target.fingerprint, target.name, {**shape, **whole}, made)
+    whole = {"has_embedding": True, "has_head": True} if kind.is_block else {"has_embedding": True}
+    config = DrafterConfig(kind.method, target.fingerprint, target.name, {**shape, **whole}, made)
     required = {_public(name): size for name, size in _shapes(config).items()}
     names = [_EMBEDDING]  # may be absent
     if shape["draft_vocab"] == shape["target_vocab"]:
         names += ["d2t", "t2d"]
-        names += [_HEAD] if kind in BLOCK_KINDS else []
+        names += [_HEAD] if kind.is_block else []
     found = read_tensors(directory) if tensors_found is None else dict(tensors_found)
     check_names(found, {name: size for name, size in required.items() if name in found or name not in names})
     check_finite(found)
-    tensors = found if kind in BLOCK_KINDS else {_own(name): tensor for name, tensor in found.items()}
+    tensors = found if kind.is_block else {_own(name): tensor for name, tensor in found.items()}
     _check_vocabulary(config, tensors)
     embedding = tensors.get(_EMBEDDING)
     own = embedding is not None and not torch.equal(embedding, target.embedding(embedding.dtype))
-    if kind == "peagle":
+    if kind.keeps_embedding:
         if embedding is None:
             tensors[_EMBEDDING] = target.embedding(tensors["lm_head.weight"].dtype)
         return _with_own(config), tensors
     if not own:
         tensors.pop(_EMBEDDING, None)
     flags = {"has_embedding": own}
-    if kind in BLOCK_KINDS:
+    if kind.is_block:
         flags["has_head"] = _keeps_head(config, tensors, target)
     return _with_own(config, **flags), tensors
 
@@ -131,8 +127,9 @@ def write_speculators(directory: Path, config: DrafterConfig, tensors: Mapping[s
     Raises:
         CheckpointError: naming what the format cannot express, or a tensor that does not fit the configuration.
     """
-    if config.method == "deepseek_mtp":
-        write_mtp(directory, config, tensors)
+    kind = kind_of(config.method)
+    if isinstance(kind, OwnKind):
+        kind.write(directory, config, tensors)
         return
     content, out = write_config(config), public_tensors(config, tensors)
     if config.size("draft_vocab") != config.size("target_vocab") and _HEAD not in out:
@@ -155,8 +152,8 @@ def public_tensors(config: DrafterConfig, tensors: Mapping[str, Tensor]) -> dict
     if config.size("draft_vocab") == config.size("target_vocab"):
         del out["d2t"], out["t2d"]  # the format has none for a vocabulary that is not reduced
         if ids is not None:
-            for name in {_HEAD, MARKOV_OUT} & set(out):
-                out[name] = out[name][ids.argsort()]
+            of_drafts = METHODS[config.method].draft_rows
+            out |= {name: out[name][ids.argsort()] for name in out if name.startswith(of_drafts)}
     return out
 
 
@@ -165,12 +162,13 @@ def store_target(
 ) -> tuple[DrafterConfig, dict[str, Tensor]]:
     """Add what the drafter shares with its target, as far as the format stores it.
 
-    Prediction modules get nothing. A block drafter with a reduced vocabulary gets rows of the target's head; its
-    loaders take the embedding, and a head that is not reduced, from the target. Others get the embedding.
+    A kind with files of its own gets nothing. A block drafter with a reduced vocabulary gets rows of the target's head;
+    its loaders take the embedding, and a head that is not reduced, from the target. Others get the embedding.
     """
-    if config.method == "deepseek_mtp":
+    kind = kind_of(config.method)
+    if isinstance(kind, OwnKind):
         return config, dict(tensors)
-    if config.method not in BLOCK_KINDS:
+    if kind is None or not kind.is_block:
         return store_embedding(config, tensors, target_dir)
     if _HEAD in tensors or config.size("draft_vocab") == config.size("target_vocab"):
         return config, dict(tensors)
@@ -180,15 +178,11 @@ def store_target(
     return stored, {**tensors, _HEAD: head if ids is None else head[ids]}
 
 
-_SHAPES: dict[str, Callable[[DrafterConfig], dict[str, tuple[int, ...]]]] = {
-    "p_eagle": p_eagle_shapes,
-    "dflash": dflash_shapes,
-    "dspark": dspark_shapes,
-}
-
-
 def _shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:
-    return _SHAPES.get(config.method, parameter_shapes)(config)
+    kind = kind_of(config.method)
+    if not isinstance(kind, TapKind):
+        raise CheckpointError(f"method {config.method!r} has no tensors in the speculators format")
+    return kind.shapes(config)
 
 
 def _public(name: str) -> str:

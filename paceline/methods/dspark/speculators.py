@@ -1,39 +1,28 @@
-"""Fields of the speculators format that only block drafters have: a block's layout, and DSpark's heads.
-
-Reads and writes these fields of `config.json`. Called by `config.py`.
-"""
+"""DSpark in the speculators format: its block's fields, and those of its heads."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from paceline.methods.block_diffusion.layer import BlockPlan
+from paceline.methods.block_diffusion.speculators import (
+    num_block_drafts,
+    read_block_fields,
+    write_block_fields,
+)
 from paceline.methods.checkpoint import CheckpointError, DrafterConfig
+from paceline.methods.dspark.drafter import dspark_shapes
 from paceline.methods.dspark.heads import HeadPlan
-from paceline.methods.speculators.fields import is_whole, mask_token, switch
+from paceline.methods.speculators.fields import is_whole, switch
+from paceline.methods.speculators.kind import TapKind
 
 
-def read_block_fields(content: Mapping[str, Any], kind: str, vocab: int) -> dict[str, Any]:
-    """The layout of a block and DSpark's heads, as in Paceline's `shape`.
-
-    Raises:
-        CheckpointError: naming the field.
-    """
-    size = content.get("block_size", 8)
-    if not is_whole(size):
-        raise CheckpointError(f"block_size must be a positive whole number, not {size!r}")
-    if kind == "dspark" and "sample_from_anchor" not in content:
+def _read_fields(content: Mapping[str, Any], vocab: int) -> dict[str, Any]:
+    if "sample_from_anchor" not in content:
         raise CheckpointError(
             "sample_from_anchor is missing: older files mean false by that and newer ones true; add which it is"
         )
-    shape: dict[str, Any] = {
-        "block_size": size,
-        "anchor_first": switch(content, "sample_from_anchor"),
-        "mask_token": mask_token(content, vocab),
-    }
-    if kind == "dflash":
-        return shape
+    shape = read_block_fields(content, vocab)
     head, rank = content.get("markov_head_type", "vanilla"), content.get("markov_rank", 256)
     if not is_whole(rank):
         raise CheckpointError(f"markov_rank must be a positive whole number, not {rank!r}")
@@ -47,21 +36,8 @@ def read_block_fields(content: Mapping[str, Any], kind: str, vocab: int) -> dict
     return shape
 
 
-def write_block_fields(config: DrafterConfig, kind: str) -> dict[str, Any]:
-    """The same fields for a `config.json` of the format.
-
-    Raises:
-        CheckpointError: naming what the format cannot express.
-    """
-    plan = BlockPlan.read(config)
-    fields: dict[str, Any] = {
-        "block_size": plan.size,
-        "sample_from_anchor": plan.anchor_first,
-        "mask_token_id": plan.mask_token,
-        "sliding_window_non_causal": False,
-    }
-    if kind == "dflash":
-        return fields
+def _write_fields(config: DrafterConfig) -> dict[str, Any]:
+    fields = write_block_fields(config)
     _check_recurrent(config.shape)
     heads = HeadPlan.read(config)
     return fields | {
@@ -78,3 +54,15 @@ def _check_recurrent(shape: Mapping[str, Any]) -> None:
         raise CheckpointError(
             "markov_head_type 'rnn' is not computed in blocks whose anchor proposes nothing"
         )
+
+
+KIND = TapKind(
+    name="dspark",
+    method="dspark",
+    architecture="DSparkDraftModel",
+    shapes=dspark_shapes,
+    read_fields=_read_fields,
+    write_fields=_write_fields,
+    num_drafts=num_block_drafts,
+    is_block=True,
+)

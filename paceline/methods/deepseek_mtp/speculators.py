@@ -2,7 +2,7 @@
 
 Maps its sizes and names, both ways. The format has one module. Its block has norms of queries and keys, as Qwen3's; it
 joins the embedding first and passes on the output of its last norm. Embedding and head are the target's and are not
-stored. Called by `layout.py`.
+stored.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ from paceline.methods.layouts.tensor_files import (
 )
 from paceline.methods.speculators.config import VERSION
 from paceline.methods.speculators.fields import is_whole, size_of
+from paceline.methods.speculators.kind import OwnKind
 from paceline.methods.speculators.layer_config import check_sizes, layer_config, rope_fields
 
-KIND = "mtp"
+_NAME = "mtp"
 _PUBLIC = "mtp_layers.0."
 _NAMES = {
     "enorm.weight": "token_layernorm.weight",
@@ -133,10 +134,10 @@ def write_mtp(directory: Path, config: DrafterConfig, tensors: Mapping[str, Tens
     }
     content = {
         "architectures": ["MTPDraftModel"],
-        "speculators_model_type": KIND,
+        "speculators_model_type": _NAME,
         "speculators_version": VERSION,
         "speculators_config": {
-            "algorithm": KIND,
+            "algorithm": _NAME,
             "default_proposal_method": "greedy",
             "proposal_methods": [proposal],
             "verifier": {"name_or_path": config.target_name or None, "architectures": []},
@@ -150,3 +151,6 @@ def write_mtp(directory: Path, config: DrafterConfig, tensors: Mapping[str, Tens
 def _public(name: str) -> str:
     rest = name.removeprefix(module_prefix(0))
     return _PUBLIC + _NAMES.get(rest, rest)
+
+
+KIND = OwnKind(_NAME, "deepseek_mtp", read_mtp, write_mtp)
