@@ -69,7 +69,7 @@ MAX_DRAFT_LENGTH = 64
 MAX_DRAFT_NODES = 64
 """Draft nodes of one sequence in one step. The conductor never sends more, and larger trees have never paid."""
 MAX_STEP_NODES = 1024
-"""Draft nodes over all sequences of one step."""
+"""Draft nodes over all sequences of one step. The verifier adds the tokens of n-gram proposals to this limit."""
 MAX_OUTCOMES = 64
 """Verification outcomes of one step that are drafted past."""
 MAX_PARTITIONS = 64
@@ -84,7 +84,7 @@ MAX_SUPPORT_CONFIDENCE = 1000
 DEFAULT_DRAFT_LENGTH = 4
 """Tokens per draft before a scheduler has decided."""
 DEFAULT_STEP_NODES = 64
-"""Draft nodes over all sequences of one step before a scheduler has decided."""
+"""Draft nodes over all sequences of one step before a scheduler has decided, beside n-gram proposals."""
 DEFAULT_WAIT_BUDGET_US = 20_000
 """Microseconds; wait budget before a scheduler has decided."""
 MAX_WAIT_BUDGET_US = 1_000_000

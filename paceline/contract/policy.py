@@ -35,14 +35,14 @@ class SpeculationPolicy:
     Attributes:
         version: rises with every publication; 0 before the first.
         draft_length: tokens per draft; 0 turns speculation off.
-        max_nodes_per_sequence: most draft nodes of one sequence in one step.
+        max_nodes_per_sequence: most draft nodes of one sequence in one step, beside its n-gram proposal.
         wait_budget_us: microseconds that a step may wait for drafts that are due; 0 never waits.
         draft_ahead: tokens that a drafter drafts past a draft, or past each outcome, while the target verifies.
         reason: what decided, in one line for people.
         num_outcomes: verification outcomes of a step that are drafted past while the target verifies. 0 drafts past the
             end of the draft alone.
-        max_nodes_per_step: most draft nodes over all sequences of one step; never below `max_nodes_per_sequence` when
-            applied.
+        max_nodes_per_step: most draft nodes over all sequences of one step, beside the tokens of n-gram proposals;
+            never below `max_nodes_per_sequence` when applied.
         expected_speedup: tokens per second over those of plain decoding.
     """
 
@@ -165,8 +165,9 @@ class StepPolicy:
         num_outcomes: verification outcomes of the step under way to draft past; 0 drafts past the end of the draft
             alone. Drafters read it.
         max_nodes_per_sequence: most draft nodes of one sequence in one step, and of one draft. More than the draft
-            length asks for a tree. 0 verifies no drafts.
-        max_nodes_per_step: most draft nodes over all sequences of one step. The verifier reads it.
+            length asks for a tree. 0 verifies no drafts. The verifier adds the sequence's n-gram proposal.
+        max_nodes_per_step: most draft nodes over all sequences of one step. The verifier reads this limit, and adds
+            the tokens of n-gram proposals to it.
         wait_budget_us: microseconds that a step may wait for drafts that are due. The verifier reads it.
         max_prefill_tokens_per_step: most prompt tokens in one step. The verifier reads it.
     """

@@ -117,7 +117,11 @@ NODES_CHOSEN = _counter(
 STEP_POLICY_VERSION = _gauge(
     "paceline_step_policy_version", "Version of the policy that the last step followed"
 )
-DROPPED_DRAFTS = _counter("paceline_dropped_draft_nodes", "Draft nodes never verified, by cause", "cause")
+DROPPED_DRAFTS = _counter(
+    "paceline_dropped_draft_nodes",
+    "Draft nodes that the committed text cannot use (ahead: cannot use yet), by cause",
+    "cause",
+)
 NGRAM_TOKENS = _counter("paceline_ngram_tokens", "Verified tokens that only the n-gram proposal contained")
 ACCEPTED_NGRAM_TOKENS = _counter(
     "paceline_accepted_ngram_tokens", "Verified n-gram tokens that the target accepted"

@@ -97,13 +97,16 @@ class StepStats:
 
 @dataclass(slots=True)
 class DropStats:
-    """Draft nodes that were not verified since the last step event, by cause.
+    """Draft nodes since the last step event that the committed text cannot use, or cannot use yet, by cause.
+
+    Evicted nodes are not counted, nor nodes of n-gram proposals.
 
     Attributes:
-        stale: nodes that contradict the committed text.
+        stale: nodes that the committed text does not continue through, and nodes outside the trie's window. They may
+            have been verified and rejected. When a sequence ends, all nodes that are left in its trie are stale.
         old_epoch: nodes for a sequence or an epoch that is gone.
-        malformed: nodes of entries that contradict themselves.
-        ahead: nodes that start ahead of the committed length; they are kept until it reaches them.
+        malformed: nodes of entries with a wrong number or with arrays that disagree.
+        ahead: nodes that start past the committed length. They are kept until the committed length reaches them.
     """
 
     stale: int = 0
@@ -129,7 +132,7 @@ class StepEvent:
         sessions: sessions with a sequence in the step or waiting for a slot. Each gets a report, also while only
             prompts run: a conductor treats silence as a failure.
         log_probs: the requested log-probabilities and the session that requested them.
-        dropped: draft nodes that were not verified since the last step.
+        dropped: draft nodes since the last step that the committed text cannot use, by cause.
         num_running: sequences that continue after the step.
     """
 

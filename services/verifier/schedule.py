@@ -109,13 +109,13 @@ def keep_worthwhile_nodes(
 
     Args:
         inputs: of all sequences of the step.
-        policy: limits the nodes of drafters.
+        policy: `max_nodes_per_step` limits the nodes; the tokens of n-gram proposals are added to it.
         budget: chooses the nodes.
         overhead_s: time that the step takes whatever its rows.
     """
     committing = [step_input for step_input in inputs if step_input.reaches_root]
     modes = {step_input.sequence.spec.sampling.resolved_mode for step_input in inputs}
-    # The policy's limit is for drafters; n-gram proposals are limited by the measured step times alone.
+    # The policy's limit is made for drafts. N-gram proposals raise it, so that they take no place from drafts.
     num_ngram_nodes = sum(
         len(proposal.tokens)
         for step_input in committing
