@@ -16,8 +16,8 @@ from torch import Tensor
 
 from experiments.evaluation.figures import spread
 from paceline.methods.checkpoint import DrafterConfig, read_all_tensors
+from paceline.methods.gemma4_mtp.clustered_head import ClusteredHead
 from paceline.methods.gemma4_mtp.layer import read_cached_layers, read_shape
-from paceline.methods.gemma4_mtp.model import ClusteredHead
 from paceline.methods.gemma4_mtp.objective import TABLE, Gemma4MtpObjective, TargetTables
 from paceline.methods.gemma4_mtp.token_clusters import cluster_tokens, fit_centroids
 from paceline.methods.target_vocabulary import read_vocabulary

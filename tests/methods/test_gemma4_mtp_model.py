@@ -15,13 +15,8 @@ from transformers import Gemma4AssistantConfig, Gemma4AssistantForCausalLM, Gemm
 
 from paceline.methods.checkpoint import CheckpointError
 from paceline.methods.gemma4_mtp.assistant import read_model
-from paceline.methods.gemma4_mtp.model import (
-    FULL,
-    SLIDING,
-    ClusteredHead,
-    Gemma4MtpModel,
-    attend_all,
-)
+from paceline.methods.gemma4_mtp.clustered_head import ClusteredHead
+from paceline.methods.gemma4_mtp.model import FULL, SLIDING, Gemma4MtpModel, attend_all
 
 VOCAB, BACKBONE, WINDOW = 96, 40, 7
 HEADS = {SLIDING: (2, 16), FULL: (1, 32)}  # key heads and their width

@@ -14,25 +14,13 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from paceline.draft_layer import (
-    TreeGrower,
-    TreeWanted,
-    join_rows,
-)
+from paceline.draft_layer import TreeGrower, TreeWanted, join_rows
 from paceline.drafts import DraftEntry, DrawRule
 from paceline.methods.autoregressive.passes import LayerPasses
-from paceline.methods.autoregressive.sequence import (
-    AutoregressiveSequence,
-    DraftedChain,
-    DraftedTree,
-)
+from paceline.methods.autoregressive.sequence import AutoregressiveSequence, DraftedChain, DraftedTree
 from paceline.methods.checkpoint import DrafterConfig
 from paceline.methods.choice import choose_chain_tokens, draw_chain_tokens
-from paceline.methods.drafter import (
-    DraftRequest,
-    OutcomeRequest,
-    may_rank,
-)
+from paceline.methods.drafter import DraftRequest, OutcomeRequest, may_rank
 from paceline.methods.sibling_chain import num_draws
 from paceline.methods.tree import ROOT, GrowingTree
 from paceline.sampling.params import VerifyMode

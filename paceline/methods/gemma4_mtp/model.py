@@ -6,8 +6,8 @@ of the target's width: first the target's final-norm output, then the model's ow
 one position, the last committed token's, one behind the newest cached row, and add nothing to any cache. So rows of a
 tree are independent of one another. Tensors have the names of transformers' `Gemma4AssistantForCausalLM`.
 
-This file has the tensors, the step for inference, and the clustered head; `layer.py` attends to cache slots. Training
-runs the same layers in `paceline.training.block`. See docs/methods/gemma4_mtp.md.
+This file has the tensors and the step for inference; `layer.py` attends to cache slots. Training runs the same layers
+in `paceline.training.block`. See docs/methods/gemma4_mtp.md.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from paceline.methods.gemma4_mtp.clustered_head import ClusteredHead
 from paceline.model.block import BlockShape, BlockWeights, Projection
 from paceline.model.device import Device
 from paceline.model.norm import RmsNorm
@@ -87,42 +88,6 @@ class Gemma4MtpShape:
             shapes["masked_embedding.centroids.weight"] = (self.num_clusters, d)
             shapes[ORDER] = (self.vocab,)
         return shapes
-
-
-class ClusteredHead:
-    """An output head that scores only the tokens of the likeliest clusters.
-
-    With 2,048 clusters of 128 tokens and 32 clusters selected, a row takes 6,144 products in place of 262,144.
-
-    Args:
-        centroids: `[clusters, hidden]`.
-        order: int64 `[vocab]`, token ids, cluster by cluster, all of one size.
-        table: `[vocab, hidden]`, rows by token id.
-        num_selected: clusters whose tokens are scored.
-    """
-
-    def __init__(self, centroids: Tensor, order: Tensor, table: Tensor, num_selected: int) -> None:
-        self._centroids, self._num_selected = centroids, num_selected
-        self._vocab = table.shape[0]
-        self._members = order.view(centroids.shape[0], -1)  # [clusters, tokens of each]
-        # Rows in the order of clusters, so that a cluster is read in one piece: row by row it took ten times as long.
-        self._rows = table[order].view(centroids.shape[0], -1)  # [clusters, tokens of each * hidden]
-
-    def candidates(self, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Tokens that are scored and their logits, `[n, candidates]` each: int64 ids in no order, and `state`'s type.
-
-        Args:
-            state: `[n, hidden]`.
-        """
-        clusters = F.linear(state, self._centroids).topk(self._num_selected, dim=-1).indices
-        ids = self._members[clusters].flatten(1)
-        rows = self._rows.index_select(0, clusters.flatten()).view(*ids.shape, state.shape[-1])
-        return ids, torch.bmm(rows, state.unsqueeze(-1)).squeeze(-1)
-
-    def logits(self, state: Tensor) -> Tensor:
-        """`[n, vocab]`; minus infinity for tokens that were not scored, which therefore have probability 0."""
-        ids, scores = self.candidates(state)
-        return state.new_full((state.shape[0], self._vocab), -torch.inf).scatter_(1, ids, scores)
 
 
 def rotary_frequencies(head_dim: int, theta: float, fraction: float) -> Tensor:
