@@ -90,11 +90,6 @@ class DrafterLink:
         return self._stream.is_up
 
     @property
-    def last_reason(self) -> str:
-        """Why the stream is down, or was before."""
-        return self._stream.last_reason
-
-    @property
     def num_sequences(self) -> int:
         """Sequences open there."""
         return len(self._open_ids)

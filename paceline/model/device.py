@@ -65,13 +65,6 @@ class Device:
         """The torch device, with its index spelled out."""
         return torch.device("cpu") if self.kind == "cpu" else torch.device(self.kind, self.index)
 
-    @property
-    def name(self) -> str:
-        """What the hardware calls itself; a key for stored cost curves."""
-        if self.kind == "cuda":
-            return torch.cuda.get_device_name(self.index)
-        return f"cpu-{torch.backends.cpu.get_cpu_capability().lower()}-{torch.get_num_threads()}t"
-
     def default_dtype(self) -> torch.dtype:
         """bfloat16 where the hardware multiplies it natively, float32 elsewhere."""
         if self.kind == "cuda":

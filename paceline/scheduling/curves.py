@@ -1,23 +1,21 @@
 """Measured time of a target step over its rows, its sequences and the context they attend to.
 
-Responsible for: keeping noisy samples (rows, seconds, sequences, context tokens), the curve fitted to them, and its
-JSON form.
+Responsible for: keeping noisy samples (rows, seconds, sequences, context tokens), and the curve fitted to
+them.
 
 Deliberately does not know: where samples come from, where the curve is stored, what is decided with it.
 
-Called by: the verifier (observe, evaluate), the scheduler service (store), the planner (evaluate).
+Called by: the verifier (observe, evaluate), the scheduler service (fit), the planner (evaluate).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 from paceline.scheduling.curve_fit import CurveFit, StepSample, fit_curve
 from paceline.scheduling.robust import Shift
 
-SCHEMA_VERSION = 2
 _EXACT_ROWS = 32  # up to here every row count is its own bucket; above, buckets grow by a fixed ratio
 _BUCKET_RATIO = 2**0.25
 
@@ -73,11 +71,6 @@ class StepCurve:
             curve._buckets[bucket] = [entry._replace(born=curve._clock) for entry in entries]
         return curve
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing has been observed."""
-        return not self._buckets
-
     def observe(self, rows: int, seconds: float, sequences: int = 1, context_tokens: int = 0) -> None:
         """Add one measured step.
 
@@ -130,31 +123,6 @@ class StepCurve:
     def shift(self) -> Shift | None:
         """The last change of the machine among the samples kept, None where none stands out."""
         return self._fitted().shift
-
-    def to_dict(self) -> dict[str, Any]:
-        """A JSON value: the samples kept, oldest first, as [rows, seconds, sequences, context tokens]."""
-        samples = sorted((entry, bucket) for bucket, entries in self._buckets.items() for entry in entries)
-        return {
-            "schema_version": SCHEMA_VERSION,
-            "samples": [[bucket, s.seconds, s.sequences, s.context_tokens] for s, bucket in samples],
-        }
-
-    @classmethod
-    def from_dict(cls, value: Mapping[str, Any], half_life: float = 64.0) -> StepCurve:
-        """Read `to_dict`'s value back.
-
-        Raises:
-            ValueError: another schema version, or numbers that cannot be those of steps.
-        """
-        if value.get("schema_version") != SCHEMA_VERSION:
-            raise ValueError(
-                f"step curve has schema version {value.get('schema_version')!r}, expected {SCHEMA_VERSION}"
-            )
-        samples = [
-            (int(rows), float(seconds), int(sequences), int(context))
-            for rows, seconds, sequences, context in value["samples"]
-        ]
-        return cls.fit(samples, half_life=half_life)
 
     def _fitted(self) -> CurveFit:
         if self._fit is None:

@@ -1,22 +1,20 @@
 """Measured draft time over the tokens drafted in a row and the sequences drafted for.
 
-Responsible for: a robust linear model of the time of a draft round, and its JSON form.
+Responsible for: a robust linear model of the time of a draft round.
 
 Deliberately does not know: clocks, which drafter was measured.
 
-Called by: the scheduler service (observe, store), the planner's inputs (read).
+Called by: the scheduler service (observe), the planner's inputs (read).
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from typing import NamedTuple
 
 from paceline.scheduling.robust import nonnegative_fit, weighted_median
-
-SCHEMA_VERSION = 1
 
 
 class DraftCoefficients(NamedTuple):
@@ -128,24 +126,3 @@ class DraftTimeModel:
             typical = weighted_median([float(s.num_sequences) for s in self._samples], weights)
             self._fitted = DraftCoefficients(*coefficients), typical
         return self._fitted
-
-    def to_dict(self) -> dict[str, Any]:
-        """A JSON value: the rounds kept, oldest first, as [tokens, sequences, seconds]."""
-        samples = [[s.num_tokens, s.num_sequences, s.seconds] for s in self._samples]
-        return {"schema_version": SCHEMA_VERSION, "samples": samples}
-
-    @classmethod
-    def from_dict(cls, value: Mapping[str, Any], half_life: float = 64.0) -> DraftTimeModel:
-        """Read `to_dict`'s value back.
-
-        Raises:
-            ValueError: another schema version, or a round whose numbers are out of range.
-        """
-        if value.get("schema_version") != SCHEMA_VERSION:
-            raise ValueError(
-                f"draft times have schema version {value.get('schema_version')!r}, expected {SCHEMA_VERSION}"
-            )
-        model = cls(half_life)
-        for num_tokens, num_sequences, seconds in value["samples"]:
-            model.observe(int(num_tokens), float(seconds), int(num_sequences))
-        return model

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 
 import pytest
@@ -116,13 +115,10 @@ def test_noise_over_a_narrow_range_makes_no_slope(seed: int) -> None:
     assert curve.seconds(5, 1, 8000) < 2.5 * curve.seconds(5)
 
 
-def test_json_keeps_the_whole_model() -> None:
+def test_a_change_of_the_machine_is_found() -> None:
     rng = random.Random(6)
     curve = StepCurve.fit([*load(rng, 100), *load(rng, 40, 2.0)])
-    again = StepCurve.from_dict(json.loads(json.dumps(curve.to_dict())))
-    assert again.to_dict() == curve.to_dict()
-    assert again.seconds(9, 2, 1234) == curve.seconds(9, 2, 1234)
-    assert again.shift == curve.shift is not None
+    assert curve.shift is not None
 
 
 def test_a_fit_is_not_negative_robust_and_falls_back_to_the_prior() -> None:
