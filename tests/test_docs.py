@@ -108,7 +108,7 @@ def test_every_package_is_on_the_map() -> None:
 
 
 def test_the_map_lists_the_layers_of_the_library_from_the_bottom_up() -> None:
-    """A folder imports only folders above it in the table, but for the two files that choose the CPU kernels."""
+    """A folder imports only folders above it in the table, but for the file that chooses the CPU kernels."""
     rows = re.findall(r"^\| `paceline/(\w+)/` \|", (DOCS / "structure.md").read_text(), re.MULTILINE)
     level = {name: number for number, name in enumerate(rows)}
     assert len(level) > 15
