@@ -52,7 +52,7 @@ def make_report(
         "rounds": plan.rounds,
         "prompts": [prompt.prompt_id for prompt in plan.prompts],
         "draft_length": plan.draft_length,
-        "wait_budget_us": plan.wait_budget_us,
+        "hold_us": plan.wait_budget_us,  # the key is older than the option's name, and scripts read it
         "max_nodes": plan.max_nodes,
         "lookup": plan.ngram_tokens,
         "commit": commit(),

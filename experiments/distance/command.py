@@ -66,6 +66,8 @@ def bench_distance(
         "draft_ahead": draft_ahead,
         "num_outcomes": outcomes,
     }
+    # The file's keys are older than the options' names, and scripts read them.
+    keys = {"ngram_tokens": "lookup", "wait_budget_us": "hold_us", "num_outcomes": "outcomes"}
     plan = Plan(
         model_dir=resolve(model),
         drafter_dir=drafter or default_drafter(model),
@@ -89,7 +91,7 @@ def bench_distance(
         "max_tokens": max_tokens,
         "rounds": rounds,
         "prompts": [prompt.prompt_id for prompt in plan.prompts],
-        "fixed": fixed,
+        "fixed": {keys.get(name, name): value for name, value in fixed.items()},
         "commit": commit(),
         "command": " ".join(["paceline", *sys.argv[1:]]),
         "machine": f"{processor()}, {len(plan.cores)} cores",
