@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from paceline.contract.errors import InvalidRequestError
-from paceline.target.attention import StepPlan
+from paceline.target.attention.attend import StepPlan
 from paceline.target.executor import Executor, ExecutorOutput, nothing
 
 

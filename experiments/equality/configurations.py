@@ -10,7 +10,7 @@ import torch
 from paceline.methods.drafter import Drafter
 from paceline.methods.loading import drafter_tap, load_drafter
 from paceline.target import TargetEngine
-from paceline.target.backend import ExecutorChoice, has_cpu_kernels
+from paceline.target.executors.backend import ExecutorChoice, has_cpu_kernels
 
 ROW_BUCKETS = (16, 32, 64, 128, 256, 512)
 

@@ -25,7 +25,7 @@ from paceline.model.decoder_weights import DecoderWeights
 from paceline.model.device import Device
 from paceline.model.rope import RopeTable
 from paceline.model.weights import SafetensorsDir
-from paceline.target.attention import Segment, StepPlan
+from paceline.target.attention.attend import Segment, StepPlan
 from paceline.target.executor import FINAL_NORM, ExecutorOutput, ModelShape, nothing
 
 

@@ -3,7 +3,8 @@
 A decode step streams all weights, and with 4 KiB pages address translation takes a part of that time. Where Linux gives
 huge pages only on `madvise` (a common default), no allocator asks for them, and oneDNN allocates packed weights out of
 our reach. So after loading, this file advises all large anonymous mappings of the process. Contents do not change, and
-a refusal changes nothing. `paceline.target.backend` calls it once per load on CPU, `memory_pool` for memory to come.
+a refusal changes nothing. `paceline.target.executors.backend` calls it once per load on CPU, `memory_pool` for
+memory to come.
 
 Starting the process with `GLIBC_TUNABLES=glibc.malloc.hugetlb=1` has the same effect on glibc from the first
 allocation on.

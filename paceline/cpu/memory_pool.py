@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from paceline.cpu.huge_pages import Advice, advise
-from paceline.target.kv_cache import COMMIT_LIMIT_S
+from paceline.target.kv.cache import COMMIT_LIMIT_S
 
 _HUGE_PAGE = 2 << 20
 _PAGE = 4096

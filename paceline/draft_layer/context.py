@@ -20,7 +20,7 @@ from paceline.model.device import Device
 from paceline.model.norm import RmsNorm
 from paceline.model.rope import RopeTable
 from paceline.model.torch_block import rotate
-from paceline.target.kv_slot import Slot
+from paceline.target.kv.slot import Slot
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from paceline.target.kv_slot import Slot
+from paceline.target.kv.slot import Slot
 
 MAX_BEST = 8
 """Most tokens of a row that :meth:`LayerOutput.best` can name."""

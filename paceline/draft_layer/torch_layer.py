@@ -18,7 +18,7 @@ from paceline.draft_layer.weights import Entry, LayerWeights, Residual
 from paceline.model.device import Device
 from paceline.model.norm import RmsNorm
 from paceline.model.torch_block import Scoring, TorchBlock
-from paceline.target.attention import product
+from paceline.target.attention.attend import product
 
 
 @dataclass(frozen=True, slots=True)

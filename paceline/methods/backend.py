@@ -14,7 +14,7 @@ from paceline.draft_layer import DraftLayer, LayerWeights
 from paceline.draft_layer.context import ContextWeights, ContextWriter, TorchContext
 from paceline.draft_layer.torch_layer import TorchLayer
 from paceline.model.device import Device
-from paceline.target.backend import has_cpu_package
+from paceline.target.executors.backend import has_cpu_package
 
 RowMap = Callable[[Tensor], Tensor]
 """A packed linear map: `[n, in] -> [n, out]`."""

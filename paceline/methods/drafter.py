@@ -17,7 +17,7 @@ from paceline.drafts import DraftEntry, DrawRule
 from paceline.sampling.draws import SUPPORT_SIZE
 from paceline.sampling.params import SamplingParams, VerifyMode
 from paceline.target import TapSpec
-from paceline.target.kv_slot import Slot
+from paceline.target.kv.slot import Slot
 
 GREEDY = SamplingParams(temperature=0.0)
 

@@ -17,8 +17,8 @@ from torch import Tensor
 from paceline.draft_layer import LayerSizes
 from paceline.methods.drafter import DrafterError, UnknownDraftSequenceError
 from paceline.target import Device, TapSpec
-from paceline.target.kv_cache import KVCache
-from paceline.target.kv_slot import KVLayout, Slot
+from paceline.target.kv.cache import KVCache
+from paceline.target.kv.slot import KVLayout, Slot
 
 
 @dataclass(slots=True)

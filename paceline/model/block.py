@@ -3,7 +3,7 @@
 This file describes a block and computes nothing. The target's layers and the drafters' layers are both described this
 way. Three backends run the description: `paceline.model.torch_block` in torch operators without gradients,
 `paceline.training.block` for training (differentiable), and `paceline.cpu.block` on the CPU kernels. Models that
-`paceline.target.generic` runs have no such description: transformers runs their blocks.
+`paceline.target.executors.generic` runs have no such description: transformers runs their blocks.
 
 Heads are *group-major* in all weights: query heads that share key head `h` are rows `h`, `h + num_kv_heads`, ...
 Checkpoints store them key-head-major; :func:`group_major` converts.

@@ -3,9 +3,9 @@
 from paceline.model.device import Device, UnknownDeviceError, configure_threads
 from paceline.model.weights import UnsupportedModelError
 from paceline.target.engine import TargetEngine
-from paceline.target.kv_cache import KVCacheFullError
-from paceline.target.kv_slot import SlotError
-from paceline.target.prefix_cache import KeptPrefix, PrefixCache, common_prefix
+from paceline.target.kv.cache import KVCacheFullError
+from paceline.target.kv.prefix_cache import KeptPrefix, PrefixCache, common_prefix
+from paceline.target.kv.slot import SlotError
 from paceline.target.step import SequenceRows, StepError, StepOutput
 from paceline.target.taps import CachedLayer, TapPart, TapSpec
 

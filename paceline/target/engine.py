@@ -18,11 +18,11 @@ from torch import Tensor
 
 from paceline.model.device import Device, configure_threads
 from paceline.model.weights import UnsupportedModelError
-from paceline.target.backend import ExecutorChoice, load_executor, pool_for
+from paceline.target.attention.planning import plan_step
 from paceline.target.executor import Executor, ModelShape, nothing
-from paceline.target.kv_cache import MIN_CAPACITY_TOKENS, KVCache
-from paceline.target.kv_slot import KVLayout, SlotError
-from paceline.target.planning import plan_step
+from paceline.target.executors.backend import ExecutorChoice, load_executor, pool_for
+from paceline.target.kv.cache import MIN_CAPACITY_TOKENS, KVCache
+from paceline.target.kv.slot import KVLayout, SlotError
 from paceline.target.step import SequenceRows, StepError, StepOutput
 from paceline.target.taps import Taps, TapSpec
 
@@ -85,7 +85,7 @@ class TargetEngine:
                 `engine.dtype`, the type of features and cache, is float32 then. None chooses for the device.
             taps: features to return from each step.
             num_threads: torch threads of this process; None leaves them alone.
-            executor: see :data:`paceline.target.backend.ExecutorChoice`.
+            executor: see :data:`paceline.target.executors.backend.ExecutorChoice`.
             packed: False keeps plain weight layouts on CPU.
             kv_limit_bytes: bound on all slots together.
             row_buckets: pad a step's rows up to the next of these counts, so that steps of different draft

@@ -1,7 +1,7 @@
 """The protocol of an executor: the part of the engine that runs a model over a planned step.
 
-`paceline.target.lean` and `paceline.target.generic` implement it in torch, `paceline.cpu.executor` on the CPU kernels.
-`paceline.target.backend` chooses one.
+`paceline.target.executors.lean` and `paceline.target.executors.generic` implement it in torch,
+`paceline.cpu.executor` on the CPU kernels. `paceline.target.executors.backend` chooses one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Protocol
 from torch import Tensor
 
 from paceline.model.architecture import Architecture
-from paceline.target.attention import StepPlan
+from paceline.target.attention.attend import StepPlan
 
 
 @dataclass(frozen=True, slots=True)

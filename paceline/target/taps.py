@@ -15,9 +15,9 @@ from torch import Tensor
 
 from paceline.model.device import Device
 from paceline.model.linear import Linear
+from paceline.target.attention.planning import PlannedStep
 from paceline.target.executor import FINAL_NORM, ExecutorOutput, ModelShape
-from paceline.target.kv_slot import Slot
-from paceline.target.planning import PlannedStep
+from paceline.target.kv.slot import Slot
 from paceline.target.step import StepError
 
 

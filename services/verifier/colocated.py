@@ -21,7 +21,7 @@ from torch import Tensor
 
 from paceline.methods.drafter import Drafter, DraftRequest, ReadsInPlace
 from paceline.target import TargetEngine
-from paceline.target.kv_slot import Slot
+from paceline.target.kv.slot import Slot
 from services.verifier.feature_log import owned
 from services.verifier.report import CommitReport
 from services.verifier.sequence import NO_SLOT, TargetSequence

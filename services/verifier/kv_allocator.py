@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from paceline.target import KeptPrefix, KVCacheFullError, PrefixCache, TargetEngine, common_prefix
-from paceline.target.kv_cache import capacity_class
-from paceline.target.prefix_cache import MIN_PREFIX_TOKENS
+from paceline.target.kv.cache import capacity_class
+from paceline.target.kv.prefix_cache import MIN_PREFIX_TOKENS
 from services.verifier.feature_hub import FeatureHub
 from services.verifier.sequence import NO_SLOT, TargetSequence
 

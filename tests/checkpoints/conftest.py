@@ -14,8 +14,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from paceline.draft_layer import Rows
 from paceline.methods.layouts.target_facts import TargetFacts
 from paceline.methods.loading import load_drafter
-from paceline.target.kv_cache import KVCache
-from paceline.target.kv_slot import KVLayout
+from paceline.target.kv.cache import KVCache
+from paceline.target.kv.slot import KVLayout
 
 VOCAB, WIDTH, NUM_LAYERS, NUM_DEPTHS, MASK_TOKEN = 97, 64, 8, 5, 96
 LLAMA3 = {

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from paceline.cpu.memory_pool import MemoryPool
 from paceline.target import KVCacheFullError, SlotError
-from paceline.target.kv_cache import KVCache
-from paceline.target.kv_slot import CPU_SLOTS_PER_BLOCK, KVLayout
+from paceline.target.kv.cache import KVCache
+from paceline.target.kv.slot import CPU_SLOTS_PER_BLOCK, KVLayout
 
 PAGE = 4096
 

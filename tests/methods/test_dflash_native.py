@@ -29,8 +29,8 @@ from paceline.methods.dspark.heads import HeadPlan
 from paceline.methods.loading import load_drafter
 from paceline.models import model_fingerprint
 from paceline.target import Device
-from paceline.target.kv_cache import KVCache
-from paceline.target.kv_slot import KVLayout
+from paceline.target.kv.cache import KVCache
+from paceline.target.kv.slot import KVLayout
 from tests.methods.dflash_checkpoint import MASK_TOKEN, random_tensors, save
 from tests.methods.native import VOCAB, WIDTH, draft_one, random_features, random_text, save_target
 

@@ -25,7 +25,7 @@ from paceline.methods.gemma4_mtp.model import FULL, ORDER, SLIDING
 from paceline.methods.loading import load_drafter
 from paceline.sampling.params import SamplingParams
 from paceline.target import SequenceRows, StepError, TapSpec, TargetEngine
-from paceline.target.kv_slot import Slot
+from paceline.target.kv.slot import Slot
 from tests.methods.conftest import Target, text
 from tests.methods.gemma4_checkpoint import (
     FOR_GEMMA,

@@ -28,8 +28,8 @@ from paceline.methods.p_eagle.objective import PEagleShape
 from paceline.methods.target_vocabulary import SharedVocabulary
 from paceline.models import model_fingerprint
 from paceline.target import Device
-from paceline.target.kv_cache import KVCache
-from paceline.target.kv_slot import KVLayout
+from paceline.target.kv.cache import KVCache
+from paceline.target.kv.slot import KVLayout
 from tests.methods.native import (
     VOCAB,
     WIDTH,

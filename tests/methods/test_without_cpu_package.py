@@ -23,7 +23,7 @@ import torch
 from paceline.methods.drafter import DraftRequest
 from paceline.methods.loading import load_drafter
 from paceline.target import SequenceRows, TargetEngine, TapSpec
-from paceline.target.backend import has_cpu_kernels, has_cpu_package
+from paceline.target.executors.backend import has_cpu_kernels, has_cpu_package
 
 target_dir, drafter_dir = map(Path, sys.argv[1:])
 found = {"has_package": has_cpu_package(), "has_kernels": has_cpu_kernels()}

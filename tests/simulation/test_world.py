@@ -17,7 +17,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from paceline.draft_tree import DraftTree
 from paceline.sampling import verify
 from paceline.target import TargetEngine
-from paceline.target.kv_slot import Slot
+from paceline.target.kv.slot import Slot
 from services.verifier.sequence import TargetSequence
 from tests.simulation.busy import run_busy_world
 from tests.simulation.kit import Kit

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from paceline.target import SequenceRows, TapSpec, TargetEngine, cohort
-from paceline.target.attention import Segment
-from paceline.target.cohort import Cohort, form_units
-from paceline.target.kv_cache import KVCache
-from paceline.target.kv_slot import KVLayout
+from paceline.target import SequenceRows, TapSpec, TargetEngine
+from paceline.target.attention.attend import Segment, cohort
+from paceline.target.attention.cohort import Cohort, form_units
+from paceline.target.kv.cache import KVCache
+from paceline.target.kv.slot import KVLayout
 from tests.target.conftest import SHAPE, ModelFactory
 
 CHAIN = [3, 4, 5]

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from paceline.model.linear import has_half_weight_linear
 from paceline.target import SequenceRows, TargetEngine
-from paceline.target.backend import ExecutorChoice
+from paceline.target.executors.backend import ExecutorChoice
 
 TIE_GAP = 1e-4
 CHUNKS = (7, 31, 1, 53, 64)

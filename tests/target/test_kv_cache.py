@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from paceline.contract.errors import CapacityError
 from paceline.target import KVCacheFullError, SlotError
-from paceline.target.kv_cache import MIN_CAPACITY_TOKENS, KVCache
-from paceline.target.kv_slot import KVLayout
+from paceline.target.kv.cache import MIN_CAPACITY_TOKENS, KVCache
+from paceline.target.kv.slot import KVLayout
 
 LAYOUT = KVLayout(2, 3, 4, torch.float32, torch.device("cpu"))
 

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from paceline.cpu.memory_pool import MemoryPool
-from paceline.target.kv_cache import KVCache
+from paceline.target.kv.cache import KVCache
 from services.verifier.host import VerifierHost
 from services.verifier.settings import POOL_MIB_WITHOUT_LIMIT, VerifierSettings
 from tests.verifier.conductor import MAX_POSITIONS

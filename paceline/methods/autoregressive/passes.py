@@ -28,7 +28,7 @@ from paceline.methods.drafter import DraftRequest, OutcomeRequest
 from paceline.methods.feature_follower import FeatureFollower
 from paceline.sampling.params import SamplingParams, VerifyMode
 from paceline.target import Device, TapSpec
-from paceline.target.kv_slot import Slot
+from paceline.target.kv.slot import Slot
 
 
 class LayerPasses(FeatureFollower[AutoregressiveSequence]):

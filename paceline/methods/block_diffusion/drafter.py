@@ -29,7 +29,7 @@ from paceline.methods.feature_follower import FeatureFollower, FollowedSequence
 from paceline.methods.one_pass.round import OnePassRound, RoundRequest
 from paceline.methods.target_vocabulary import read_vocabulary
 from paceline.target import Device, TapSpec
-from paceline.target.kv_slot import Slot
+from paceline.target.kv.slot import Slot
 
 
 @dataclass(slots=True)

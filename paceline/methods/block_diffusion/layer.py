@@ -18,7 +18,7 @@ from paceline.draft_layer.context import ContextRows, ContextWeights, ContextWri
 from paceline.methods.checkpoint import CheckpointError, DrafterConfig
 from paceline.methods.decoder_block import block_shapes, read_block, rope_table
 from paceline.model.block import BlockWeights, Projection
-from paceline.target.kv_slot import Slot
+from paceline.target.kv.slot import Slot
 
 
 def dflash_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:

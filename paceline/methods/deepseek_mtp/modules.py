@@ -17,7 +17,7 @@ from torch import Tensor
 from paceline.draft_layer import LayerOutput, LayerWeights, Rows, join_rows
 from paceline.draft_layer.torch_layer import TorchOutput, TorchStack
 from paceline.model.device import Device
-from paceline.target.kv_slot import Slot
+from paceline.target.kv.slot import Slot
 
 
 class ModuleSequence:

@@ -32,8 +32,8 @@ from paceline.methods.gemma4_mtp.layer import (
 )
 from paceline.methods.target_vocabulary import read_embedding
 from paceline.target import CachedLayer, Device, TapSpec
-from paceline.target.kv_cache import KVCache
-from paceline.target.kv_slot import KVLayout, Slot
+from paceline.target.kv.cache import KVCache
+from paceline.target.kv.slot import KVLayout, Slot
 
 
 @dataclass(slots=True)

@@ -34,7 +34,7 @@ from paceline.methods.feature_follower import FeatureFollower, FollowedSequence
 from paceline.methods.one_pass.round import OnePassRound, RoundRequest, round_entries
 from paceline.methods.target_vocabulary import read_draft_ids
 from paceline.target import Device, TapSpec
-from paceline.target.kv_slot import Slot
+from paceline.target.kv.slot import Slot
 
 
 def p_eagle_shapes(config: DrafterConfig) -> dict[str, tuple[int, ...]]:

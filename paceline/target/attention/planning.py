@@ -14,9 +14,9 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from paceline.target.attention import Segment, StepPlan
-from paceline.target.cohort import form_units
-from paceline.target.kv_slot import Slot
+from paceline.target.attention.attend import Segment, StepPlan
+from paceline.target.attention.cohort import form_units
+from paceline.target.kv.slot import Slot
 from paceline.target.step import SequenceRows
 
 PartT = TypeVar("PartT")

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from paceline.model.torch_block import Scoring
-from paceline.target.attention import Segment, Unit, additive, product
+from paceline.target.attention.attend import Segment, Unit, additive, product
 
 # Longer chunks spend their time in the product itself and gain nothing from joining.
 MAX_COHORT_ROWS = 16

@@ -17,8 +17,8 @@ from paceline.model.configuration import read_configuration, transformers_config
 from paceline.model.device import Device
 from paceline.model.weights import UnsupportedModelError
 from paceline.target.executor import Executor
-from paceline.target.kv_cache import MakePool
-from paceline.target.lean import LeanExecutor
+from paceline.target.executors.lean import LeanExecutor
+from paceline.target.kv.cache import MakePool
 
 ExecutorChoice = Literal["auto", "native", "lean", "generic"]
 """`native` runs on the CPU kernels, `lean` in torch, `generic` through transformers; `auto` takes the first that runs
@@ -82,7 +82,9 @@ def _load(
             if choice != "auto":
                 raise
     if arch is None:
-        from paceline.target.generic import GenericExecutor  # imports transformers' models, for seconds
+        from paceline.target.executors.generic import (
+            GenericExecutor,  # imports transformers' models, for seconds
+        )
 
         return GenericExecutor(config, path, device, device.compute_dtype(dtype))
     if choice != "lean" and packed and has_cpu_package():

@@ -16,7 +16,7 @@ from typing import Protocol
 from torch import Tensor
 
 from paceline.contract.errors import CapacityError
-from paceline.target.kv_slot import KVBlock, KVLayout, Slot, SlotError
+from paceline.target.kv.slot import KVBlock, KVLayout, Slot, SlotError
 
 MIN_CAPACITY_TOKENS = 64
 COMMIT_LIMIT_S = 2.0

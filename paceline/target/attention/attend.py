@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.model.torch_block import Scoring
-from paceline.target.kv_slot import Slot
+from paceline.target.kv.slot import Slot
 
 # With more query rows than this (after folding), groups run one by one: their causal form needs no mask.
 MAX_FOLDED_ROWS = 256

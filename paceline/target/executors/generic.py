@@ -19,7 +19,7 @@ from paceline.model.device import Device
 from paceline.model.layer_heads import layer_heads
 from paceline.model.torch_block import Scoring
 from paceline.model.weights import UnsupportedModelError
-from paceline.target.attention import StepPlan
+from paceline.target.attention.attend import StepPlan
 from paceline.target.executor import FINAL_NORM, ExecutorOutput, ModelShape, nothing
 
 ATTENTION_NAME = "paceline"

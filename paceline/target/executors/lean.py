@@ -21,7 +21,7 @@ from paceline.model.norm import RmsNorm
 from paceline.model.rope import RopeTable
 from paceline.model.torch_block import TorchBlock
 from paceline.model.weights import SafetensorsDir
-from paceline.target.attention import StepPlan
+from paceline.target.attention.attend import StepPlan
 from paceline.target.executor import FINAL_NORM, ExecutorOutput, ModelShape, nothing
 
 

@@ -1,0 +1,1 @@
+"""Who sees whom in a step, and attention over the slots."""

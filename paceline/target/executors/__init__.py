@@ -1,0 +1,1 @@
+"""Forms of the target in torch operators, and the choice of one."""

@@ -1,0 +1,1 @@
+"""Keys and values: slots, the cache that hands them out, and prefixes that are kept."""
