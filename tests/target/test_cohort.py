@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from paceline.target import SequenceRows, TapSpec, TargetEngine
-from paceline.target.attention.attend import Segment, cohort
+from paceline.target.attention import cohort
+from paceline.target.attention.attend import Segment
 from paceline.target.attention.cohort import Cohort, form_units
 from paceline.target.kv.cache import KVCache
 from paceline.target.kv.slot import KVLayout
