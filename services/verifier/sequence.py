@@ -219,7 +219,8 @@ class TargetSequence:
             finish = Finish.LENGTH
         if finish is not Finish.NOT_YET:
             self.move_to(TargetSequenceState.FINISHED)
-            return kept, finish, self.trie.num_nodes
+            num_nodes = self.trie.num_nodes
+            return kept, finish, num_nodes - self.trie.commit(kept).matched
         num_dropped = 0
         if not is_whole_draft and self.spec.sampling.resolved_mode is VerifyMode.BLOCK:
             num_dropped = self.trie.clear()

@@ -52,6 +52,14 @@ def test_commit_is_cut_at_the_token_limit_and_at_the_last_position() -> None:
     assert sequence(max_positions=5).commit([4, 5, 6])[:2] == ([4, 5], Finish.LENGTH)
 
 
+def test_the_end_drops_what_was_not_accepted() -> None:
+    """The metric of dropped draft nodes counts no accepted token, in a sequence's last step as in any other."""
+    for max_new_tokens in (2, 10):
+        subject = sequence(max_new_tokens=max_new_tokens)
+        subject.add_draft(DraftEntry.chain(subject.committed_length, [4, 9, 8]))
+        assert subject.commit([4, 5])[2] == 2
+
+
 def test_no_draft_reaches_past_what_may_be_committed() -> None:
     running = sequence(max_new_tokens=3)
     running.trie.add(DraftEntry.chain(3, (4, 5, 6, 7)))
