@@ -104,7 +104,7 @@ class DraftLoop:
         for item in items:
             self._sequences.apply(item)
         now, pending = self._clock(), self._sequences.pending
-        chosen = self._rounds.choose(pending, now, may_follow=_may_follow(pending, self._sequences.idle))
+        chosen = self._rounds.choose(pending, now, may_follow=self._may_follow(pending))
         asked = sessions_that_wait(chosen.sequences)
         drafts = self._rounds.draft(chosen.sequences)
         self._give_back_failed()
@@ -114,6 +114,11 @@ class DraftLoop:
             return 0.0
         waits = [at - now for at in (chosen.next_at, self._sequences.next_loss_at) if at is not None]
         return max(0.0, min([IDLE_WAIT_S, *waits]))
+
+    def _may_follow(self, pending: Iterable[DraftSequence]) -> bool:
+        """Whether more sequences of a step are likely to come in: of one that was heard of through its features."""
+        sessions = {sequence.session for sequence in pending if not sequence.has_unanswered_frame}
+        return bool(sessions) and any(sequence.session in sessions for sequence in self._sequences.idle)
 
     def _draft_ahead(self) -> bool:
         """Drafts ahead for the sequences without a pending draft, and says whether anything was made."""
@@ -131,13 +136,3 @@ class DraftLoop:
 def sessions_that_wait(sequences: Iterable[DraftSequence]) -> set[DraftSession]:
     """The sessions with a frame that waits for the pending draft of one of these sequences."""
     return {sequence.session for sequence in sequences if sequence.has_unanswered_frame}
-
-
-def _may_follow(pending: Iterable[DraftSequence], idle: Iterable[DraftSequence]) -> bool:
-    """Whether more sequences of a step are likely to come in: of one that was heard of through its features."""
-    sessions = {
-        sequence.session
-        for sequence in pending
-        if sequence.pending is not None and not sequence.has_unanswered_frame
-    }
-    return any(sequence.session in sessions for sequence in idle)
