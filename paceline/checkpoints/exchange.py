@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +10,10 @@ from torch import Tensor
 
 from paceline.checkpoints.formats import find_format, format_named
 from paceline.methods.checkpoint import ANY_TARGET, CheckpointError, DrafterConfig
+from paceline.methods.layouts.layout import Checkpoint
+from paceline.methods.layouts.public_checkpoint import PublicCheckpoint
 from paceline.methods.layouts.target_facts import TargetFacts
+from paceline.methods.layouts.tensor_files import check_finite
 from paceline.methods.registry import METHODS
 
 
@@ -20,6 +23,7 @@ def import_checkpoint(
     output: Path,
     format_name: str | None = None,
     tap_layers: Sequence[int] | None = None,
+    ignored: Collection[str] = (),
 ) -> DrafterConfig:
     """Turn a public checkpoint into one that Paceline serves.
 
@@ -29,13 +33,15 @@ def import_checkpoint(
         output: directory to write.
         format_name: its format; None recognises it by `config.json`.
         tap_layers: layers whose *entering* streams are read, if the checkpoint's own ids mean something else.
+        ignored: keys of its `config.json` that no reader knows and that the caller declares to be without effect; a key
+            of an object in full, such as `dflash_config.name`.
 
     Raises:
         CheckpointError: naming the field or the tensor that cannot be used, and why.
     """
     entry = find_format(directory) if format_name is None else format_named(format_name)
     target = TargetFacts.read(target_dir)
-    config, tensors = entry.read(directory, target)
+    config, tensors = read_public(directory, target, entry.name, ignored)
     if tap_layers is not None:
         given, known = list(tap_layers), config.shape.get("tap_layers")
         if not isinstance(known, list) or len(given) != len(known):
@@ -46,6 +52,28 @@ def import_checkpoint(
     entry.save(output, config, tensors)
     entry.carry(directory, output)
     return config
+
+
+def read_public(
+    directory: Path, target: TargetFacts, format_name: str | None = None, ignored: Collection[str] = ()
+) -> Checkpoint:
+    """Read a public checkpoint: every key of its configuration honoured or refused, every value of its tensors checked.
+
+    Args:
+        directory: the public checkpoint.
+        target: what it was made for.
+        format_name: its format; None recognises it by `config.json`.
+        ignored: as of :func:`import_checkpoint`.
+
+    Raises:
+        CheckpointError: as of :func:`import_checkpoint`.
+    """
+    entry = find_format(directory) if format_name is None else format_named(format_name)
+    checkpoint = PublicCheckpoint.open(directory, ignored)
+    config, tensors = entry.read(checkpoint, target)
+    checkpoint.config.finish()
+    check_finite(tensors)
+    return config, tensors
 
 
 def export_checkpoint(

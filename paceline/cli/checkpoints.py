@@ -40,10 +40,14 @@ def import_(
             help="Layers whose entering streams are read, such as 2,15,27, if the file's ids mean something else."
         ),
     ] = None,
+    ignore: Annotated[
+        list[str] | None,
+        typer.Option(help="A key of config.json that no reader knows and that changes nothing. Repeatable."),
+    ] = None,
 ) -> None:
     """Turn a public checkpoint into one that Paceline serves."""
     layers = None if tap_layers is None else _layers(tap_layers)
-    config = import_checkpoint(directory, resolve(target), output, format, layers)
+    config = import_checkpoint(directory, resolve(target), output, format, layers, ignore or ())
     typer.echo(
         f"{output}: {config.method} for {config.target_name}, reads layers {config.shape.get('tap_layers')}"
     )

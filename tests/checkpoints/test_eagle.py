@@ -13,10 +13,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from paceline.checkpoints.exchange import read_public
 from paceline.draft_layer import Rows
 from paceline.methods.autoregressive.drafter import AutoregressiveDrafter
 from paceline.methods.checkpoint import CheckpointError, save_drafter
-from paceline.methods.eagle.layout import read_eagle, write_eagle
+from paceline.methods.eagle.layout import write_eagle
 from paceline.methods.layouts.target_facts import TargetFacts
 from paceline.methods.loading import load_drafter
 from tests.methods.eagle_reference import ReferenceEagle1, ReferenceEagle3, chain_logits
@@ -170,7 +171,7 @@ def test_eagle1_gives_the_logits_of_the_published_layer(
     }  # it may be there or not
     extra = {} if has_bias else {"bias": False}
     save(tmp_path / "public", public_config(name, **extra), stored)
-    config, tensors = read_eagle(tmp_path / "public", facts)
+    config, tensors = read_public(tmp_path / "public", facts, "eagle")
     assert config.method == "eagle1"
     assert config.target_fingerprint == facts.fingerprint
     save_drafter(tmp_path / "ours", config, tensors)
@@ -188,7 +189,7 @@ def test_eagle1_gives_the_logits_of_the_published_layer(
     missing = again.load_state_dict(written, strict=False)
     assert (missing.missing_keys, missing.unexpected_keys) == (["embed_tokens.weight"], [])
     assert all(torch.equal(written[k], state[k]) for k in written)
-    assert read_eagle(tmp_path / "back", facts)[0] == config
+    assert read_public(tmp_path / "back", facts, "eagle")[0] == config
 
 
 @pytest.mark.parametrize("draft_vocab", [VOCAB, 40])
@@ -205,7 +206,7 @@ def test_eagle3_gives_the_logits_of_the_published_layer(
     if draft_vocab == VOCAB:
         del state["d2t"], state["t2d"]
     save(tmp_path / "public", public_config(name, draft_vocab_size=draft_vocab), state)
-    config, tensors = read_eagle(tmp_path / "public", facts)
+    config, tensors = read_public(tmp_path / "public", facts, "eagle")
     assert config.method == "eagle3"
     assert config.shape["tap_layers"] == list(TAPS)
     save_drafter(tmp_path / "ours", config, tensors)
@@ -223,7 +224,7 @@ def test_eagle3_gives_the_logits_of_the_published_layer(
     written = load_file(tmp_path / "back" / "model.safetensors")
     assert set(written) == set(state) - {"embed_tokens.weight"}
     assert all(torch.equal(written[k], state[k]) for k in written)
-    assert read_eagle(tmp_path / "back", facts)[0] == config
+    assert read_public(tmp_path / "back", facts, "eagle")[0] == config
 
 
 def test_attention_with_biases_is_read_and_written(
@@ -239,7 +240,7 @@ def test_attention_with_biases_is_read_and_written(
     target = load_file(target_dir / "model.safetensors")
     model.embed_tokens.weight.data = target["model.embed_tokens.weight"]
     save(tmp_path / "public", public_config("fewer key heads", qkv_bias=True), model.state_dict())
-    read, tensors = read_eagle(tmp_path / "public", facts)
+    read, tensors = read_public(tmp_path / "public", facts, "eagle")
     save_drafter(tmp_path / "ours", read, tensors)
     tokens, drafted, features = drawn(3, WIDTH)
     head = nn.Linear(WIDTH, VOCAB, bias=False)
@@ -269,14 +270,14 @@ def test_what_is_missing_surplus_or_of_another_shape_is_named(
     wrong["fc.weight"] = wrong["fc.weight"][:, :-1]
     save(directory, config, wrong)
     with pytest.raises(CheckpointError) as caught:
-        read_eagle(directory, facts)
+        read_public(directory, facts, "eagle")
     message = str(caught.value)
     assert "layers.0.mlp.up_proj.weight is missing" in message
     assert "layers.0.input_layernorm.weight is surplus" in message
     assert "fc.weight has shape (48, 95), not (48, 96)" in message
     save(directory, {**config, "bias": False}, tensors)
     with pytest.raises(CheckpointError, match=r"fc\.bias is surplus"):
-        read_eagle(directory, facts)
+        read_public(directory, facts, "eagle")
 
 
 @pytest.mark.parametrize(
@@ -300,7 +301,7 @@ def test_configurations_that_are_not_supported_are_refused(
     directory, config, tensors = public
     save(directory, {**config, **changes}, tensors)
     with pytest.raises(CheckpointError, match=words):
-        read_eagle(directory, facts)
+        read_public(directory, facts, "eagle")
 
 
 def test_pickles_and_other_files_are_refused(
@@ -309,21 +310,21 @@ def test_pickles_and_other_files_are_refused(
     directory, config, _ = public
     (directory / "model.safetensors").rename(directory / "pytorch_model.bin")
     with pytest.raises(CheckpointError, match=r"pytorch_model\.bin is a pickle.*Convert"):
-        read_eagle(directory, facts)
+        read_public(directory, facts, "eagle")
     (directory / "pytorch_model.bin").unlink()
     with pytest.raises(CheckpointError, match="no safetensors"):
-        read_eagle(directory, facts)
+        read_public(directory, facts, "eagle")
     save(directory, config, {"heads.0.weight": torch.ones(1)})
     with pytest.raises(CheckpointError, match="EAGLE-1"):
-        read_eagle(directory, facts)
+        read_public(directory, facts, "eagle")
     with pytest.raises(CheckpointError, match=r"no config\.json"):
-        read_eagle(tmp_path / "nothing", facts)
+        read_public(tmp_path / "nothing", facts, "eagle")
 
 
 def test_only_what_the_layout_holds_is_written(
     public: tuple[Path, dict[str, Any], dict[str, Tensor]], facts: TargetFacts, tmp_path: Path
 ) -> None:
-    config, tensors = read_eagle(public[0], facts)
+    config, tensors = read_public(public[0], facts, "eagle")
     with pytest.raises(CheckpointError, match="'medusa1'"):
         write_eagle(tmp_path / "out", replace(config, method="medusa1"), tensors)
     with pytest.raises(CheckpointError, match=r"fc\.bias is missing; more is surplus"):
@@ -334,4 +335,4 @@ def test_only_what_the_layout_holds_is_written(
         )
     assert not (tmp_path / "out").exists()
     write_eagle(tmp_path / "out", replace(config, method="eagle2"), tensors)
-    assert read_eagle(tmp_path / "out", facts)[0] == config
+    assert read_public(tmp_path / "out", facts, "eagle")[0] == config

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from paceline.checkpoints.exchange import read_public
 from paceline.methods.checkpoint import CheckpointError, DrafterConfig, save_drafter
 from paceline.methods.layouts.target_facts import TargetFacts
 from paceline.methods.loading import load_drafter
@@ -21,11 +22,10 @@ from paceline.methods.medusa_heads.heads import MedusaHeads, MedusaShape, Output
 from paceline.methods.medusa_heads.layout import (
     FILE_NAME,
     is_medusa,
-    read_medusa,
     store_target_head,
     write_medusa,
 )
-from paceline.methods.medusa_heads.vllm_layout import is_vllm, read_vllm, write_vllm
+from paceline.methods.medusa_heads.vllm_layout import is_vllm, write_vllm
 from paceline.target import Device
 
 HIDDEN, VOCAB = 16, 37
@@ -150,7 +150,7 @@ def test_fasterdecoding_heads(num_heads: int, num_layers: int, prefix: str, tmp_
     (tmp_path / "config.json").write_text(
         json.dumps({"medusa_num_heads": 7, "medusa_num_layers": num_layers})
     )
-    config, found = read_medusa(tmp_path, TARGET)
+    config, found = read_public(tmp_path, TARGET, "medusa")
     assert config.method == ("medusa2" if prefix else "medusa1")
     assert (config.target_fingerprint, config.shape["num_heads"]) == (TARGET.fingerprint, num_heads)
     assert_same(ours(config, found), torch.stack([head(ROWS) for head in heads], dim=1))
@@ -174,12 +174,13 @@ def test_fasterdecoding_shards(tmp_path: Path) -> None:
         path = tmp_path / file
         known = load_file(path) if path.exists() else {}
         save_file({**known, "medusa_head." + name: tensor}, path)
+    (tmp_path / "config.json").write_text(json.dumps({"medusa_num_heads": 2}))
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
-    config, found = read_medusa(tmp_path, TARGET)
+    config, found = read_public(tmp_path, TARGET, "medusa")
     assert_same(ours(config, found), torch.stack([head(ROWS) for head in heads], dim=1))
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": "../x"}}))
     with pytest.raises(CheckpointError, match="outside"):
-        read_medusa(tmp_path, TARGET)
+        read_public(tmp_path, TARGET, "medusa")
 
 
 @pytest.mark.parametrize(
@@ -198,7 +199,7 @@ def test_vllm_heads(config: VllmConfig, prefix: str, tmp_path: Path) -> None:
     torch.manual_seed(config.num_heads)
     model = VllmMedusa(config)
     model.save(tmp_path, prefix)
-    found_config, found = read_vllm(tmp_path, TARGET)
+    found_config, found = read_public(tmp_path, TARGET, "vllm")
     assert_same(ours(found_config, found), model(ROWS))
 
     back = tmp_path / "back"
@@ -222,7 +223,7 @@ def test_whole_output_heads_beside_a_token_map_are_cut(tmp_path: Path) -> None:
         whole[model.token_map] = tensors[f"lm_heads.{k}.weight"]
         tensors[f"lm_heads.{k}.weight"] = whole
     save_file(tensors, tmp_path / "model.safetensors")
-    config, found = read_vllm(tmp_path, TARGET)
+    config, found = read_public(tmp_path, TARGET, "vllm")
     assert_same(ours(config, found), model(ROWS))
 
 
@@ -230,9 +231,10 @@ def test_the_two_layouts_hold_the_same_heads(tmp_path: Path) -> None:
     torch.manual_seed(0)
     heads = reference_heads(3, 1)
     save_file(dict(heads.state_dict()), tmp_path / FILE_NAME)
-    config, tensors = read_medusa(tmp_path, TARGET)
+    (tmp_path / "config.json").write_text(json.dumps({"medusa_num_heads": 2}))
+    config, tensors = read_public(tmp_path, TARGET, "medusa")
     write_vllm(tmp_path / "vllm", config, tensors)
-    config, tensors = read_vllm(tmp_path / "vllm", TARGET)
+    config, tensors = read_public(tmp_path / "vllm", TARGET, "vllm")
     write_medusa(tmp_path / "back", config, tensors)
     assert load_file(tmp_path / "back" / FILE_NAME).keys() == heads.state_dict().keys()
     for name, tensor in load_file(tmp_path / "back" / FILE_NAME).items():
@@ -243,7 +245,7 @@ def test_heads_without_bias_and_with_one_output_head_become_fasterdecodings(tmp_
     torch.manual_seed(0)
     model = VllmMedusa(VllmConfig(num_heads=2, original_lm_head=True))
     model.save(tmp_path)
-    config, tensors = read_vllm(tmp_path, TARGET)
+    config, tensors = read_public(tmp_path, TARGET, "vllm")
     write_medusa(tmp_path / "medusa", config, tensors)
     heads = reference_heads(2, 1)
     heads.load_state_dict(load_file(tmp_path / "medusa" / FILE_NAME))
@@ -283,7 +285,7 @@ def test_the_targets_own_head_is_stored_for_readers_that_want_it(
     tensors = load_file(tmp_path / "public" / "model.safetensors")
     del tensors["lm_head.weight"]
     save_file(tensors, tmp_path / "public" / "model.safetensors")
-    config, found = read_vllm(tmp_path / "public", facts)
+    config, found = read_public(tmp_path / "public", facts, "vllm")
     assert config.shape["output"] == OutputHead.TARGET
     save_drafter(tmp_path / "own", config, found)
     assert load_drafter(tmp_path / "own", target_dir, dtype=torch.float32).method == "medusa1"
@@ -304,6 +306,7 @@ def _medusa(path: Path, **changes: Tensor | None) -> Path:
     tensors: dict[str, Tensor | None] = {**reference_heads(2, 1).state_dict(), **changes}
     path.mkdir()
     save_file({k: v.clone() for k, v in tensors.items() if v is not None}, path / FILE_NAME)
+    (path / "config.json").write_text(json.dumps({"medusa_num_heads": 2}))
     return path
 
 
@@ -317,18 +320,19 @@ def test_what_does_not_belong_to_fasterdecodings_layout_is_named(tmp_path: Path)
     }
     for number, (message, changes) in enumerate(wrong.items()):
         with pytest.raises(CheckpointError, match=message):
-            read_medusa(_medusa(tmp_path / str(number), **changes), TARGET)
+            read_public(_medusa(tmp_path / str(number), **changes), TARGET, "medusa")
 
 
 def test_pickles_are_refused_with_a_way_out(tmp_path: Path) -> None:
     (tmp_path / "medusa_lm_head.pt").write_bytes(b"\x80\x02.")
-    with pytest.raises(CheckpointError, match=r"medusa_lm_head\.pt is a pickle.*save_file"):
-        read_medusa(tmp_path, TARGET)
     (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"medusa_lm_head\.pt is a pickle.*save_file"):
+        read_public(tmp_path, TARGET, "medusa")
     with pytest.raises(CheckpointError, match="pickle"):
-        read_vllm(tmp_path, TARGET)
+        read_public(tmp_path, TARGET, "vllm")
+    (tmp_path / "medusa_lm_head.pt").unlink()
     with pytest.raises(CheckpointError, match="no safetensors"):
-        read_medusa(tmp_path.parent / "empty", TARGET)
+        read_public(tmp_path, TARGET, "medusa")
 
 
 def test_what_does_not_belong_to_vllms_layout_is_named(tmp_path: Path) -> None:
@@ -355,17 +359,18 @@ def test_what_does_not_belong_to_vllms_layout_is_named(tmp_path: Path) -> None:
         tensors = {**load_file(path / "model.safetensors"), **changes}
         save_file({k: v for k, v in tensors.items() if v is not None}, path / "model.safetensors")
         with pytest.raises(CheckpointError, match=message):
-            read_vllm(path, TARGET)
+            read_public(path, TARGET, "vllm")
     for text in ("[]", "{"):
         (path / "config.json").write_text(text)
         with pytest.raises(CheckpointError, match="JSON"):
-            read_vllm(path, TARGET)
+            read_public(path, TARGET, "vllm")
 
 
 def test_each_layout_is_told_by_its_configuration(tmp_path: Path) -> None:
     torch.manual_seed(0)
     save_file(dict(reference_heads(2, 1).state_dict()), tmp_path / FILE_NAME)
-    config, tensors = read_medusa(tmp_path, TARGET)
+    (tmp_path / "config.json").write_text(json.dumps({"medusa_num_heads": 2}))
+    config, tensors = read_public(tmp_path, TARGET, "medusa")
     for write, name in ((write_medusa, "medusa"), (write_vllm, "vllm")):
         write(tmp_path / name, config, tensors)
         content = json.loads((tmp_path / name / "config.json").read_text())
@@ -375,21 +380,21 @@ def test_each_layout_is_told_by_its_configuration(tmp_path: Path) -> None:
 def test_values_that_are_not_numbers_are_refused(tmp_path: Path) -> None:
     broken = torch.full((VOCAB, HIDDEN), torch.nan)
     with pytest.raises(CheckpointError, match=r"1\.1\.weight holds values"):
-        read_medusa(_medusa(tmp_path / "medusa", **{"1.1.weight": broken}), TARGET)
+        read_public(_medusa(tmp_path / "medusa", **{"1.1.weight": broken}), TARGET, "medusa")
     VllmMedusa(VllmConfig(num_heads=2)).save(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     save_file({**tensors, "lm_heads.1.weight": broken}, tmp_path / "model.safetensors")
     with pytest.raises(CheckpointError, match=r"lm_heads\.1\.weight holds values"):
-        read_vllm(tmp_path, TARGET)
+        read_public(tmp_path, TARGET, "vllm")
 
 
 def test_layouts_that_cannot_hold_heads_say_so(tmp_path: Path) -> None:
     VllmMedusa(VllmConfig(num_heads=2, truncated_vocab_size=7)).save(tmp_path / "reduced")
-    config, tensors = read_vllm(tmp_path / "reduced", TARGET)
+    config, tensors = read_public(tmp_path / "reduced", TARGET, "vllm")
     with pytest.raises(CheckpointError, match="whole vocabulary"):
         write_medusa(tmp_path / "out", config, tensors)
     VllmMedusa(VllmConfig(num_heads=2, num_hidden_layers=2)).save(tmp_path / "layers")
-    config, tensors = read_vllm(tmp_path / "layers", TARGET)
+    config, tensors = read_public(tmp_path / "layers", TARGET, "vllm")
     with pytest.raises(CheckpointError, match="repeats one block"):
         write_medusa(tmp_path / "out", config, tensors)
     del tensors["blocks.0.layers.1.weight"]

@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from paceline.checkpoints.exchange import export_checkpoint, import_checkpoint
+from paceline.checkpoints.exchange import export_checkpoint, import_checkpoint, read_public
 from paceline.methods.checkpoint import CheckpointError, DrafterConfig, read_all_tensors, save_drafter
-from paceline.methods.deepseek_mtp.nextn import read_nextn, write_nextn
+from paceline.methods.deepseek_mtp.nextn import write_nextn
 from paceline.methods.deepseek_mtp.objective import MtpShape
 from paceline.methods.drafter import DraftRequest
 from paceline.methods.layouts.target_facts import TargetFacts
@@ -140,7 +140,7 @@ def test_mimo_s_names_and_order_give_the_same_drafter(target_dir: Path, tmp_path
         public[f"model.mtp_layers.0.{words.get(stem, stem)}.weight"] = tensor.contiguous()
     save_file(public, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps(public_config(shape, model_type="mimo")))
-    config, read = read_nextn(tmp_path, TargetFacts.read(target_dir))
+    config, read = read_public(tmp_path, TargetFacts.read(target_dir), "nextn")
     assert config.flag("carries_norm")
     assert set(read) == set(tensors)
     assert all(torch.equal(read[name], tensors[name]) for name in tensors)
@@ -180,7 +180,7 @@ def test_what_cannot_be_served_is_named(target_dir: Path, tmp_path: Path) -> Non
         ({**tensors, "layers.0.mlp.experts.0.up_proj.weight": torch.ones(2)}, "experts"),
     ):
         with pytest.raises(CheckpointError, match=words):
-            read_nextn(publish(tmp_path, target_dir, changed), facts)
+            read_public(publish(tmp_path, target_dir, changed), facts, "nextn")
     for changes, words in (
         ({"num_nextn_predict_layers": 3}, r"model\.layers\.5\."),
         ({"num_nextn_predict_layers": 0}, "num_nextn_predict_layers"),
@@ -190,7 +190,7 @@ def test_what_cannot_be_served_is_named(target_dir: Path, tmp_path: Path) -> Non
         ({"hidden_act": "gelu"}, "hidden_act"),
     ):
         with pytest.raises(CheckpointError, match=words):
-            read_nextn(publish(tmp_path, target_dir, tensors, **changes), facts)
+            read_public(publish(tmp_path, target_dir, tensors, **changes), facts, "nextn")
     shape = {**asdict(SHAPE), "max_positions": 128}
     for config, words in (
         (DrafterConfig("eagle1", "f", shape=shape), "eagle1"),

@@ -19,8 +19,9 @@ from torch import Tensor
 
 from paceline.methods.checkpoint import CheckpointError, DrafterConfig
 from paceline.methods.layouts.layout import Layout
+from paceline.methods.layouts.public_checkpoint import PublicCheckpoint
 from paceline.methods.layouts.target_facts import TargetFacts
-from paceline.methods.layouts.tensor_files import read_public_config, write_tensors
+from paceline.methods.layouts.tensor_files import write_tensors
 from paceline.methods.speculators.config import write_config
 from paceline.methods.speculators.layout import public_tensors, read_content
 
@@ -47,13 +48,13 @@ def is_deepspec(content: Mapping[str, Any]) -> bool:
     return content.get("architectures") == [_DEEPSPEC]
 
 
-def read_dflash(directory: Path, target: TargetFacts) -> tuple[DrafterConfig, dict[str, Tensor]]:
+def read_dflash(checkpoint: PublicCheckpoint, target: TargetFacts) -> tuple[DrafterConfig, dict[str, Tensor]]:
     """Read a checkpoint of z-lab's layout.
 
     Raises:
         CheckpointError: naming what is missing, surplus, of another shape or not computed.
     """
-    content = read_public_config(directory)
+    content = checkpoint.config.unchecked()
     own = content.get("dflash_config", {})
     if not isinstance(own, Mapping):
         raise CheckpointError("dflash_config must be an object")
@@ -63,16 +64,20 @@ def read_dflash(directory: Path, target: TargetFacts) -> tuple[DrafterConfig, di
     ids = found.get("target_layer_ids")
     if ids is None:
         ids = _spread(target.num_layers, content.get("num_hidden_layers"))
-    return _read(directory, target, found, "dflash", ids, {"sample_from_anchor": False}, default_size=16)
+    return _read(
+        checkpoint.directory, target, found, "dflash", ids, {"sample_from_anchor": False}, default_size=16
+    )
 
 
-def read_deepspec(directory: Path, target: TargetFacts) -> tuple[DrafterConfig, dict[str, Tensor]]:
+def read_deepspec(
+    checkpoint: PublicCheckpoint, target: TargetFacts
+) -> tuple[DrafterConfig, dict[str, Tensor]]:
     """Read a checkpoint of DeepSpec's layout: as `dspark`, or as `dflash` if it has no Markov head.
 
     Raises:
         CheckpointError: as of :func:`read_dflash`.
     """
-    content = read_public_config(directory)
+    content = checkpoint.config.unchecked()
     kind = "dspark" if content.get("markov_rank", 0) else "dflash"
     if kind == "dflash" and content.get("enable_confidence_head"):
         raise CheckpointError(
@@ -82,7 +87,7 @@ def read_deepspec(directory: Path, target: TargetFacts) -> tuple[DrafterConfig, 
     for name in ("markov_rank", "markov_head_type", "enable_confidence_head", "confidence_head_with_markov"):
         if name in content:
             more[name] = content[name]
-    return _read(directory, target, content, kind, content.get("target_layer_ids"), more)
+    return _read(checkpoint.directory, target, content, kind, content.get("target_layer_ids"), more)
 
 
 def write_dflash(directory: Path, config: DrafterConfig, tensors: Mapping[str, Tensor]) -> None:

@@ -22,8 +22,9 @@ from paceline.methods.checkpoint import CheckpointError, DrafterConfig
 from paceline.methods.deepseek_mtp.layer import module_prefix, num_modules, parameter_shapes
 from paceline.methods.layouts.layout import Layout
 from paceline.methods.layouts.llama_config import block_shape, llama_config
+from paceline.methods.layouts.public_checkpoint import PublicCheckpoint
 from paceline.methods.layouts.target_facts import TargetFacts
-from paceline.methods.layouts.tensor_files import check_names, read_public_config, read_tensors, write_tensors
+from paceline.methods.layouts.tensor_files import check_names, write_tensors
 from paceline.methods.target_vocabulary import TOKEN_MAP, read_vocabulary
 
 COUNT = "num_nextn_predict_layers"
@@ -47,7 +48,7 @@ def is_nextn(content: Mapping[str, Any]) -> bool:
     return isinstance(count, int) and not isinstance(count, bool) and count > 0
 
 
-def read_nextn(directory: Path, target: TargetFacts) -> tuple[DrafterConfig, dict[str, Tensor]]:
+def read_nextn(checkpoint: PublicCheckpoint, target: TargetFacts) -> tuple[DrafterConfig, dict[str, Tensor]]:
     """Read the modules of a model's checkpoint.
 
     Copies of embedding and head are left out: the drafter reads the target's. A module passes on its raw output in
@@ -56,7 +57,7 @@ def read_nextn(directory: Path, target: TargetFacts) -> tuple[DrafterConfig, dic
     Raises:
         CheckpointError: naming what is missing, surplus, of another shape or not supported.
     """
-    source = read_public_config(directory)
+    source = checkpoint.config.unchecked()
     if not is_nextn(source):
         raise CheckpointError(
             f"config.json: {COUNT} must be a positive whole number, not {source.get(COUNT)!r}"
@@ -74,10 +75,10 @@ def read_nextn(directory: Path, target: TargetFacts) -> tuple[DrafterConfig, dic
     tensors: dict[str, Tensor] = {}
     for index in range(count):
         public = f"model.mtp_layers.{index}." if is_mimo else f"model.layers.{layers + index}."
-        found = read_tensors(directory, prefix=public)
+        found = checkpoint.tensors(prefix=public)
         if not found:
             raise CheckpointError(
-                f"{directory.name!r}: no tensor begins with {public}: it was saved without modules"
+                f"{checkpoint.name!r}: no tensor begins with {public}: it was saved without modules"
             )
         tensors |= {module_prefix(index) + name.removeprefix(public): value for name, value in found.items()}
     for name in tensors:

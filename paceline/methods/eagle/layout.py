@@ -23,8 +23,9 @@ from paceline.methods.eagle import feature_layer, fused_layer
 from paceline.methods.layouts.embedding import store_embedding
 from paceline.methods.layouts.layout import Layout
 from paceline.methods.layouts.llama_config import block_shape, llama_config, positive
+from paceline.methods.layouts.public_checkpoint import PublicCheckpoint
 from paceline.methods.layouts.target_facts import TargetFacts
-from paceline.methods.layouts.tensor_files import check_names, read_public_config, read_tensors, write_tensors
+from paceline.methods.layouts.tensor_files import check_names, write_tensors
 from paceline.methods.target_vocabulary import TOKEN_MAP
 from paceline.training.sizes import default_tap_layers
 
@@ -48,7 +49,7 @@ def is_eagle(content: Mapping[str, Any]) -> bool:
     )
 
 
-def read_eagle(directory: Path, target: TargetFacts) -> tuple[DrafterConfig, dict[str, Tensor]]:
+def read_eagle(checkpoint: PublicCheckpoint, target: TargetFacts) -> tuple[DrafterConfig, dict[str, Tensor]]:
     """Read a checkpoint of EAGLE-1 (method `eagle1`) or EAGLE-3 (`eagle3`).
 
     An embedding in the file is a frozen copy of the target's and is left out. If the configuration has no ids of
@@ -56,20 +57,20 @@ def read_eagle(directory: Path, target: TargetFacts) -> tuple[DrafterConfig, dic
     enter, as in EAGLE's own code.
 
     Args:
-        directory: with `config.json` and safetensors.
+        checkpoint: the public checkpoint.
         target: what the drafter was made for.
 
     Raises:
         CheckpointError: naming what is missing, surplus, of another shape or not supported.
     """
-    source, tensors = read_public_config(directory), read_tensors(directory)
+    source, tensors = checkpoint.config.unchecked(), checkpoint.tensors()
     if any(name.startswith("midlayer.") for name in tensors):
         method = "eagle3"
     elif any(name.startswith("layers.0.") for name in tensors):
         method = "eagle1"
     else:
         raise CheckpointError(
-            f"{directory.name!r}: neither layers.0.* (EAGLE-1) nor midlayer.* (EAGLE-3) is there"
+            f"{checkpoint.name!r}: neither layers.0.* (EAGLE-1) nor midlayer.* (EAGLE-3) is there"
         )
     shape = block_shape(source)
     if method == "eagle1":

@@ -20,8 +20,9 @@ from paceline.methods.gemma4_mtp.assistant_config import read_shape_of
 from paceline.methods.gemma4_mtp.layer import check_order, read_cached_layers, read_shape
 from paceline.methods.gemma4_mtp.model import FULL, SLIDING, Gemma4MtpShape
 from paceline.methods.layouts.layout import Layout
+from paceline.methods.layouts.public_checkpoint import PublicCheckpoint
 from paceline.methods.layouts.target_facts import TargetFacts
-from paceline.methods.layouts.tensor_files import check_names, read_public_config, read_tensors, write_tensors
+from paceline.methods.layouts.tensor_files import check_names, write_tensors
 from paceline.model.layer_heads import last_own_layers, layer_heads
 
 _MODEL_TYPE = "gemma4_assistant"
@@ -33,13 +34,15 @@ def is_gemma4_assistant(content: Mapping[str, Any]) -> bool:
     return content.get("model_type") == _MODEL_TYPE
 
 
-def read_gemma4_assistant(directory: Path, target: TargetFacts) -> tuple[DrafterConfig, dict[str, Tensor]]:
+def read_gemma4_assistant(
+    checkpoint: PublicCheckpoint, target: TargetFacts
+) -> tuple[DrafterConfig, dict[str, Tensor]]:
     """Read a checkpoint for a target, whose configuration is read too.
 
     Raises:
         CheckpointError: naming what is missing, surplus, of another shape or not supported, or what the target lacks.
     """
-    shape, tensors = read_model(directory)
+    shape, tensors = read_model(checkpoint)
     if (shape.backbone, shape.vocab) != (target.hidden, target.vocab):
         raise CheckpointError(
             f"made for a target of {shape.vocab} tokens and width {shape.backbone}, "
@@ -149,18 +152,18 @@ def write_gemma4_assistant(directory: Path, config: DrafterConfig, tensors: Mapp
     write_tensors(directory, "model.safetensors", content, tensors)
 
 
-def read_model(directory: Path) -> tuple[Gemma4MtpShape, dict[str, Tensor]]:
+def read_model(checkpoint: PublicCheckpoint) -> tuple[Gemma4MtpShape, dict[str, Tensor]]:
     """Sizes and tensors of a checkpoint.
 
     Raises:
         CheckpointError: naming what is missing, surplus, of another shape or not supported.
     """
-    source = read_public_config(directory)
+    source = checkpoint.config.unchecked()
     if not is_gemma4_assistant(source):
         raise CheckpointError(
             f"config.json: model_type must be {_MODEL_TYPE!r}, not {source.get('model_type')!r}"
         )
-    shape, tensors = read_shape_of(source), read_tensors(directory)
+    shape, tensors = read_shape_of(source), checkpoint.tensors()
     tensors.pop(_HEAD, None)
     check_names(tensors, shape.parameter_shapes())
     check_order(tensors, shape)

@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from paceline.methods.checkpoint import DrafterConfig, read_all_tensors, save_drafter
+from paceline.methods.layouts.public_checkpoint import PublicCheckpoint
 from paceline.methods.layouts.target_facts import TargetFacts
 
 Checkpoint = tuple[DrafterConfig, dict[str, Tensor]]
@@ -39,7 +40,8 @@ class Layout:
     Attributes:
         name: on the command line.
         recognises: whether a `config.json` is of this layout.
-        read: from a public directory to Paceline's configuration and tensors.
+        read: from a public checkpoint to Paceline's configuration and tensors. It takes every key that it honours: the
+            caller refuses the others.
         write: from Paceline's configuration and tensors to a public directory.
         complete: adds what the drafter shares with its target, for other programs that expect it in the checkpoint; the
             last argument is the target's directory.
@@ -52,7 +54,7 @@ class Layout:
 
     name: str
     recognises: Callable[[Mapping[str, Any]], bool]
-    read: Callable[[Path, TargetFacts], Checkpoint]
+    read: Callable[[PublicCheckpoint, TargetFacts], Checkpoint]
     write: Callable[[Path, DrafterConfig, Mapping[str, Tensor]], None]
     complete: Callable[[DrafterConfig, Mapping[str, Tensor], Path], Checkpoint] = _add_nothing
     load: Callable[[Path, DrafterConfig], Checkpoint] = _load_flat

@@ -18,8 +18,9 @@ from torch import Tensor
 
 from paceline.methods.checkpoint import CheckpointError, DrafterConfig
 from paceline.methods.layouts.layout import Layout
+from paceline.methods.layouts.public_checkpoint import PublicCheckpoint
 from paceline.methods.layouts.target_facts import TargetFacts
-from paceline.methods.layouts.tensor_files import check_finite, check_names, read_tensors, write_tensors
+from paceline.methods.layouts.tensor_files import check_finite, check_names, write_tensors
 from paceline.methods.medusa_heads.heads import MedusaShape, OutputHead
 from paceline.methods.medusa_heads.target_side import read_target_head
 
@@ -38,17 +39,18 @@ def is_medusa(content: Mapping[str, Any]) -> bool:
     return "medusa_num_heads" in content
 
 
-def read_medusa(directory: Path, target: TargetFacts) -> tuple[DrafterConfig, dict[str, Tensor]]:
+def read_medusa(checkpoint: PublicCheckpoint, target: TargetFacts) -> tuple[DrafterConfig, dict[str, Tensor]]:
     """Read heads in FasterDecoding's layout.
 
     Args:
-        directory: holds `medusa_lm_head.safetensors`, or a Medusa-2 model's safetensors.
+        checkpoint: holds `medusa_lm_head.safetensors`, or a Medusa-2 model's safetensors.
         target: the target they are for; for a Medusa-2 model, the model itself.
 
     Raises:
         CheckpointError: a tensor is missing, surplus or of another shape, or the weights are pickled.
     """
-    found = read_tensors(directory, (FILE_NAME,))
+    checkpoint.config.unchecked()
+    found = checkpoint.tensors((FILE_NAME,))
     is_whole_model = any(name.startswith(MODEL_PREFIX) for name in found)
     if is_whole_model:
         found = {

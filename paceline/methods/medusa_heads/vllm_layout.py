@@ -16,12 +16,11 @@ from torch import Tensor
 
 from paceline.methods.checkpoint import CheckpointError, DrafterConfig
 from paceline.methods.layouts.layout import Layout
+from paceline.methods.layouts.public_checkpoint import PublicCheckpoint
 from paceline.methods.layouts.target_facts import TargetFacts
 from paceline.methods.layouts.tensor_files import (
     check_finite,
     check_names,
-    read_public_config,
-    read_tensors,
     write_tensors,
 )
 from paceline.methods.medusa_heads.heads import MAX_HEADS, MedusaShape, OutputHead
@@ -35,18 +34,18 @@ def is_vllm(content: Mapping[str, Any]) -> bool:
     return content.get("model_type") == "medusa" or content.get("architectures") == ["MedusaModel"]
 
 
-def read_vllm(directory: Path, target: TargetFacts) -> tuple[DrafterConfig, dict[str, Tensor]]:
+def read_vllm(checkpoint: PublicCheckpoint, target: TargetFacts) -> tuple[DrafterConfig, dict[str, Tensor]]:
     """Read Medusa heads in vLLM's layout.
 
     Args:
-        directory: `config.json` and safetensors.
+        checkpoint: `config.json` and safetensors.
         target: the target they are for.
 
     Raises:
         CheckpointError: a field is out of range, or a tensor is missing, surplus or of another shape.
     """
-    content = read_public_config(directory)
-    found = {name.removeprefix(PREFIX): tensor for name, tensor in read_tensors(directory).items()}
+    content = checkpoint.config.unchecked()
+    found = {name.removeprefix(PREFIX): tensor for name, tensor in checkpoint.tensors().items()}
     is_shared = bool(content.get("original_lm_head", False))
     if is_shared and SHARED not in found and "lm_heads.0.weight" in found:
         found[SHARED] = found.pop("lm_heads.0.weight")

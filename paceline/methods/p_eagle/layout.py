@@ -22,8 +22,9 @@ from paceline.methods.decoder_block import num_layers
 from paceline.methods.eagle.layout import AUXILIARY_LAYERS
 from paceline.methods.layouts.layout import Layout
 from paceline.methods.layouts.llama_config import llama_config
+from paceline.methods.layouts.public_checkpoint import PublicCheckpoint
 from paceline.methods.layouts.target_facts import TargetFacts
-from paceline.methods.layouts.tensor_files import check_names, read_public_config, read_tensors, write_tensors
+from paceline.methods.layouts.tensor_files import check_names, write_tensors
 from paceline.methods.p_eagle.drafter import p_eagle_shapes
 from paceline.methods.speculators.layout import read_content
 
@@ -43,14 +44,16 @@ def is_p_eagle(content: Mapping[str, Any]) -> bool:
     )
 
 
-def read_p_eagle(directory: Path, target: TargetFacts) -> tuple[DrafterConfig, dict[str, Tensor]]:
+def read_p_eagle(
+    checkpoint: PublicCheckpoint, target: TargetFacts
+) -> tuple[DrafterConfig, dict[str, Tensor]]:
     """Read a checkpoint of the layout.
 
     Raises:
         CheckpointError: naming a field or tensor that is missing, surplus, of another size, or asks for what the
             drafter does not compute.
     """
-    source, tensors = read_public_config(directory), _renamed(read_tensors(directory))
+    source, tensors = checkpoint.config.unchecked(), _renamed(checkpoint.tensors())
     if "mask_hidden" not in tensors:
         raise CheckpointError("mask_hidden is missing: the feature of mask rows")
     tensors["mask_hidden"] = tensors["mask_hidden"].reshape(1, 1, -1)
@@ -79,7 +82,9 @@ def read_p_eagle(directory: Path, target: TargetFacts) -> tuple[DrafterConfig, d
         tensors["t2d"] = _marks(tensors["d2t"], target.vocab)
     more = {"qkv_bias": True} if has_bias else {}
     try:
-        return read_content(directory, content, target, {"imported_from": "p_eagle"}, tensors, more)
+        return read_content(
+            checkpoint.directory, content, target, {"imported_from": "p_eagle"}, tensors, more
+        )
     except CheckpointError as error:
         raise CheckpointError(str(error).replace("transformer_layer_config.", "config.json: ")) from None
 

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from paceline.methods.checkpoint import CheckpointError, DrafterConfig, load_tensor
 from paceline.methods.layouts.layout import Layout
+from paceline.methods.layouts.public_checkpoint import PublicCheckpoint
 from paceline.methods.layouts.target_facts import TargetFacts
 from paceline.methods.layouts.tensor_files import (
     check_finite,
-    read_public_config,
     read_tensors,
     write_tensors,
 )
@@ -55,19 +55,18 @@ def is_pard(content: Mapping[str, Any]) -> bool:
     return "pard_token" in content
 
 
-def read_pard(directory: Path, target: TargetFacts) -> tuple[DrafterConfig, dict[str, Tensor]]:
+def read_pard(checkpoint: PublicCheckpoint, target: TargetFacts) -> tuple[DrafterConfig, dict[str, Tensor]]:
     """Read a drafter in AMD's layout.
 
     Args:
-        directory: `config.json`, safetensors and, for PARD-2, `warp_model.safetensors`.
+        checkpoint: `config.json`, safetensors and, for PARD-2, `warp_model.safetensors`.
         target: the target it is for.
 
     Raises:
         CheckpointError: a field is out of range, a tensor is missing, surplus or of another shape, or the tokenizer is
             not the target's.
     """
-    content = read_public_config(directory)
-    tensors = read_tensors(directory)
+    directory, content, tensors = checkpoint.directory, checkpoint.config.unchecked(), checkpoint.tensors()
     vocab = content.get("vocab_size")
     if not isinstance(vocab, int) or vocab < 1:
         raise CheckpointError(f"vocab_size must be a positive whole number, not {vocab!r}")
@@ -90,7 +89,7 @@ def read_pard(directory: Path, target: TargetFacts) -> tuple[DrafterConfig, dict
             'safetensors.torch.save_file(torch.load("warp_model.bin", weights_only=True), '
             f'"{WARP}"). Without it the directory serves as it is, without features'
         )
-    warp = read_tensors(directory, [WARP])
+    warp = checkpoint.tensors([WARP])
     expected = {PROJECTION, PROJECTION_BIAS} if bias else {PROJECTION}
     problems = [f"{name} is missing" for name in sorted(expected - set(warp))]
     problems += [f"{name} is surplus" for name in sorted(set(warp) - expected)]

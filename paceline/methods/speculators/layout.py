@@ -17,11 +17,11 @@ from torch import Tensor
 from paceline.methods.checkpoint import CheckpointError, DrafterConfig
 from paceline.methods.layouts.embedding import store_embedding
 from paceline.methods.layouts.layout import Layout
+from paceline.methods.layouts.public_checkpoint import PublicCheckpoint
 from paceline.methods.layouts.target_facts import TargetFacts
 from paceline.methods.layouts.tensor_files import (
     check_finite,
     check_names,
-    read_public_config,
     read_tensors,
     write_tensors,
 )
@@ -39,7 +39,9 @@ def is_speculators(content: Mapping[str, Any]) -> bool:
     return "speculators_model_type" in content
 
 
-def read_speculators(directory: Path, target: TargetFacts) -> tuple[DrafterConfig, dict[str, Tensor]]:
+def read_speculators(
+    checkpoint: PublicCheckpoint, target: TargetFacts
+) -> tuple[DrafterConfig, dict[str, Tensor]]:
     """Read a checkpoint of the format.
 
     An embedding or head equal to the target's is left out if the method reads the target's. A vocabulary that is not
@@ -49,15 +51,15 @@ def read_speculators(directory: Path, target: TargetFacts) -> tuple[DrafterConfi
         CheckpointError: naming a field or tensor that is missing, surplus, of another size, or not
             supported.
     """
-    content = read_public_config(directory)
+    content = checkpoint.config.unchecked()
     own = own_kinds().get(str(content.get("speculators_model_type")))
     if own is not None:
-        return own.read(directory, content, target)
+        return own.read(checkpoint.directory, content, target)
     made = {
         "imported_from": "speculators",
         "speculators_version": str(content.get("speculators_version", "")),
     }
-    return read_content(directory, content, target, made)
+    return read_content(checkpoint.directory, content, target, made)
 
 
 def read_content(

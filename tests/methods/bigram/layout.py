@@ -11,11 +11,10 @@ from torch import Tensor
 
 from paceline.methods.checkpoint import DrafterConfig
 from paceline.methods.layouts.layout import Checkpoint, Layout
+from paceline.methods.layouts.public_checkpoint import PublicCheckpoint
 from paceline.methods.layouts.target_facts import TargetFacts
 from paceline.methods.layouts.tensor_files import (
     check_names,
-    read_public_config,
-    read_tensors,
     write_tensors,
 )
 from tests.methods.bigram.drafter import LAST, NEXT, parameter_shapes
@@ -25,10 +24,10 @@ def _recognises(content: Mapping[str, Any]) -> bool:
     return "bigram_rank" in content
 
 
-def _read(directory: Path, target: TargetFacts) -> Checkpoint:
-    content, tensors = read_public_config(directory), read_tensors(directory)
+def _read(checkpoint: PublicCheckpoint, target: TargetFacts) -> Checkpoint:
+    tensors = checkpoint.tensors()
     shape = {
-        "rank": content["bigram_rank"],
+        "rank": checkpoint.config.size("bigram_rank"),
         "target_vocab": target.vocab,
         "max_positions": target.max_positions,
     }
