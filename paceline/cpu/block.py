@@ -16,8 +16,9 @@ from paceline.cpu.operation import Epilogue
 from paceline.cpu.packed_weight import PackedWeight
 from paceline.cpu.program import Program
 from paceline.cpu.workspace import MAX_GROUP
-from paceline.model.block import BlockShape, BlockWeights, Projection
+from paceline.model.block import BlockShape, BlockWeights
 from paceline.model.device import Device
+from paceline.model.projection import Projection
 
 MAX_HEAD_DIM = 256
 GATES = {"silu": Epilogue.GATE_SILU, "gelu_pytorch_tanh": Epilogue.GATE_GELU}
@@ -30,6 +31,8 @@ def takes_block(shape: BlockShape, device: Device, dtype: torch.dtype, widths: S
         and dtype == torch.bfloat16
         and kernels.load() is not None
         and shape.has_own_keys
+        and shape.latent is None
+        and shape.experts is None
         and shape.attention_softcap is None
         and shape.activation in GATES
         and shape.head_dim % 32 == 0

@@ -24,8 +24,8 @@ from paceline.cpu.program import Program
 from paceline.cpu.row_segment import RowSegment, longest_of
 from paceline.draft_layer.protocol import MAX_BEST, GrownTree, LayerOutput, Rows, TreeWanted, join_rows
 from paceline.draft_layer.weights import Entry, LayerWeights, Residual
-from paceline.model.block import Projection
 from paceline.model.device import Device
+from paceline.model.projection import Projection
 
 
 def takes_layer(weights: LayerWeights, device: Device) -> bool:

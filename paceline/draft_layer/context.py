@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from paceline.draft_layer.protocol import join_rows
-from paceline.model.block import BlockShape, Projection
+from paceline.model.block import BlockShape
 from paceline.model.device import Device
 from paceline.model.norm import RmsNorm
+from paceline.model.projection import Projection
 from paceline.model.rope import RopeTable
 from paceline.model.torch_block import rotate
 from paceline.target.kv.slot import Slot

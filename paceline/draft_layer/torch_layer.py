@@ -18,7 +18,7 @@ from paceline.draft_layer.weights import Entry, LayerWeights, Residual
 from paceline.model.device import Device
 from paceline.model.norm import RmsNorm
 from paceline.model.torch_block import Scoring, TorchBlock
-from paceline.target.attention.attend import product
+from paceline.target.attention.attend import MAX_FOLDED_ROWS, product
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +60,25 @@ class SlotAttention:
             n, used = part.num_rows, part.write_at
             part.slot.append(layer, used, keys_values[first : first + n])
             keys, values = part.slot.view(layer, 0, used + n)
+            if num_kv_heads == 1 and n * group > MAX_FOLDED_ROWS:
+                mixed.append(self._spread(queries[first : first + n], keys, values, index, scoring))
+                first += n
+                continue
             # Query heads that share a key head become rows of it, so that keys are read once.
             folded = queries[first : first + n].reshape(1, n * group, num_kv_heads, head_dim).transpose(1, 2)
             out = product(folded, keys, values, self._mask(index, group, queries), scoring)
             mixed.append(out.transpose(1, 2).reshape(n, -1))
             first += n
         return join_rows(mixed)
+
+    def _spread(self, queries: Tensor, keys: Tensor, values: Tensor, index: int, scoring: Scoring) -> Tensor:
+        """Many rows on one key head: each query head by itself, so that the mask is not repeated for every head."""
+        n, group = queries.shape[:2]
+        shape = (-1, group, -1, -1)
+        by_head = queries.transpose(0, 2)[0].unsqueeze(0)  # [1, group, n, head_dim]
+        mask = self._mask(index, 1, queries)
+        out = product(by_head, keys.expand(shape), values.expand(shape), mask, scoring)
+        return out.transpose(1, 2).reshape(n, -1)
 
     def _mask(self, index: int, group: int, like: Tensor) -> Tensor | None:
         """Additive `[n * group, rows in the slot + n]`, or None where everything is visible."""

@@ -12,7 +12,8 @@ from enum import Enum
 import torch
 from torch import Tensor
 
-from paceline.model.block import BlockShape, BlockWeights, Projection
+from paceline.model.block import BlockShape, BlockWeights
+from paceline.model.projection import Projection
 from paceline.model.rope import RopeTable
 
 

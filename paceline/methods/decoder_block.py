@@ -14,7 +14,10 @@ import torch
 from torch import Tensor
 
 from paceline.methods.checkpoint import CheckpointError, DrafterConfig
-from paceline.model.block import BlockShape, BlockWeights, Projection
+from paceline.methods.latent_attention import latent_scale, latent_shape, latent_tensors, read_latent
+from paceline.methods.routed_experts import experts_shape, experts_tensors, read_experts
+from paceline.model.block import BlockShape, BlockWeights
+from paceline.model.projection import Projection
 from paceline.model.rope import RopeTable
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
@@ -31,27 +34,53 @@ def block_shapes(config: DrafterConfig, prefix: str, read_width: int) -> dict[st
 
     Args:
         config: the checkpoint's. `shape` holds the sizes; `qkv_bias` says that queries, keys and values have a bias,
-            `head_norms` that queries and keys are normed head by head.
+            `head_norms` that queries and keys are normed head by head; `latent` and `experts` describe latent attention
+            and routed experts.
         prefix: of the names, such as `midlayer.`.
         read_width: width of what attention reads.
     """
-    d, head_dim, intermediate = config.size("hidden"), config.size("head_dim"), config.size("intermediate")
-    q, kv = config.size("num_heads") * head_dim, config.size("num_kv_heads") * head_dim
-    shapes: dict[str, tuple[int, ...]] = {
-        "post_attention_layernorm.weight": (d,),
-        "self_attn.q_proj.weight": (q, read_width),
-        "self_attn.k_proj.weight": (kv, read_width),
-        "self_attn.v_proj.weight": (kv, read_width),
-        "self_attn.o_proj.weight": (d, q),
-        "mlp.gate_proj.weight": (intermediate, d),
-        "mlp.up_proj.weight": (intermediate, d),
-        "mlp.down_proj.weight": (d, intermediate),
-    }
-    if config.flag("qkv_bias"):
-        shapes |= {f"self_attn.{x}_proj.bias": (q if x == "q" else kv,) for x in "qkv"}
-    if config.flag("head_norms"):
-        shapes |= {f"self_attn.{x}_norm.weight": (head_dim,) for x in "qk"}
+    d = config.size("hidden")
+    latent, experts = latent_shape(config), experts_shape(config)
+    shapes: dict[str, tuple[int, ...]] = {"post_attention_layernorm.weight": (d,)}
+    if latent is None:
+        head_dim = config.size("head_dim")
+        q, kv = config.size("num_heads") * head_dim, config.size("num_kv_heads") * head_dim
+        shapes |= {
+            "self_attn.q_proj.weight": (q, read_width),
+            "self_attn.k_proj.weight": (kv, read_width),
+            "self_attn.v_proj.weight": (kv, read_width),
+            "self_attn.o_proj.weight": (d, q),
+        }
+        if config.flag("qkv_bias"):
+            shapes |= {f"self_attn.{x}_proj.bias": (q if x == "q" else kv,) for x in "qkv"}
+        if config.flag("head_norms"):
+            shapes |= {f"self_attn.{x}_norm.weight": (head_dim,) for x in "qk"}
+    else:
+        if config.flag("qkv_bias") or config.flag("head_norms"):
+            raise CheckpointError("shape.latent: latent attention has neither qkv_bias nor head_norms")
+        shapes |= latent_tensors(latent, config.size("num_heads"), d, read_width)
+    if intermediate := mlp_width(config):
+        mlp = mlp_prefix(config)
+        shapes |= {
+            f"{mlp}gate_proj.weight": (intermediate, d),
+            f"{mlp}up_proj.weight": (intermediate, d),
+            f"{mlp}down_proj.weight": (d, intermediate),
+        }
+    if experts is not None:
+        shapes |= experts_tensors(experts, d)
     return {prefix + name: shape for name, shape in shapes.items()}
+
+
+def mlp_width(config: DrafterConfig) -> int:
+    """Width of the MLP that every row passes; 0 where there are routed experts alone."""
+    if config.shape.get("experts") is not None and config.shape.get("intermediate") == 0:
+        return 0
+    return config.size("intermediate")
+
+
+def mlp_prefix(config: DrafterConfig) -> str:
+    """What the names of that MLP begin with within a block."""
+    return "mlp." if config.shape.get("experts") is None else "mlp.shared_experts."
 
 
 def rope_parameters(config: DrafterConfig) -> dict[str, Any]:
@@ -70,7 +99,8 @@ def rope_parameters(config: DrafterConfig) -> dict[str, Any]:
 
 def rope_table(config: DrafterConfig, dtype: torch.dtype, device: torch.device) -> RopeTable:
     """The rotary table of a checkpoint."""
-    heads, head_dim = config.size("num_heads"), config.size("head_dim")
+    heads, latent = config.size("num_heads"), latent_shape(config)
+    head_dim = config.size("head_dim") if latent is None else latent.rope_dim
     parameters = rope_parameters(config)
     # The default needs no more of a configuration, and transformers' configurations take seconds to import.
     if parameters["rope_type"] == "default":
@@ -93,21 +123,26 @@ def block_shape(config: DrafterConfig) -> BlockShape:
     Raises:
         CheckpointError: the number of query heads is no multiple of the number of key heads.
     """
-    num_heads, num_kv_heads = config.size("num_heads"), config.size("num_kv_heads")
+    latent, num_heads = latent_shape(config), config.size("num_heads")
+    num_kv_heads = config.size("num_kv_heads") if latent is None else 1
     if num_heads % num_kv_heads:
         raise CheckpointError(
             f"shape.num_heads {num_heads} is no multiple of shape.num_kv_heads {num_kv_heads}"
         )
-    head_dim = config.size("head_dim")
+    head_dim = config.size("head_dim") if latent is None else latent.cache_width
     return BlockShape(
         hidden=config.size("hidden"),
-        intermediate=config.size("intermediate"),
+        intermediate=mlp_width(config),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         norm_eps=float(config.shape.get("rms_eps", 1e-5)),
-        attention_scale=float(head_dim**-0.5),
+        attention_scale=float(head_dim**-0.5)
+        if latent is None
+        else latent_scale(latent, rope_parameters(config)),
         has_qk_norm=config.flag("head_norms"),
+        latent=latent,
+        experts=experts_shape(config),
     )
 
 
@@ -141,17 +176,33 @@ def read_block(
         bias = tensors[f"{prefix}{name}.bias"].to(dtype) if has_bias else None
         return Projection(tensors[f"{prefix}{name}.weight"].to(dtype), bias)
 
+    attention_norm = norm("input_layernorm") if has_input_norm else None
+    mlp_norm, out = norm("post_attention_layernorm"), projection("self_attn.o_proj")
+    experts = None if shape.experts is None else read_experts(shape.experts, tensors, prefix, dtype)
+    if shape.intermediate:
+        names = (f"{mlp_prefix(config)}{x}_proj" for x in ("gate", "up", "down"))
+        gate, up, down = (projection(name) for name in names)
+    else:
+        gate = up = Projection(torch.empty(0, shape.hidden, dtype=dtype))
+        down = Projection(torch.empty(shape.hidden, 0, dtype=dtype))
+    if shape.latent is not None:
+        qkv, latent = read_latent(shape.latent, shape.num_heads, tensors, prefix, dtype)
+        gate_up = Projection.join([gate, up])
+        return BlockWeights(
+            shape, attention_norm, qkv, None, out, None, mlp_norm, gate_up, down, None, latent, experts
+        )
     return BlockWeights.fuse(
         shape,
-        attention_norm=norm("input_layernorm") if has_input_norm else None,
+        attention_norm=attention_norm,
         query=projection("self_attn.q_proj", has_bias),
         key=projection("self_attn.k_proj", has_bias),
         value=projection("self_attn.v_proj", has_bias),
         query_norm=norm("self_attn.q_norm") if shape.has_qk_norm else None,
         key_norm=norm("self_attn.k_norm") if shape.has_qk_norm else None,
-        out=projection("self_attn.o_proj"),
-        mlp_norm=norm("post_attention_layernorm"),
-        gate=projection("mlp.gate_proj"),
-        up=projection("mlp.up_proj"),
-        down=projection("mlp.down_proj"),
+        out=out,
+        mlp_norm=mlp_norm,
+        gate=gate,
+        up=up,
+        down=down,
+        experts=experts,
     )

@@ -1,4 +1,7 @@
-"""One decoder block of the Llama family: its numbers and its weights, fused as backends multiply them.
+"""One decoder block: its numbers and its weights, fused as backends multiply them.
+
+Attention is that of the Llama family, or latent (`latent.py`). Every row passes an MLP; experts may be beside it, of
+which each row passes a few (`experts.py`).
 
 This file describes a block and computes nothing. The target's layers and the drafters' layers are both described this
 way. Three backends run the description: `paceline.model.torch_block` in torch operators without gradients,
@@ -16,6 +19,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from paceline.model.experts import ExpertsShape, ExpertsWeights
+from paceline.model.latent import LatentShape, LatentWeights
+from paceline.model.projection import Projection
+
 
 @dataclass(frozen=True, slots=True)
 class BlockShape:
@@ -31,6 +38,9 @@ class BlockShape:
         has_qk_norm: queries and keys are normed head by head before they are rotated.
         has_sandwich_norms: norms after attention and after the MLP as well as before them (Gemma).
         has_own_keys: False for a block with queries alone, which attends to keys and values of another model.
+        latent: sizes of latent attention; None for the family's. All heads then share one key head of
+            `latent.cache_width`, which is `head_dim`.
+        experts: sizes of routed experts, or None. `intermediate` is then that of the shared experts, 0 for none.
     """
 
     hidden: int
@@ -47,6 +57,8 @@ class BlockShape:
     has_qk_norm: bool = False
     has_sandwich_norms: bool = False
     has_own_keys: bool = True
+    latent: LatentShape | None = None
+    experts: ExpertsShape | None = None
 
     @property
     def group(self) -> int:
@@ -70,20 +82,6 @@ class BlockShape:
 
 
 @dataclass(frozen=True, slots=True)
-class Projection:
-    """A weight `[out_features, in_features]` and its bias `[out_features]`, if it has one."""
-
-    weight: Tensor
-    bias: Tensor | None = None
-
-    @classmethod
-    def join(cls, parts: list[Projection]) -> Projection:
-        """One projection that gives the outputs of several, side by side; all or none have a bias."""
-        biases = [part.bias for part in parts if part.bias is not None]
-        return cls(torch.cat([part.weight for part in parts]), torch.cat(biases) if biases else None)
-
-
-@dataclass(frozen=True, slots=True)
 class BlockWeights:
     """A block's weights, not yet packed for a device. Norms have the family's offset applied.
 
@@ -91,14 +89,17 @@ class BlockWeights:
         shape: sizes.
         attention_norm: `[hidden]`, before attention; None where attention reads what it is given.
         qkv: `[(num_heads + 2 * num_own_kv_heads) * head_dim, read_width]`, group-major. `read_width` is `hidden`
-            unless attention reads something else than the residual stream.
+            unless attention reads something else than the residual stream. With latent attention the first products,
+            see :class:`paceline.model.latent.LatentWeights`.
         qk_norm: `[num_heads + num_own_kv_heads, head_dim]`, or None.
-        out: `[hidden, num_heads * head_dim]`, group-major.
+        out: `[hidden, num_heads * head_dim]`, group-major; `[hidden, num_heads * value_dim]` of latent attention.
         post_attention_norm: `[hidden]`, after attention, or None.
         mlp_norm: `[hidden]`, before the MLP.
         gate_up: `[2 * intermediate, hidden]`, gates first.
         down: `[hidden, intermediate]`.
         post_mlp_norm: `[hidden]`, after the MLP, or None.
+        latent: what latent attention has besides, or None.
+        experts: routed experts, or None.
     """
 
     shape: BlockShape
@@ -111,6 +112,8 @@ class BlockWeights:
     gate_up: Projection
     down: Projection
     post_mlp_norm: Tensor | None
+    latent: LatentWeights | None = None
+    experts: ExpertsWeights | None = None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -135,8 +138,9 @@ class BlockWeights:
         key_norm: Tensor | None = None,
         post_attention_norm: Tensor | None = None,
         post_mlp_norm: Tensor | None = None,
+        experts: ExpertsWeights | None = None,
     ) -> BlockWeights:
-        """Fuse projections as checkpoints store them: heads key-head-major, head norms `[head_dim]`."""
+        """Fuse the family's projections as checkpoints store them: heads key-head-major, head norms `[head_dim]`."""
         kv_heads, head_dim = shape.num_kv_heads, shape.head_dim
         qk_norm = None
         if query_norm is not None and key_norm is not None:
@@ -155,6 +159,7 @@ class BlockWeights:
             gate_up=Projection.join([gate, up]),
             down=down,
             post_mlp_norm=post_mlp_norm,
+            experts=experts,
         )
 
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from paceline.model.architecture import Architecture
-from paceline.model.block import BlockWeights, Projection
+from paceline.model.block import BlockWeights
+from paceline.model.projection import Projection
 from paceline.model.weights import SafetensorsDir
 
 

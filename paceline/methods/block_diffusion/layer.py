@@ -17,7 +17,8 @@ from paceline.draft_layer import DraftLayer, Entry, LayerOutput, LayerWeights, R
 from paceline.draft_layer.context import ContextRows, ContextWeights, ContextWriter
 from paceline.methods.checkpoint import CheckpointError, DrafterConfig
 from paceline.methods.decoder_block import block_shapes, read_block, rope_table
-from paceline.model.block import BlockWeights, Projection
+from paceline.model.block import BlockWeights
+from paceline.model.projection import Projection
 from paceline.target.kv.slot import Slot
 
 

@@ -16,7 +16,7 @@ from paceline.draft_layer import Entry, LayerWeights
 from paceline.methods.checkpoint import DrafterConfig
 from paceline.methods.decoder_block import block_shapes, read_block, rope_table
 from paceline.methods.target_vocabulary import SharedVocabulary, map_shapes
-from paceline.model.block import Projection
+from paceline.model.projection import Projection
 
 
 def num_modules(config: DrafterConfig) -> int:

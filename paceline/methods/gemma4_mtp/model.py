@@ -20,9 +20,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.methods.gemma4_mtp.clustered_head import ClusteredHead
-from paceline.model.block import BlockShape, BlockWeights, Projection
+from paceline.model.block import BlockShape, BlockWeights
 from paceline.model.device import Device
 from paceline.model.norm import RmsNorm
+from paceline.model.projection import Projection
 from paceline.model.torch_block import Rope, Scoring, TorchBlock
 
 SLIDING, FULL = "sliding_attention", "full_attention"
