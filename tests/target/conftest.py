@@ -55,6 +55,65 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
 }
 
+# Models that the generic executor alone runs, because their keys and values differ in width.
+GENERIC: dict[str, dict[str, Any]] = {
+    "deepseek_v3": {
+        "num_key_value_heads": 6,
+        "q_lora_rank": 24,
+        "kv_lora_rank": 16,
+        "qk_nope_head_dim": 12,
+        "qk_rope_head_dim": 8,
+        "head_dim": 8,
+        "v_head_dim": 10,
+        "moe_intermediate_size": 24,
+        "n_routed_experts": 8,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 3,
+        "n_group": 4,
+        "topk_group": 2,
+        "first_k_dense_replace": 1,
+        "tie_word_embeddings": False,
+    },
+    "deepseek_v3-wide-values": {
+        "model_type": "deepseek_v3",
+        "num_key_value_heads": 6,
+        "q_lora_rank": None,
+        "kv_lora_rank": 16,
+        "qk_nope_head_dim": 4,
+        "qk_rope_head_dim": 4,
+        "head_dim": 4,
+        "v_head_dim": 20,
+        "moe_intermediate_size": 24,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "n_group": 1,
+        "topk_group": 1,
+        "first_k_dense_replace": 2,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 4.0,
+            "mscale": 1.0,
+            "mscale_all_dim": 0.8,
+            "original_max_position_embeddings": 64,
+        },
+    },
+    "deepseek_v2": {
+        "num_key_value_heads": 6,
+        "q_lora_rank": None,
+        "kv_lora_rank": 16,
+        "qk_nope_head_dim": 12,
+        "qk_rope_head_dim": 8,
+        "head_dim": 8,
+        "v_head_dim": 10,
+        "moe_intermediate_size": 24,
+        "n_routed_experts": 8,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 3,
+        "first_k_dense_replace": 1,
+    },
+}
+
 ModelFactory = Callable[[str], Path]
 
 
@@ -65,7 +124,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> ModelFactory:
 
     def make(family: str) -> Path:
         if family not in made:
-            options = {**SHAPE, **FAMILIES[family]}
+            options = {**SHAPE, **(FAMILIES | GENERIC)[family]}
             config = AutoConfig.for_model(options.pop("model_type", family), **options)
             torch.manual_seed(7)
             model = AutoModelForCausalLM.from_config(config).to(torch.float32)

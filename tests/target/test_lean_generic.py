@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
+from paceline.model.weights import UnsupportedModelError
 from paceline.target import SequenceRows, TapSpec, TargetEngine
-from tests.target.conftest import FAMILIES, SHAPE, ModelFactory
+from tests.target.conftest import FAMILIES, GENERIC, SHAPE, ModelFactory
 
 PROMPT = [5, 17, 80, 3, 44, 9, 61, 28, 13, 90, 2, 7]
 NUM_NEW = 20
@@ -25,7 +28,7 @@ def greedy(engine: TargetEngine) -> tuple[list[int], torch.Tensor, torch.Tensor]
     return tokens, first, features
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *GENERIC])
 def test_executors_agree_with_transformers(tiny_model: ModelFactory, family: str) -> None:
     path = tiny_model(family)
     model = AutoModelForCausalLM.from_pretrained(
@@ -37,7 +40,7 @@ def test_executors_agree_with_transformers(tiny_model: ModelFactory, family: str
         for _ in range(NUM_NEW):  # no cache: the plainest loop there is
             full.append(int(model(torch.tensor([full])).logits[0, -1].argmax()))
     tap = TapSpec((0, 2), norm_final=True)
-    for executor in ("lean", "generic"):
+    for executor in ("lean", "generic") if family in FAMILIES else ("auto",):
         engine = TargetEngine.load(path, dtype=torch.float32, executor=executor, taps=[tap])
         tokens, logits, features = greedy(engine)
         torch.testing.assert_close(logits, reference.logits[0], rtol=1e-4, atol=2e-3)
@@ -51,6 +54,19 @@ def test_auto_takes_lean_for_the_family_and_generic_beyond(tiny_model: ModelFact
     assert (
         type(TargetEngine.load(tiny_model("qwen3"), dtype=torch.float32).executor).__name__ == "LeanExecutor"
     )
+
+
+@pytest.mark.parametrize("kind", ["qwen3_next", "deepseek_v32"])
+def test_a_state_that_no_draft_can_be_taken_back_from_is_refused_by_name(tmp_path: Path, kind: str) -> None:
+    """Linear attention keeps a state; an indexer keeps keys of its own and masks by them."""
+    config = AutoConfig.for_model(
+        kind, **{**SHAPE, **GENERIC["deepseek_v3"], "num_experts": 4, "head_dim": 16}
+    )
+    if kind == "deepseek_v32":
+        config.head_dim = config.qk_rope_head_dim
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModelError, match=r"keeps states|does not run over Paceline's attention"):
+        TargetEngine.load(tmp_path, dtype=torch.float32)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2"])

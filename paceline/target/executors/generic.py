@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM
 
 from paceline.model.device import Device
-from paceline.model.layer_heads import layer_heads
 from paceline.model.torch_block import Scoring
 from paceline.model.weights import UnsupportedModelError
 from paceline.target.attention.attend import StepPlan
@@ -34,23 +34,61 @@ def _attention(
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
-    paceline_plan: StepPlan | None = None,
+    paceline_plan: StepPlan | HeadsProbe | None = None,
     **unsupported: Any,
 ) -> tuple[Tensor, None]:
-    """Attention as transformers calls it: `[1, heads, n, head_dim]` in, `[1, n, heads, head_dim]` out."""
+    """Attention as transformers calls it: `[1, heads, n, key_dim]` in, `[1, n, heads, value_dim]` out.
+
+    The cache gives keys and values one width. The narrower of the two is padded with zeros; they add nothing to scores.
+    """
     if paceline_plan is None:
         raise UnsupportedModelError("the model does not hand keyword arguments down to its attention")
     if unsupported.get("s_aux") is not None:
         raise UnsupportedModelError("attention sinks are not supported")
-    heads, n, head_dim = query.shape[1:]
-    kv_heads = key.shape[1]
-    group = heads // kv_heads
-    queries = query[0].view(kv_heads, group, n, head_dim).permute(2, 1, 0, 3).contiguous()
-    keys_values = torch.cat([key[0], value[0]]).transpose(0, 1)  # [n, 2 * kv_heads, head_dim]
-    scoring = Scoring(head_dim**-0.5 if scaling is None else float(scaling), sliding_window, softcap)
+    if attention_mask is not None:
+        raise UnsupportedModelError("the model masks attention in a way of its own, which is not supported")
+    heads, n, key_dim = query.shape[1:]
+    kv_heads, value_dim = key.shape[1], value.shape[3]
+    group, width = heads // kv_heads, max(key_dim, value_dim)
+    scoring = Scoring(key_dim**-0.5 if scaling is None else float(scaling), sliding_window, softcap)
+    if key_dim != value_dim:
+        query, key, value = (F.pad(part, (0, width - part.shape[3])) for part in (query, key, value))
+    queries = query[0].view(kv_heads, group, n, width).permute(2, 1, 0, 3).contiguous()
+    keys_values = torch.cat([key[0], value[0]]).transpose(0, 1)  # [n, 2 * kv_heads, width]
     mixed = paceline_plan.attend(queries, keys_values, int(module.layer_idx), scoring)
-    out = mixed.view(n, group, kv_heads, head_dim).transpose(1, 2).reshape(1, n, heads, head_dim)
-    return out, None
+    out = mixed.view(n, group, kv_heads, width)[..., :value_dim].transpose(1, 2)
+    return out.reshape(1, n, heads, value_dim), None
+
+
+class HeadsProbe:
+    """Stands in for a step's plan in one pass, to see which key heads of what width each layer brings to attention.
+
+    Configurations name these numbers in many ways; the pass does not depend on names.
+    """
+
+    def __init__(self) -> None:
+        self._found: dict[int, tuple[int, int]] = {}
+
+    def attend(self, queries: Tensor, keys_values: Tensor, layer: int, scoring: Scoring) -> Tensor:
+        """Note a layer's heads; attention itself gives zeros."""
+        self._found[layer] = (keys_values.shape[1] // 2, keys_values.shape[2])
+        return torch.zeros_like(queries).flatten(1)
+
+    def layer_heads(self, num_layers: int) -> tuple[tuple[int, int], ...]:
+        """Key heads of each layer, and the larger width of keys and values.
+
+        Raises:
+            UnsupportedModelError: some layers have no attention, or attention has other layers.
+        """
+        layers = range(num_layers)
+        if missing := [layer for layer in layers if layer not in self._found]:
+            raise UnsupportedModelError(
+                f"layers {missing} have no attention over keys and values: linear attention and other states of a "
+                "sequence are not kept"
+            )
+        if surplus := sorted(set(self._found) - set(layers)):
+            raise UnsupportedModelError(f"attention of layers {surplus}, which the model does not list")
+        return tuple(self._found[layer] for layer in layers)
 
 
 def _no_mask(*_: Any, **__: Any) -> None:
@@ -81,6 +119,11 @@ class GenericExecutor:
             .eval()
             .to(device.torch_device)
         )
+        if getattr(self._model, "_is_stateful", False):
+            raise UnsupportedModelError(
+                f"{type(self._model).__name__} keeps states besides keys and values (linear attention or a state "
+                "space), which drafts could not be taken back from"
+            )
         self._decoder = self._model.get_decoder()
         layers = getattr(self._decoder, "layers", None)
         if layers is None or len(layers) != text.num_hidden_layers:
@@ -92,7 +135,7 @@ class GenericExecutor:
             layer.register_forward_hook(self._capture_output(index + 1, len(layers)))
         self._decoder.register_forward_hook(self._capture_final)
         self.num_bytes = sum(p.numel() * p.element_size() for p in self._model.parameters())
-        own = layer_heads(text)
+        own = self._probe_heads(text.num_hidden_layers, device.torch_device)
         self.shape = ModelShape(
             config.model_type,
             text.num_hidden_layers,
@@ -104,6 +147,22 @@ class GenericExecutor:
             text.max_position_embeddings,
             own if len(set(own)) > 1 else (),
         )
+
+    @torch.inference_mode()
+    def _probe_heads(self, num_layers: int, where: torch.device) -> tuple[tuple[int, int], ...]:
+        probe, one = HeadsProbe(), torch.zeros(1, dtype=torch.int64, device=where)
+        inputs = {"input_ids": one[None], "position_ids": one[None], "logits_to_keep": one}
+        try:
+            self._model(**inputs, use_cache=False, paceline_plan=probe)
+        except (
+            AttributeError,
+            TypeError,
+            ValueError,
+        ) as error:  # such as a mask that the model reads by itself
+            raise UnsupportedModelError(
+                f"{type(self._model).__name__} does not run over Paceline's attention and cache: {error}"
+            ) from error
+        return probe.layer_heads(num_layers)
 
     def _capture_input(self, index: int) -> Any:
         def hook(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
