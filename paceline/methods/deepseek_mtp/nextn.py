@@ -3,7 +3,8 @@
 Reads the names of DeepSeek-V3, which GLM shares (`model.layers.{num_hidden_layers}.enorm.weight`, ...), and those of
 MiMo (`model.mtp_layers.0.token_layernorm.weight`, ...; it joins the hidden state first). The directory may hold the
 complete model: other tensors are not read. Blocks of the Llama family are supported, with biases of queries, keys and
-values, or norms of heads. Nothing is unpickled.
+values, or norms of heads, and DeepSeek-V3's own: latent attention and experts, in 8 bits as it is published. Nothing is
+unpickled.
 
 An export loses what the layout does not have: the target's fingerprint, how the modules were trained, and which part of
 the vocabulary they propose (other programs let them propose all).
@@ -12,6 +13,7 @@ the vocabulary they propose (other programs let them propose all).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,9 @@ import torch
 from torch import Tensor
 
 from paceline.methods.checkpoint import CheckpointError, DrafterConfig
+from paceline.methods.deepseek_mtp.deepseek_block import has_latent, read_latent, read_mlp, write_block
 from paceline.methods.deepseek_mtp.layer import module_prefix, num_modules, parameter_shapes
+from paceline.methods.layouts.block_scaled import read_scaled
 from paceline.methods.layouts.layout import Layout
 from paceline.methods.layouts.llama_config import block_shape, llama_config
 from paceline.methods.layouts.public_checkpoint import PublicCheckpoint
@@ -39,7 +43,6 @@ _MIMO = {
     "input_proj.weight": "eh_proj.weight",
     "final_layernorm.weight": "shared_head.norm.weight",
 }
-_OTHER_BLOCKS = ("self_attn.q_a_proj", "self_attn.kv_a_proj", "mlp.experts.", "mlp.gate.", "weight_scale_inv")
 
 
 def is_nextn(content: Mapping[str, Any]) -> bool:
@@ -71,7 +74,9 @@ def read_nextn(checkpoint: PublicCheckpoint, target: TargetFacts) -> tuple[Draft
         raise CheckpointError("config.json: partial_rotary_factor other than 1 is not supported")
     model_type = str(source.get("model_type", ""))
     is_mimo = model_type.startswith("mimo")
-    shape = block_shape({**source, "num_hidden_layers": 1})
+    shape = block_shape({**source, "num_hidden_layers": 1}) | read_mlp(checkpoint.config, layers, count)
+    if has_latent(checkpoint.config):
+        shape |= read_latent(checkpoint.config)
     tensors: dict[str, Tensor] = {}
     for index in range(count):
         public = f"model.mtp_layers.{index}." if is_mimo else f"model.layers.{layers + index}."
@@ -81,11 +86,7 @@ def read_nextn(checkpoint: PublicCheckpoint, target: TargetFacts) -> tuple[Draft
                 f"{checkpoint.name!r}: no tensor begins with {public}: it was saved without modules"
             )
         tensors |= {module_prefix(index) + name.removeprefix(public): value for name, value in found.items()}
-    for name in tensors:
-        if any(part in name for part in _OTHER_BLOCKS):
-            raise CheckpointError(
-                f"{name}: latent attention, experts and block-scaled weights are not supported"
-            )
+    tensors = read_scaled(checkpoint.config, tensors)
     if is_mimo:
         tensors = _from_mimo(tensors)
     if (shape["target_vocab"], shape["hidden"]) != (target.vocab, target.hidden):
@@ -139,14 +140,18 @@ def write_nextn(directory: Path, config: DrafterConfig, tensors: Mapping[str, Te
     }
     check_names(tensors, parameter_shapes(config) | copies)
     layers = config.size("target_layers")
-    content = llama_config(config) | {
-        "architectures": ["DeepSeekMTPModel"],
-        "model_type": "deepseek_mtp",
-        "num_hidden_layers": layers,
-        COUNT: num_modules(config),
-        CARRIES_NORM: config.flag("carries_norm"),
-        "torch_dtype": str(tensors[module_prefix(0) + "eh_proj.weight"].dtype).removeprefix("torch."),
-    }
+    content = (
+        llama_config(_plain(config))
+        | write_block(config)
+        | {
+            "architectures": ["DeepSeekMTPModel"],
+            "model_type": "deepseek_mtp",
+            "num_hidden_layers": layers,
+            COUNT: num_modules(config),
+            CARRIES_NORM: config.flag("carries_norm"),
+            "torch_dtype": str(tensors[module_prefix(0) + "eh_proj.weight"].dtype).removeprefix("torch."),
+        }
+    )
     renamed = {}
     for name, tensor in tensors.items():
         if name == TOKEN_MAP:
@@ -154,6 +159,13 @@ def write_nextn(directory: Path, config: DrafterConfig, tensors: Mapping[str, Te
         _, index, rest = name.split(".", 2)
         renamed[f"model.layers.{layers + int(index)}.{rest}"] = tensor
     write_tensors(directory, "model.safetensors", content, renamed)
+
+
+def _plain(config: DrafterConfig) -> DrafterConfig:
+    """The configuration with all sizes of an ordinary block; latent attention and experts have none of some."""
+    heads = config.size("num_heads")
+    sizes = {"num_kv_heads": heads, "head_dim": max(config.size("hidden") // heads, 1), "intermediate": 1}
+    return replace(config, shape=sizes | {name: value for name, value in config.shape.items() if value})
 
 
 def store_vocabulary(

@@ -108,6 +108,9 @@ def write_mtp(directory: Path, config: DrafterConfig, tensors: Mapping[str, Tens
     ):
         if config.flag(name) is not wanted:
             raise CheckpointError(f"shape.{name}: a module of the speculators format {means}")
+    for name in ("latent", "experts"):
+        if config.shape.get(name) is not None:
+            raise CheckpointError(f"shape.{name}: a module of the speculators format has an ordinary block")
     check_names(tensors, parameter_shapes(config))
     layer = Qwen3Config(
         hidden_size=config.size("hidden"),

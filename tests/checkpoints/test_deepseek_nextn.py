@@ -1,0 +1,188 @@
+"""DeepSeek-V3's own modules: read as published, in 8 bits too, and they draft as transformers' layers do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import DeepseekV3ForCausalLM
+from transformers.modeling_layers import MtpModel
+
+from paceline.checkpoints.exchange import export_checkpoint, import_checkpoint, read_public
+from paceline.methods.checkpoint import CheckpointError, read_all_tensors
+from paceline.methods.drafter import Drafter, DraftRequest
+from paceline.methods.layouts.target_facts import TargetFacts
+from paceline.methods.loading import load_drafter
+from tests.methods.deepseek_reference import (
+    VARIANTS,
+    DeepseekReference,
+    public_module,
+    publish,
+    save_target,
+)
+
+TOKENS = [5, 17, 40, 3, 44, 9, 60, 28, 13, 51]
+
+
+def start(directory: Path, target_dir: Path, features: Tensor) -> Drafter:
+    drafter = load_drafter(directory, target_dir, dtype=torch.float32)
+    drafter.open(1, TOKENS)
+    drafter.feed(1, 0, features[:-1])
+    return drafter
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_what_was_published_drafts_as_transformers_layers_do(tmp_path: Path, name: str) -> None:
+    config = save_target(tmp_path / "target", **VARIANTS[name])
+    module, tensors = public_module(config)
+    public = publish(tmp_path / "public", tmp_path / "target", config, [tensors])
+    own = import_checkpoint(public, tmp_path / "target", tmp_path / "own")
+    features = torch.randn(len(TOKENS), config.hidden_size, generator=torch.Generator().manual_seed(2))
+    drafter = start(tmp_path / "own", tmp_path / "target", features)
+    (entry,) = drafter.draft([DraftRequest(1, 5)])
+    assert entry is not None
+    target = load_file(tmp_path / "target" / "model.safetensors")
+    reference = DeepseekReference(config, [module], target, own.flag("carries_norm"))
+    logits = reference.logits(features, TOKENS, entry.tokens[:-1])
+    assert logits.argmax(-1).tolist() == list(entry.tokens)
+    wanted = logits.log_softmax(-1)[range(5), list(entry.tokens)]
+    torch.testing.assert_close(torch.tensor(entry.log_probs), wanted, rtol=1e-5, atol=1e-5)
+
+    # Three tokens were accepted, one of them another than drafted: rows of true features follow.
+    more = [*TOKENS, entry.tokens[0], entry.tokens[1], (entry.tokens[2] + 1) % config.vocab_size]
+    rows = torch.randn(3, config.hidden_size, generator=torch.Generator().manual_seed(3))
+    drafter.extend(1, len(TOKENS), more[len(TOKENS) :])
+    drafter.feed(1, len(TOKENS) - 1, torch.cat([features[-1:], rows[:2]]))
+    (entry,) = drafter.draft([DraftRequest(1, 3)])
+    assert entry is not None
+    logits = reference.logits(torch.cat([features, rows]), more, entry.tokens[:-1])
+    wanted = logits.log_softmax(-1)[range(3), list(entry.tokens)]
+    torch.testing.assert_close(torch.tensor(entry.log_probs), wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_transformers_reads_the_same_module_from_the_same_directory(tmp_path: Path) -> None:
+    config = save_target(tmp_path / "target")
+    _, tensors = public_module(config)
+    public = publish(tmp_path / "public", tmp_path / "target", config, [tensors])
+    import_checkpoint(public, tmp_path / "target", tmp_path / "own")
+    theirs = DeepseekV3ForCausalLM.from_pretrained(
+        public, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    theirs._keys_to_ignore_on_load_unexpected = [
+        r"model\.layers\.3\."
+    ]  # transformers names the layer 61 alone
+    mtp = MtpModel.from_pretrained(theirs).eval()
+    ids = torch.tensor([TOKENS])
+    with torch.no_grad():
+        features = theirs.model(ids).last_hidden_state[0]
+        at = torch.arange(len(TOKENS) - 1)[None]
+        _, logits, _ = mtp(ids[:, 1:], features[None, :-1], None, at, None)
+    drafter = start(tmp_path / "own", tmp_path / "target", features.clone())
+    (entry,) = drafter.draft([DraftRequest(1, 1)])
+    assert entry is not None
+    wanted = logits.view(-1, config.vocab_size)[-1].log_softmax(-1)
+    assert entry.tokens[0] == int(wanted.argmax())
+    torch.testing.assert_close(entry.log_probs[0], float(wanted.max()), rtol=1e-5, atol=1e-5)
+
+
+def in_8_bits(tensors: dict[str, Tensor], block: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Tensors as DeepSeek stores them, and what they mean in bfloat16."""
+    stored, meant = dict(tensors), dict(tensors)
+    for name, tensor in tensors.items():
+        if (not name.endswith("_proj.weight") and "kv_a_proj" not in name) or name == "eh_proj.weight":
+            continue
+        rows, columns = tensor.shape
+        scale = torch.ones(-(-rows // block), -(-columns // block))
+        wide = torch.ones(rows, columns)
+        for i in range(scale.shape[0]):
+            for j in range(scale.shape[1]):
+                part = slice(i * block, (i + 1) * block), slice(j * block, (j + 1) * block)
+                scale[i, j] = tensor[part].abs().max() / 448.0
+                wide[part] = scale[i, j]
+        stored[name] = (tensor / wide).to(torch.float8_e4m3fn)
+        stored[name + "_scale_inv"] = scale
+        meant[name] = (stored[name].float() * wide).bfloat16()
+    return stored, meant
+
+
+FP8 = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [20, 20]}
+
+
+def test_block_scaled_weights_are_multiplied_out(tmp_path: Path) -> None:
+    config = save_target(tmp_path / "target")
+    facts = TargetFacts.read(tmp_path / "target")
+    stored, meant = in_8_bits(public_module(config)[1], 20)
+    public = publish(tmp_path / "public", tmp_path / "target", config, [stored], quantization_config=FP8)
+    _, tensors = read_public(public, facts, "nextn")
+    assert {name.removeprefix("layers.0.") for name in tensors} == set(meant)
+    assert all(torch.equal(tensors["layers.0." + name], meant[name]) for name in meant)
+    weight = "mlp.experts.3.up_proj.weight"
+    for changed, quantization, words in (
+        ({**stored, weight: meant[weight]}, FP8, "is not a float8 e4m3 matrix"),
+        (
+            {**stored, weight + "_scale_inv": torch.ones(1, 1)},
+            FP8,
+            r"_scale_inv has shape \(1, 1\), not \(2, 2\)",
+        ),
+        ({k: v for k, v in stored.items() if k != weight + "_scale_inv"}, FP8, "by which it is scaled"),
+        (
+            {k: v for k, v in stored.items() if k != weight},
+            FP8,
+            f"scales layers.0.{weight}, which is missing",
+        ),
+        (stored, ..., "no quantization_config"),
+        (stored, {**FP8, "quant_method": "awq"}, "quant_method must be 'fp8'"),
+        (stored, {**FP8, "weight_block_size": [20]}, "weight_block_size must be two"),
+    ):
+        bad = publish(
+            tmp_path / "bad", tmp_path / "target", config, [changed], quantization_config=quantization
+        )
+        with pytest.raises(CheckpointError, match=words):
+            read_public(bad, facts, "nextn")
+
+
+@pytest.mark.parametrize("name", ["experts in groups", "no latent of queries", "yarn", "dense", "halves"])
+def test_out_and_in_again_is_the_same(tmp_path: Path, name: str) -> None:
+    config = save_target(tmp_path / "target", **VARIANTS[name])
+    modules = [public_module(config, seed)[1] for seed in (0, 1)]
+    first = import_checkpoint(
+        publish(tmp_path / "public", tmp_path / "target", config, modules),
+        tmp_path / "target",
+        tmp_path / "own",
+    )
+    export_checkpoint(tmp_path / "own", "nextn", tmp_path / "out", tmp_path / "target")
+    second = import_checkpoint(tmp_path / "out", tmp_path / "target", tmp_path / "again")
+    assert first.shape == second.shape
+    one, two = read_all_tensors(tmp_path / "own"), read_all_tensors(tmp_path / "again")
+    assert one.keys() == two.keys()
+    assert all(torch.equal(one[key], two[key]) for key in one)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"norm_topk_prob": ...}, "norm_topk_prob must be given"),
+        ({"scoring_func": "softmax"}, "scoring_func must be 'sigmoid'"),
+        ({"topk_method": "greedy"}, "topk_method must be 'noaux_tc'"),
+        ({"moe_layer_freq": 2}, "moe_layer_freq must be 1"),
+        ({"index_topk": 2048}, "index_topk must be absent"),
+        ({"attention_bias": True}, "attention_bias must be False"),
+        ({"num_key_value_heads": 2}, "num_key_value_heads must be 4"),
+        ({"kv_lora_rank": "16"}, "kv_lora_rank must be a positive whole number"),
+        ({"qk_rope_head_dim": 7, "qk_nope_head_dim": 13}, "rope_dim must be even"),
+        ({"kv_lora_rank": 17}, r"kv_a_layernorm.weight has shape \(16,\), not \(17,\)"),
+        ({"n_group": 3}, "num_groups must divide num_experts"),
+        ({"n_routed_experts": 12}, "mlp.experts.11.up_proj.weight is missing"),
+        ({"n_routed_experts": 4, "n_group": 2}, "mlp.experts.7.up_proj.weight is surplus"),
+        ({"first_k_dense_replace": 9}, "mlp.gate_proj.weight is missing"),
+    ],
+)
+def test_what_cannot_be_served_is_named(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+    config = save_target(tmp_path / "target")
+    public = publish(tmp_path / "public", tmp_path / "target", config, [public_module(config)[1]], **changes)
+    with pytest.raises(CheckpointError, match=words):
+        read_public(public, TargetFacts.read(tmp_path / "target"), "nextn")
