@@ -71,6 +71,11 @@ class BlockShape:
         return self.num_heads * self.head_dim
 
     @property
+    def rope_dim(self) -> int:
+        """Width of the rotary table."""
+        return self.head_dim if self.latent is None else self.latent.rope_dim
+
+    @property
     def num_own_kv_heads(self) -> int:
         """Key heads that the block computes."""
         return self.num_kv_heads if self.has_own_keys else 0

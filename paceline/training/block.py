@@ -1,10 +1,10 @@
-"""One decoder block of the Llama family in plain torch operators, which autograd can differentiate.
+"""One decoder block in plain torch operators, which autograd can differentiate.
 
-Responsible for norms, projections, rotation, the gated MLP and both residual sums. The caller says what attention
-reads, what its result is added to, and how attention is computed: a whole model, a layer that is run again on its own
-outputs, and blocks of mask tokens differ in nothing else. Weights are parameters by checkpoint name, so that gradients
-reach them. Called by :mod:`paceline.training.backbone` and the training objectives. Inference has forms of its own;
-tests compare them with this one.
+Responsible for norms, projections, rotation, the gated MLP, experts and both residual sums. The caller says what
+attention reads, what its result is added to, and how attention is computed: a whole model, a layer that is run again on
+its own outputs, and blocks of mask tokens differ in nothing else. Weights are parameters by checkpoint name, so that
+gradients reach them. Called by :mod:`paceline.training.backbone` and the training objectives. Inference has forms of
+its own; tests compare them with this one.
 """
 
 from __future__ import annotations
@@ -12,10 +12,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.model.block import BlockShape
+from paceline.model.experts import ExpertsShape, route, sum_experts
+from paceline.model.latent import LATENT_NORM_EPS, LatentShape
 from paceline.model.rope import rotate
 
 LinearMap = Callable[[str, Tensor], Tensor]
@@ -110,23 +113,79 @@ class DifferentiableBlock:
             rotation: of the rows' positions.
             attend: who sees whom.
         """
+        latent = self.shape.latent
+        if latent is not None:
+            return self.add_branches(residual, self._attend_latent(latent, read, rotation, attend))
         q, k, v = (self.heads(kind, read, rotation) for kind in "qkv")
         return self.add_branches(residual, attend(q, k, v))
 
+    def _attend_latent(self, sizes: LatentShape, read: Tensor, rotation: Rotation, attend: Attend) -> Tensor:
+        """What heads read, ``[texts, rows, heads * value_dim]``; see :mod:`paceline.model.latent`.
+
+        Keys and values of all heads are computed: rows of whole texts are cheaper so than by absorbed maps.
+        """
+        shape = self.shape
+        if sizes.q_rank:
+            narrow = self._latent_norm("q_a_layernorm", self._linear("self_attn.q_a_proj", read))
+            queries = self._linear("self_attn.q_b_proj", narrow)
+        else:
+            queries = self._linear("self_attn.q_proj", read)
+        plain, turned = queries.unflatten(-1, (shape.num_heads, -1)).split(
+            [sizes.nope_dim, sizes.rope_dim], dim=-1
+        )
+        latent, key = self._linear("self_attn.kv_a_proj_with_mqa", read).split(
+            [sizes.kv_rank, sizes.rope_dim], dim=-1
+        )
+        if sizes.interleaved:
+            turned, key = (torch.cat([x[..., 0::2], x[..., 1::2]], dim=-1) for x in (turned, key))
+        up = self._linear("self_attn.kv_b_proj", self._latent_norm("kv_a_layernorm", latent))
+        plain_keys, v = up.unflatten(-1, (shape.num_heads, -1)).split(
+            [sizes.nope_dim, sizes.value_dim], dim=-1
+        )
+        key = rotate(key.unsqueeze(-2), *rotation).expand(*plain_keys.shape[:-1], -1)
+        q = torch.cat([plain, rotate(turned, *rotation)], dim=-1) * shape.attention_scale
+        k = torch.cat([plain_keys, key], dim=-1)
+        width = max(sizes.key_dim, sizes.value_dim)  # attention takes keys and values of one width
+        q, k, v = (F.pad(x, (0, width - x.shape[-1])) for x in (q, k, v))
+        mixed: Tensor = attend(q, k, v).unflatten(-1, (shape.num_heads, width))
+        return mixed[..., : sizes.value_dim].flatten(-2)
+
+    def _latent_norm(self, name: str, x: Tensor) -> Tensor:
+        return rms_norm(x, self._weights[f"{self._prefix}self_attn.{name}.weight"], LATENT_NORM_EPS)
+
     def add_branches(self, residual: Tensor, mixed: Tensor) -> Tensor:
-        """Adds the output projection of attention's result, then the MLP: ``[texts, rows, hidden]``.
+        """Adds the output projection of attention's result, then MLP and experts: ``[texts, rows, hidden]``.
 
         Args:
             residual: ``[texts, rows, hidden]``.
             mixed: attention's result, ``[texts, rows, heads * head_dim]``.
         """
+        experts = self.shape.experts
         is_sandwich = self.shape.has_sandwich_norms
         out = self._linear("self_attn.o_proj", mixed)
         state = residual + (self.norm("post_attention_layernorm", out) if is_sandwich else out)
         m = self.norm("pre_feedforward_layernorm" if is_sandwich else "post_attention_layernorm", state)
-        gate, up = self._linear("mlp.gate_proj", m), self._linear("mlp.up_proj", m)
-        out = self._linear("mlp.down_proj", _ACTIVATIONS[self.shape.activation](gate) * up)
+        if self.shape.intermediate:
+            out = self._mlp("mlp." if experts is None else "mlp.shared_experts.", m)
+        else:
+            out = torch.zeros_like(m)
+        if experts is not None:
+            if experts.has_shared_gate:
+                out = out * self._linear("mlp.shared_expert_gate", m).sigmoid()
+            out = out + self._run_experts(experts, m)
         return state + (self.norm("post_feedforward_layernorm", out) if is_sandwich else out)
+
+    def _mlp(self, name: str, m: Tensor) -> Tensor:
+        gate, up = self._linear(name + "gate_proj", m), self._linear(name + "up_proj", m)
+        return self._linear(name + "down_proj", _ACTIVATIONS[self.shape.activation](gate) * up)
+
+    def _run_experts(self, experts: ExpertsShape, m: Tensor) -> Tensor:
+        name = f"{self._prefix}mlp.gate."
+        rows = m.flatten(0, -2)
+        gate, bias = self._weights[name + "weight"], self._weights.get(name + "e_score_correction_bias")
+        weights, chosen = route(rows, gate, bias, experts)
+        total = sum_experts(rows, weights, chosen, lambda at, part: self._mlp(f"mlp.experts.{at}.", part))
+        return total.view_as(m)
 
     def _linear(self, name: str, x: Tensor) -> Tensor:
         return self._apply(self._prefix + name, x)

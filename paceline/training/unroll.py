@@ -54,8 +54,8 @@ class UnrolledBlock:
             residual: what its result is added to, ``[texts, length, hidden]``.
             offset: positions from the rows of the first step to those of this step.
         """
-        head_dim = self._block.shape.head_dim
-        rotation = rotation_at(self._rope_theta, head_dim, offset, self._length, read.dtype)
+        width = self._block.shape.rope_dim
+        rotation = rotation_at(self._rope_theta, width, offset, self._length, read.dtype)
         return self._block.forward(read, residual, rotation, self._attend)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

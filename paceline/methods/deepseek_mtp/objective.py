@@ -22,8 +22,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.methods.checkpoint import DrafterConfig, save_drafter
+from paceline.methods.decoder_block import block_shape
 from paceline.methods.deepseek_mtp.layer import module_prefix, parameter_shapes
 from paceline.methods.shared_head import SharedHead
+from paceline.model.block import BlockShape
+from paceline.model.experts import ExpertsShape
+from paceline.model.latent import LatentShape
 from paceline.training.acceptance import EVAL_CHAIN, ChainAcceptance, chain_hits
 from paceline.training.block import DifferentiableBlock
 from paceline.training.data import Batch
@@ -42,15 +46,27 @@ class MtpShape(DrafterSizes):
         target_layers: layers of the target, by which public names count.
         num_modules: modules in sequence.
         carries_norm: whether a module hands on its output after its last norm, or before it.
+        latent: sizes of latent attention; None for ordinary heads.
+        experts: sizes of routed experts, or None. ``intermediate`` is then that of the shared experts, 0 for none.
     """
 
     target_layers: int
     num_modules: int = 1
     carries_norm: bool = True
+    latent: LatentShape | None = None
+    experts: ExpertsShape | None = None
+
+    def fields(self) -> dict[str, Any]:
+        """Fields of a checkpoint's ``shape``, without those that say nothing."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
         """Trained tensors by checkpoint name."""
-        return parameter_shapes(DrafterConfig("deepseek_mtp", "", shape=asdict(self)))
+        return parameter_shapes(DrafterConfig("deepseek_mtp", "", shape=self.fields()))
+
+    def block(self) -> BlockShape:
+        """The modules' block, as serving reads it from a checkpoint."""
+        return block_shape(DrafterConfig("deepseek_mtp", "", shape=self.fields()))
 
 
 def run_depths(
@@ -75,7 +91,7 @@ def run_depths(
         steps: how many depths.
     """
     modules = [
-        DifferentiableBlock(shape.block_shape(), weights, module_prefix(m))
+        DifferentiableBlock(shape.block(), weights, module_prefix(m))
         for m in range(min(steps, shape.num_modules))
     ]
     blocks = [UnrolledBlock(m, shape.rope_theta, tokens.shape[1], features.dtype) for m in modules]
@@ -170,7 +186,7 @@ class DeepseekMtpObjective(DrafterObjective):
     def export(self, folder: Path, facts: dict[str, Any]) -> None:
         """Writes ``config.json`` and ``model.safetensors``."""
         shape = {
-            **asdict(self.shape),
+            **self.shape.fields(),
             **self._head.shape(),
             "max_positions": self.target.max_positions,
         }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +51,6 @@ def write_pair(folder: Path, joint: JointPretraining, tokenizer_dir: Path, facts
     if (tokenizer_dir / _GENERATION).is_file():
         copy_file(tokenizer_dir / _GENERATION, model / _GENERATION)
     write_json(model / "config.json", content)
-    shape = {**asdict(joint.shape), "max_positions": target.max_positions}
+    shape = {**joint.shape.fields(), "max_positions": target.max_positions}
     config = DrafterConfig("deepseek_mtp", model_fingerprint(model), "model", shape, facts)
     save_drafter(folder / "drafter", config, joint.module_tensors())

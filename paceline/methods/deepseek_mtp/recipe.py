@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from paceline.methods.deepseek_mtp.objective import DeepseekMtpObjective
 from paceline.methods.deepseek_mtp.start import default_shape, fit_projection, starting_parameters
+from paceline.training.configuration import read_config_json
 from paceline.training.inputs import FIT_TOKENS, TrainingInputs
 from paceline.training.options import option
 from paceline.training.recipe import Recipe
@@ -35,10 +36,11 @@ class DeepseekMtpOptions:
 
 
 def _build(options: DeepseekMtpOptions, inputs: TrainingInputs) -> DeepseekMtpObjective:
-    target = ModelSizes.read(inputs.model_dir)
+    config = read_config_json(inputs.model_dir)
+    target = ModelSizes.from_config(config)
     embedding, head = read_embedding_and_head(inputs.model_dir)
     final_norm = read_final_norm(inputs.model_dir, target.norm_offset)
-    shape = default_shape(target, options.num_modules)
+    shape = default_shape(target, options.num_modules, config)
     start = fit_projection(inputs.corpus, embedding, final_norm, shape.rms_eps, FIT_TOKENS)
     return DeepseekMtpObjective(
         shape,
