@@ -6,6 +6,7 @@ import ast
 import importlib
 import re
 import shlex
+import subprocess
 from collections import Counter
 from pathlib import Path
 
@@ -15,16 +16,8 @@ from typer.main import get_command
 
 from experiments.pipeline.measure import Lengths, parse_cycles
 from paceline.cli.app import app
+from tests.pages import BLOCKS, DOCS, NEEDS, PAGES, ROOT, SHELL, Block
 
-ROOT = Path(__file__).parent.parent
-DOCS = ROOT / "docs"
-PAGES = [
-    ROOT / "README.md",
-    ROOT / "CONTRIBUTING.md",
-    ROOT / "SECURITY.md",
-    ROOT / "helm" / "paceline" / "README.md",
-    *sorted(DOCS.rglob("*.md")),
-]
 HOPS = sorted((DOCS / "structure").glob("*.md"))
 MAP = [DOCS / "structure.md", *HOPS]
 SOURCES = [
@@ -157,27 +150,60 @@ def test_a_hop_is_a_short_read(page: Path) -> None:
     assert len(page.read_text().splitlines()) <= 60
 
 
-IMPORTS = [
-    pytest.param(block, id=f"{page.name}: {block.splitlines()[0]}")
-    for page in PAGES
-    for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
-]
+@pytest.mark.parametrize("block", [block for block in BLOCKS if block.is_code], ids=str)
+def test_a_mark_says_in_words_what_a_block_needs(block: Block) -> None:
+    """Readers see the sentence above a fence, and not what follows the backticks."""
+    assert set(block.needs) <= set(NEEDS)
+    assert block.sentence == " and ".join(NEEDS[word] for word in block.needs)
+
+
+@pytest.mark.parametrize("block", [block for block in BLOCKS if not block.is_code], ids=str)
+def test_a_block_without_a_language_has_no_commands(block: Block) -> None:
+    assert block.language in ("", "promql")
+    first_words = {line.split()[0] for line in block.text.splitlines() if line.strip()}
+    assert not first_words & {"paceline", "python", "make", "helm", "docker", "git", "pip"}
+
+
+@pytest.mark.parametrize("block", [block for block in BLOCKS if block.language in SHELL], ids=str)
+def test_shell_blocks_parse(block: Block) -> None:
+    done = subprocess.run(["bash", "-n"], input=block.text, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_make_targets_exist_and_ci_runs_those_that_need_a_checkout() -> None:
+    """What a page tells to run in a checkout is checked by CI's own steps; `test-quick` is a part of `test`."""
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    steps = set(re.findall(r"make ([a-z-]+)", (ROOT / ".ci" / "run").read_text())) | {"test-quick"}
+    named = [line.split()[1] for block in BLOCKS for line in block.commands if line.split()[:1] == ["make"]]
+    assert named
+    assert set(named) <= targets & steps
+    assert all("checkout" in block.needs for block in BLOCKS if any("make " in c for c in block.commands))
+
+
+@pytest.mark.parametrize(
+    "block", [block for block in BLOCKS if {"cluster", "docker"} & {*block.needs}], ids=str
+)
+def test_files_of_containers_exist(block: Block) -> None:
+    """Paths in commands that this machine cannot run."""
+    names = re.findall(r"(?:deploy|helm)/[\w./$-]+", block.text)
+    assert names
+    assert [name for name in names if not list(ROOT.glob(re.sub(r"\$\w+", "*", name)))] == []
+
+
+IMPORTS = [pytest.param(block, id=str(block)) for block in BLOCKS if block.language == "python"]
 
 
 @pytest.mark.parametrize("block", IMPORTS)
-def test_examples_import_what_exists(block: str) -> None:
-    for node in ast.walk(ast.parse(block)):
+def test_examples_import_what_exists(block: Block) -> None:
+    for node in ast.walk(ast.parse(block.text)):
         if isinstance(node, ast.ImportFrom):
             module = importlib.import_module(str(node.module))
             assert [alias.name for alias in node.names if not hasattr(module, alias.name)] == []
 
 
+LINES = [(block, line) for block in BLOCKS for line in block.commands]
 COMMANDS = [
-    pytest.param(line.strip(), id=f"{page.name}: {line.strip()[:60]}")
-    for page in PAGES
-    for block in re.findall(r"```console\n(.*?)```", page.read_text(), re.DOTALL)
-    for line in block.replace("\\\n", " ").splitlines()
-    if line.strip().startswith("paceline ")
+    pytest.param(line, id=f"{block}: {line[:60]}") for block, line in LINES if line.startswith("paceline ")
 ]
 
 
@@ -197,11 +223,9 @@ def test_named_commands_take_these_options(line: str) -> None:
 
 
 EXPERIMENTS = [
-    pytest.param(line.strip(), id=f"{page.name}: {line.strip()[:70]}")
-    for page in PAGES
-    for block in re.findall(r"```(?:console)?\n(.*?)```", page.read_text(), re.DOTALL)
-    for line in block.replace("\\\n", " ").splitlines()
-    if line.strip().startswith("python -m experiments.")
+    pytest.param(line, id=f"{block}: {line[:70]}")
+    for block, line in LINES
+    if line.startswith("python -m experiments.")
 ]
 
 
