@@ -28,6 +28,9 @@ from tests.methods.deepseek_reference import (
 TOKENS = [5, 17, 40, 3, 44, 9, 60, 28, 13, 51]
 
 
+OTHER = TOKENS[3:7]
+
+
 def start(directory: Path, target_dir: Path, features: Tensor) -> Drafter:
     drafter = load_drafter(directory, target_dir, dtype=torch.float32)
     drafter.open(1, TOKENS)
@@ -43,16 +46,20 @@ def test_what_was_published_drafts_as_transformers_layers_do(tmp_path: Path, nam
     own = import_checkpoint(public, tmp_path / "target", tmp_path / "own")
     features = torch.randn(len(TOKENS), config.hidden_size, generator=torch.Generator().manual_seed(2))
     drafter = start(tmp_path / "own", tmp_path / "target", features)
-    (entry,) = drafter.draft([DraftRequest(1, 5)])
-    assert entry is not None
+    drafter.open(2, OTHER)
+    drafter.feed(2, 0, features[3:6])
     target = load_file(tmp_path / "target" / "model.safetensors")
     reference = DeepseekReference(config, [module], target, own.flag("carries_norm"))
-    logits = reference.logits(features, TOKENS, entry.tokens[:-1])
-    assert logits.argmax(-1).tolist() == list(entry.tokens)
-    wanted = logits.log_softmax(-1)[range(5), list(entry.tokens)]
-    torch.testing.assert_close(torch.tensor(entry.log_probs), wanted, rtol=1e-5, atol=1e-5)
+    entries = drafter.draft([DraftRequest(2, 3), DraftRequest(1, 5)])
+    for entry, text, read in zip(entries, (OTHER, TOKENS), (features[3:7], features), strict=True):
+        assert entry is not None
+        logits = reference.logits(read, text, entry.tokens[:-1])
+        assert logits.argmax(-1).tolist() == list(entry.tokens)
+        wanted = logits.log_softmax(-1)[range(len(entry.tokens)), list(entry.tokens)]
+        torch.testing.assert_close(torch.tensor(entry.log_probs), wanted, rtol=1e-5, atol=1e-5)
 
-    # Three tokens were accepted, one of them another than drafted: rows of true features follow.
+    # Of the longer text three more tokens are committed, the last another than drafted: rows of true features follow.
+    assert entry is not None
     more = [*TOKENS, entry.tokens[0], entry.tokens[1], (entry.tokens[2] + 1) % config.vocab_size]
     rows = torch.randn(3, config.hidden_size, generator=torch.Generator().manual_seed(3))
     drafter.extend(1, len(TOKENS), more[len(TOKENS) :])

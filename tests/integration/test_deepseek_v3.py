@@ -56,9 +56,9 @@ def test_the_text_is_that_of_transformers_with_and_without_the_module(
     model = DeepseekV3ForCausalLM.from_pretrained(folders[0], dtype=torch.float32).eval()
     for prompt in PROMPTS:
         ids = torch.tensor([[int(word[1:]) for word in prompt.split()]])
-        found = model.generate(
-            ids, max_new_tokens=LENGTH, do_sample=False, eos_token_id=-1, pad_token_id=0
-        )[0, ids.shape[1] :].tolist()
+        found = model.generate(ids, max_new_tokens=LENGTH, do_sample=False, eos_token_id=-1, pad_token_id=0)[
+            0, ids.shape[1] :
+        ].tolist()
         assert list(complete(site, prompt, speculation=False).token_ids) == found
         drafted = complete(site, prompt, speculation=True)
         assert list(drafted.token_ids) == found

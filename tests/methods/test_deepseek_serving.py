@@ -24,7 +24,9 @@ def test_the_text_is_that_of_transformers_with_any_drafts(name: str, tmp_path: P
     config = save_target(tmp_path / "target", **VARIANTS[name])
     module = public_module(config)[1]
     import_checkpoint(
-        publish(tmp_path / "public", tmp_path / "target", config, [module]), tmp_path / "target", tmp_path / "own"
+        publish(tmp_path / "public", tmp_path / "target", config, [module]),
+        tmp_path / "target",
+        tmp_path / "own",
     )
     model = DeepseekV3ForCausalLM.from_pretrained(tmp_path / "target", dtype=torch.float32).eval()
     expected = []
@@ -43,7 +45,8 @@ def test_the_text_is_that_of_transformers_with_any_drafts(name: str, tmp_path: P
         assert [text.tokens for text in drafted] == expected
     sampled = [SamplingParams(temperature=0.9, seed=seed) for seed in range(len(PROMPTS))]
     alone = [
-        decode(engine, [prompt], [one], LENGTH)[0].tokens for prompt, one in zip(PROMPTS, sampled, strict=True)
+        decode(engine, [prompt], [one], LENGTH)[0].tokens
+        for prompt, one in zip(PROMPTS, sampled, strict=True)
     ]
     drafted = decode(engine, PROMPTS, sampled, LENGTH, drafter, DraftShape(4, 10))
     assert [text.tokens for text in drafted] == alone

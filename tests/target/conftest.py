@@ -74,6 +74,17 @@ GENERIC: dict[str, dict[str, Any]] = {
         "first_k_dense_replace": 1,
         "tie_word_embeddings": False,
     },
+    "deepseek_v3-dense": {  # experts have no product in float64
+        "model_type": "deepseek_v3",
+        "num_key_value_heads": 6,
+        "q_lora_rank": 24,
+        "kv_lora_rank": 16,
+        "qk_nope_head_dim": 12,
+        "qk_rope_head_dim": 8,
+        "head_dim": 8,
+        "v_head_dim": 10,
+        "first_k_dense_replace": 4,
+    },
     "deepseek_v3-wide-values": {
         "model_type": "deepseek_v3",
         "num_key_value_heads": 6,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from paceline.model.weights import UnsupportedModelError
@@ -54,6 +56,22 @@ def test_auto_takes_lean_for_the_family_and_generic_beyond(tiny_model: ModelFact
     assert (
         type(TargetEngine.load(tiny_model("qwen3"), dtype=torch.float32).executor).__name__ == "LeanExecutor"
     )
+
+
+@pytest.mark.parametrize("change", ["missing", "mismatched"])
+def test_a_checkpoint_without_all_weights_is_refused_by_name(
+    tiny_model: ModelFactory, tmp_path: Path, change: str
+) -> None:
+    """transformers warns, and runs random numbers in their place."""
+    path, name = tiny_model("deepseek_v3"), "model.layers.1.self_attn.kv_b_proj.weight"
+    tensors = load_file(path / "model.safetensors")
+    tensors[name] = torch.zeros(2, 2)
+    if change == "missing":
+        del tensors[name]
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    shutil.copy(path / "config.json", tmp_path)
+    with pytest.raises(UnsupportedModelError, match=rf"{change} keys of DeepseekV3ForCausalLM: .*kv_b_proj"):
+        TargetEngine.load(tmp_path, dtype=torch.float32)
 
 
 @pytest.mark.parametrize("kind", ["qwen3_next", "deepseek_v32"])

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file
 
 from paceline.checkpoints.exchange import export_checkpoint, import_checkpoint
@@ -16,6 +17,7 @@ from paceline.methods.deepseek_mtp.objective import DeepseekMtpObjective
 from paceline.methods.deepseek_mtp.start import default_shape
 from paceline.methods.drafter import DraftRequest
 from paceline.methods.loading import load_drafter
+from paceline.models import model_fingerprint
 from paceline.training.configuration import read_config_json
 from paceline.training.features import FeatureOptions
 from paceline.training.features import run as add_features
@@ -78,6 +80,40 @@ def test_what_training_computes_is_what_transformers_layers_do(
     for row in (0, 4, 9):
         wanted = reference.logits(features[0], tokens[: row + 2], tokens[row + 2 : row + 4])
         torch.testing.assert_close(found[:, row], wanted, rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("carries_norm", [False, True])
+def test_modules_in_sequence_are_served_as_they_are_trained(carries_norm: bool, tmp_path: Path) -> None:
+    config = save_target(tmp_path / "target", vocab_size=53)
+    shape = default_shape(ModelSizes.read(tmp_path / "target"), 2, read_config_json(tmp_path / "target"))
+    target = load_file(tmp_path / "target" / "model.safetensors")
+    objective = DeepseekMtpObjective(
+        replace(shape, carries_norm=carries_norm),
+        {
+            f"layers.{at}.{k}": v.bfloat16().float()
+            for at in (0, 1)
+            for k, v in public_module(config, at)[1].items()
+        },
+        target["model.embed_tokens.weight"],
+        target["lm_head.weight"],
+        TargetReference(model_fingerprint(tmp_path / "target"), "tiny", (), 64),
+        dtype=torch.float32,
+    )
+    objective.export(tmp_path / "drafter", {})
+    drafter = load_drafter(tmp_path / "drafter", tmp_path / "target", dtype=torch.float32)
+    batch = random_batch()
+    tokens, features = batch.tokens[0, :9].tolist(), batch.need_hidden()[:1, :9]
+    drafter.open(1, tokens)
+    drafter.feed(1, 0, features[0, :8])
+    (entry,) = drafter.draft([DraftRequest(1, 5)])
+    assert entry is not None
+    whole = torch.tensor([[*tokens, *entry.tokens]])
+    padded = F.pad(features, (0, 0, 0, 5))
+    with torch.no_grad():
+        outputs = torch.stack([out[0, 7] for out in objective.run(replace(batch, tokens=whole), padded, 5)])
+        wanted = (outputs @ target["lm_head.weight"].T).log_softmax(-1)
+    assert wanted.argmax(-1).tolist() == list(entry.tokens)
+    torch.testing.assert_close(torch.tensor(entry.log_probs), wanted.amax(-1), rtol=1e-4, atol=1e-4)
 
 
 def test_gradients_reach_gate_and_experts(tmp_path: Path) -> None:

@@ -99,6 +99,28 @@ AttentionInterface.register(ATTENTION_NAME, _attention)
 AttentionMaskInterface.register(ATTENTION_NAME, _no_mask)
 
 
+def _load(model_dir: Path, dtype: torch.dtype) -> Any:
+    """A model with all its weights. transformers itself only warns of missing ones, and leaves them random."""
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        model_dir,
+        dtype=dtype,
+        attn_implementation=ATTENTION_NAME,
+        local_files_only=True,
+        use_safetensors=True,
+        trust_remote_code=False,
+        ignore_mismatched_sizes=True,  # they are refused below, by name
+        output_loading_info=True,
+    )
+    model, found = loaded
+    for kind in ("missing_keys", "mismatched_keys"):
+        if names := sorted(str(name) for name in found[kind]):
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            raise UnsupportedModelError(
+                f"{model_dir.name!r}: {kind.replace('_', ' ')} of {type(model).__name__}: {', '.join(names[:3])}{more}"
+            )
+    return model.eval()
+
+
 class GenericExecutor:
     """Runs one transformers model; see the module docstring."""
 
@@ -107,18 +129,7 @@ class GenericExecutor:
     def __init__(self, config: Any, model_dir: Path, device: Device, dtype: torch.dtype) -> None:
         text = config.get_text_config()
         heads = text.num_attention_heads
-        self._model = (
-            AutoModelForCausalLM.from_pretrained(
-                model_dir,
-                dtype=dtype,
-                attn_implementation=ATTENTION_NAME,
-                local_files_only=True,
-                use_safetensors=True,
-                trust_remote_code=False,
-            )
-            .eval()
-            .to(device.torch_device)
-        )
+        self._model = _load(model_dir, dtype).to(device.torch_device)
         if getattr(self._model, "_is_stateful", False):
             raise UnsupportedModelError(
                 f"{type(self._model).__name__} keeps states besides keys and values (linear attention or a state "
