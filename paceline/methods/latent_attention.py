@@ -43,9 +43,15 @@ def latent_scale(shape: LatentShape, rope: Mapping[str, Any]) -> float:
     Args:
         shape: sizes.
         rope: rotary parameters, as transformers names them.
+
+    Raises:
+        CheckpointError: YaRN's factor or its share is no number.
     """
     scale = float(shape.key_dim**-0.5)
     share, factor = rope.get("mscale_all_dim") or 0, rope.get("factor") or 1
+    for name, value in (("mscale_all_dim", share), ("factor", factor)):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise CheckpointError(f"shape.rope_parameters.{name} must be a number, not {value!r}")
     if rope.get("rope_type", "default") == "default" or not share or factor <= 1:
         return scale
     return float(scale * (0.1 * share * math.log(factor) + 1.0) ** 2)

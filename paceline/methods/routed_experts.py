@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import fields
 
@@ -15,6 +16,9 @@ from paceline.methods.checkpoint import CheckpointError, DrafterConfig
 from paceline.methods.shape_section import read_section
 from paceline.model.experts import SCORINGS, ExpertsShape, ExpertsWeights
 from paceline.model.projection import Projection
+
+MAX_EXPERTS = 4096
+"""More than any published model has; a larger number is a damaged file, whose tensors would fill memory with names."""
 
 
 def experts_shape(config: DrafterConfig) -> ExpertsShape | None:
@@ -35,6 +39,12 @@ def experts_shape(config: DrafterConfig) -> ExpertsShape | None:
     sizes = ("num_experts", "num_active", "intermediate", "num_groups", "num_active_groups")
     for name in sizes:
         check(getattr(shape, name) >= 1, f"{name} must be at least 1")
+    check(shape.num_experts <= MAX_EXPERTS, f"num_experts must not exceed {MAX_EXPERTS}")
+    check(math.isfinite(shape.scale), "scale must be a finite number")
+    check(
+        not shape.has_shared_gate or config.shape.get("intermediate") != 0,
+        "has_shared_gate needs a shared expert, whose width is shape.intermediate",
+    )
     check(shape.scoring in SCORINGS, f"scoring must be one of {', '.join(SCORINGS)}, not {shape.scoring!r}")
     check(shape.num_experts % shape.num_groups == 0, "num_groups must divide num_experts")
     in_group = shape.num_experts // shape.num_groups

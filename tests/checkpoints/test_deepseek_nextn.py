@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,18 @@ from transformers import DeepseekV3ForCausalLM
 from transformers.modeling_layers import MtpModel
 
 from paceline.checkpoints.exchange import export_checkpoint, import_checkpoint, read_public
-from paceline.methods.checkpoint import CheckpointError, read_all_tensors
+from paceline.methods.checkpoint import CheckpointError, DrafterConfig, read_all_tensors
+from paceline.methods.decoder_block import block_shape, block_shapes
+from paceline.methods.deepseek_mtp.deepseek_block import read_latent, read_mlp
 from paceline.methods.drafter import Drafter, DraftRequest
+from paceline.methods.layouts.public_config import PublicConfig
 from paceline.methods.layouts.target_facts import TargetFacts
 from paceline.methods.loading import load_drafter
 from tests.methods.deepseek_reference import (
     VARIANTS,
     DeepseekReference,
+    deepseek_config,
+    public_config,
     public_module,
     publish,
     save_target,
@@ -193,3 +199,18 @@ def test_what_cannot_be_served_is_named(tmp_path: Path, changes: dict[str, Any],
     public = publish(tmp_path / "public", tmp_path / "target", config, [public_module(config)[1]], **changes)
     with pytest.raises(CheckpointError, match=words):
         read_public(public, TargetFacts.read(tmp_path / "target"), "nextn")
+
+
+BAD = (None, "7", -1, 0, 1 << 40, True, [3], {"a": 1}, 2.5, float("nan"))
+
+
+@pytest.mark.parametrize("key", public_config(deepseek_config()))
+def test_any_value_of_a_key_is_read_or_refused(key: str) -> None:
+    """Of the keys that describe the block: nothing but a checkpoint's own error, and no memory for a large number."""
+    for value in BAD:
+        config = PublicConfig(public_config(deepseek_config()) | {key: value})
+        with contextlib.suppress(CheckpointError):
+            shape = read_mlp(config, 3, 1) | read_latent(config)
+            whole = DrafterConfig("deepseek_mtp", "", shape={"hidden": 32, "num_heads": 4, **shape})
+            block_shapes(whole, "", 32)
+            block_shape(whole)

@@ -95,6 +95,8 @@ def test_a_block_equals_transformers_layer(name: str) -> None:
         ("experts", {"num_active": 5}, "num_active must not exceed the experts"),
         ("experts", {"scoring": "tanh"}, "scoring must be one of sigmoid, softmax"),
         ("experts", {"scale": True}, "scale must be of type float"),
+        ("experts", {"scale": float("inf")}, "scale must be a finite number"),
+        ("experts", {"num_experts": 1 << 30}, "num_experts must not exceed 4096"),
     ],
 )
 def test_sizes_that_do_not_fit_are_refused(section: str, change: dict[str, Any], says: str) -> None:
