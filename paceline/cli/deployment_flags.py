@@ -94,7 +94,7 @@ def read(
     return DeploymentOptions(
         model=model_dir,
         drafter=drafter_dir,
-        placement=choose_placement(placement, drafter_dir, console),
+        placement=choose_placement(placement, drafter_dir, model, console),
         dtype=dtype,
         verifier_device=device,
         drafter_device=drafter_device,

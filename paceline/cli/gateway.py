@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from rich.console import Console
 
 from paceline.client import PacelineClient, RetryPolicy
-from paceline.contract.errors import PacelineError
+from paceline.contract.errors import InvalidRequestError, PacelineError
+from paceline.embedded import record
 from paceline.embedded.options import Placement
 from paceline.embedded.ports import FIRST_PORT
 
@@ -34,12 +35,14 @@ def gateway_for(
         endpoint: host:port of a gateway; None takes the one of `paceline up`, if it runs.
         model, drafter, placement, dtype: of a deployment that is started for this block.
         console: for messages.
+
+    Raises:
+        InvalidRequestError: several deployments run here, and `endpoint` does not choose one.
     """
-    running_endpoint = f"127.0.0.1:{FIRST_PORT}"
+    if endpoint is None:
+        endpoint = _running_gateway()
     if endpoint is not None:
         yield endpoint
-    elif _answers(running_endpoint):
-        yield running_endpoint
     else:
         from paceline.cli import deployment_flags
         from paceline.cli.launch import running
@@ -64,6 +67,20 @@ def gateway_for(
         with running(options, console) as deployment:
             console.print(f"pinned: {'; '.join(deployment.plan.describe())}", markup=False)
             yield deployment.gateway_endpoint
+
+
+def _running_gateway() -> str | None:
+    """The gateway that runs here: one of `paceline up`, or any at the default port; None if none answers."""
+    recorded = {one.gateway: str(one) for one in record.running()}
+    default = f"127.0.0.1:{FIRST_PORT}"
+    candidates = {default: f"gateway {default}"} | recorded
+    answering = [endpoint for endpoint in candidates if _answers(endpoint)]
+    if len(answering) > 1:
+        listed = "".join(f"\n  {candidates[endpoint]}" for endpoint in answering)
+        raise InvalidRequestError(
+            "endpoint", f"several deployments run here: pass --endpoint HOST:PORT{listed}"
+        )
+    return answering[0] if answering else None
 
 
 def _answers(endpoint: str) -> bool:

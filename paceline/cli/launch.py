@@ -18,7 +18,7 @@ from types import FrameType
 import typer
 from rich.console import Console
 
-from paceline.assets import drafters_dir, shipped_drafter
+from paceline.assets import SHIPPED_DRAFTERS, drafters_dir, shipped_drafter
 from paceline.contract.errors import InvalidRequestError
 from paceline.embedded import Deployment, DeploymentOptions, Placement
 from paceline.embedded.failure import DeploymentError
@@ -46,12 +46,28 @@ def find_drafter(given: str | None, model: str) -> Path | None:
         if path.is_dir():
             return path.resolve()
     raise InvalidRequestError(
-        "drafter", f"{given!r} is neither a directory nor the name of a drafter that ships"
+        "drafter", f"{given!r} is neither a directory nor the name of a drafter that ships ({_shipped()})"
     )
 
 
-def choose_placement(wanted: Placement | None, drafter: Path | None, console: Console) -> Placement:
-    """The given placement; by default a separate drafter if there is a drafter, else plain decoding."""
+def _shipped() -> str:
+    return ", ".join(f"{drafter} for {model}" for model, drafter in sorted(SHIPPED_DRAFTERS.items()))
+
+
+def choose_placement(
+    wanted: Placement | None, drafter: Path | None, model: str, console: Console
+) -> Placement:
+    """The given placement; by default a separate drafter if there is a drafter, else plain decoding.
+
+    Raises:
+        InvalidRequestError: the given placement needs a drafter, and there is none.
+    """
+    if wanted in (Placement.COLOCATED, Placement.SEPARATE) and drafter is None:
+        raise InvalidRequestError(
+            "drafter",
+            f"--placement {wanted} needs a drafter, and none ships for {Path(model).name}: pass --drafter DIRECTORY "
+            f"(`paceline train` makes one), or --placement plain. Shipped drafters: {_shipped()}",
+        )
     if wanted is not None:
         return wanted
     if drafter is not None:

@@ -18,6 +18,7 @@ from paceline.cli.launch import running
 from paceline.embedded import Deployment, Placement, Ports
 from paceline.embedded.failure import DeploymentError, hint_for
 from paceline.embedded.ports import FIRST_METRICS_PORT, FIRST_PORT
+from paceline.embedded.record import recorded
 from paceline.models import DEFAULT_MODEL
 
 _POLL_S = 0.5
@@ -62,7 +63,15 @@ def up(
         start_timeout_s=start_timeout_s,
         ports=Ports.default(port, metrics_port),
     )
-    with running(options, console) as deployment:
+    with (
+        running(options, console) as deployment,
+        recorded(
+            options.model.name,
+            options.placement.value,
+            deployment.gateway_endpoint,
+            deployment.endpoint("scheduler"),
+        ),
+    ):
         _show(deployment, options.placement, console)
         _watch(deployment, console)
 

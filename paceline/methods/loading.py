@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from paceline.assets import shipped_drafter
+from paceline.assets import SHIPPED_DRAFTERS, shipped_drafter
 from paceline.methods.checkpoint import ANY_TARGET, CheckpointError, DrafterConfig
 from paceline.methods.drafter import Drafter
 from paceline.methods.method import DrafterClass
@@ -68,7 +68,8 @@ def default_drafter(model: str) -> Path:
     path = shipped_drafter(model)
     if path is None:
         raise CheckpointError(
-            f"no drafter ships for {model!r}: give one, or train one with `paceline train eagle3`"
+            f"no drafter ships for {model!r}: name one (--drafter, or as an argument of `paceline evaluate`), or train "
+            f"one with `paceline train`. Shipped: {', '.join(f'{v} for {k}' for k, v in SHIPPED_DRAFTERS.items())}"
         )
     return path
 

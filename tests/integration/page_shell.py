@@ -75,6 +75,7 @@ def run_blocks(blocks: Sequence[Block], folder: Path, state: Path, timeout_s: fl
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     environment |= {"PATH": path, "PYTHONPATH": str(ROOT), "STATE": str(state), "COLUMNS": "80", _MARK: mark}
+    environment["XDG_RUNTIME_DIR"] = str(state)  # deployments of others on this machine are not listed
     with (state / "session").open("wb") as session:
         bash = subprocess.Popen(
             ["bash", "--noprofile", "--norc", str(script)],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ import typer
 from typer.testing import CliRunner
 
 from paceline.contract.errors import InvalidRequestError, UnavailableError
+from paceline.embedded.record import recorded, running
 from paceline.embedded.redis_server import RedisServer
+from services.scheduler.commands import sources
 from services.scheduler.commands.curves import curves
 from services.scheduler.commands.policy import policy
 from services.scheduler.subject import Subject
@@ -108,6 +111,36 @@ async def test_what_cannot_be_read_is_an_error(redis_server: RedisServer) -> Non
         await called(policy, "--scheduler", "127.0.0.1:1")
     with pytest.raises(InvalidRequestError, match="not both"):
         await called(curves, "--redis", redis_server.url, "--scheduler", "127.0.0.1:1")
+
+
+async def test_a_running_deployment_is_found(
+    harness: Any, redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    async with harness.scheduler(redis_server.url) as (process, stub):
+        await harness.report(stub, frames_of(harness))
+        await harness.snapshot_when(stub, lambda s: s.policy.reason.startswith("length "))
+        endpoint = f"127.0.0.1:{process.port}"
+        with recorded("tiny", "separate", "127.0.0.1:1", endpoint):
+            assert "step time" in await called(curves)
+            assert "in force: length" in await called(policy)
+            (first,) = running()
+            (tmp_path / "paceline" / "other.json").write_text(
+                json.dumps({**asdict(first), "model": "other", "scheduler": "127.0.0.1:1"})
+            )
+            with pytest.raises(InvalidRequestError, match=rf"(?s)several.*--scheduler.*{endpoint}.*other"):
+                await called(curves)
+            assert "in force: length" in await called(policy, "--scheduler", endpoint)
+
+
+async def test_without_a_deployment_the_way_out_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr(sources, "DEFAULT_REDIS", "redis://127.0.0.1:1/0")
+    for command in (curves, policy):
+        with pytest.raises(UnavailableError, match=r"no `paceline up` runs here.*--scheduler .*--redis"):
+            await called(command)
 
 
 def test_keys_are_read_back() -> None:

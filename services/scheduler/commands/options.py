@@ -15,8 +15,13 @@ from paceline.contract.errors import UnavailableError
 from services.runtime.tls import Tls
 from services.scheduler.commands.sources import DEFAULT_REDIS, Known, read
 
-Redis = Annotated[str | None, typer.Option(help=f"Read this Redis; {DEFAULT_REDIS} by default.")]
-Scheduler = Annotated[str | None, typer.Option(help="Ask a scheduler instead, host:port.")]
+Redis = Annotated[str | None, typer.Option(help="Read this Redis, such as redis://127.0.0.1:6379/0.")]
+Scheduler = Annotated[
+    str | None,
+    typer.Option(
+        help=f"Ask this scheduler, host:port; by default that of a running `paceline up`, else {DEFAULT_REDIS} is read."
+    ),
+]
 Model = Annotated[str, typer.Option(help="Start of a model fingerprint; all models by default.")]
 JsonPath = Annotated[
     str | None, typer.Option("--json", help="Write the stats to a file, or with - in place of the tables.")
@@ -42,8 +47,9 @@ def known_subjects(
     """
     known = read(redis, scheduler, model, Tls(ca=tls_ca, cert=tls_cert, key=tls_key))
     if not known:
-        source = scheduler or "redis"
-        raise UnavailableError(f"{source} has no measurements{f' of {model}...' if model else ''} yet")
+        source = scheduler or redis or "the deployment here"
+        what = f"of {model}... " if model else ""
+        raise UnavailableError(f"{source} has no measurements {what}yet: they come with the first requests")
     return known
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from paceline.contract.errors import InvalidRequestError, PacelineError, UnavailableError
 from paceline.contract.policy import SpeculationPolicy
+from paceline.embedded import record
 from services.runtime.tls import Tls
 from services.scheduler.measurements import PARTS, SCHEMA_VERSION, Measurements, Part
 from services.scheduler.subject import Subject
@@ -52,23 +53,45 @@ def read(redis: str | None, scheduler: str | None, model: str, tls: Tls) -> list
     """Everything known, by subject.
 
     Args:
-        redis: URL; None takes the default one, unless a scheduler is named.
-        scheduler: host:port.
+        redis: URL.
+        scheduler: host:port. If neither is named, a deployment that runs here is asked, else the default Redis.
         model: start of the model fingerprints wanted; empty for all.
         tls: for the scheduler.
 
     Raises:
-        InvalidRequestError: both sources are named.
+        InvalidRequestError: both sources are named, or neither is and several deployments run here.
         UnavailableError: the source cannot be reached.
     """
     if redis is not None and scheduler is not None:
         raise InvalidRequestError("redis", "name a Redis or a scheduler, not both")
+    is_found = redis is None and scheduler is None
+    if is_found:
+        scheduler = _running_scheduler()
     if scheduler is not None:
         known = asyncio.run(_from_scheduler(scheduler, tls))
     else:
-        known = _from_redis(redis or DEFAULT_REDIS)
+        try:
+            known = _from_redis(redis or DEFAULT_REDIS)
+        except UnavailableError as error:
+            if not is_found:
+                raise
+            raise UnavailableError(
+                f"no `paceline up` runs here, and {DEFAULT_REDIS} does not answer ({error}): "
+                "pass --scheduler HOST:PORT or --redis URL"
+            ) from error
     wanted = [one for one in known if one.subject.model_fingerprint.startswith(model)]
     return sorted(wanted, key=lambda one: tuple(asdict(one.subject).values()))
+
+
+def _running_scheduler() -> str | None:
+    """The scheduler of the `paceline up` that runs here; None if none does."""
+    found = record.running()
+    if len(found) > 1:
+        listed = "".join(f"\n  {one}" for one in found)
+        raise InvalidRequestError(
+            "scheduler", f"several deployments run here: pass --scheduler HOST:PORT{listed}"
+        )
+    return found[0].scheduler if found else None
 
 
 def _from_redis(url: str) -> list[Known]:
