@@ -67,7 +67,10 @@ def make_report(
 def table(report: dict[str, Any]) -> Table:
     """The report for people."""
     rows = Table(
-        title=f"{report['model']}, {report['dtype']}, batch 1, greedy, {report['max_tokens']} tokens"
+        title=f"{report['model']}, {report['dtype']}, batch 1, greedy, {report['max_tokens']} tokens",
+        box=None,
+        pad_edge=False,
+        title_justify="left",
     )
     for heading in ("mode", "tokens/s", "min to max", "tokens/pass", "first token ms"):
         rows.add_column(heading, justify="left" if heading == "mode" else "right")

@@ -30,6 +30,9 @@ HEADS = (
 )
 
 
+_COLUMNS = 5
+"""Depths, or drafters, side by side."""
+
 LENGTHS = (1, 2, 4, 8, 16)
 """Of the blocks that the Markdown shows times of."""
 
@@ -64,20 +67,25 @@ def tables(target: Mapping[str, Any]) -> list[Table]:
     """For people: of each of a target's drafters what it comes to, and its acceptance by depth; medians alone."""
     shown = []
     for drafter in target["drafters"]:
-        worth = Table(
-            title=f"{drafter['name']} ({drafter['method']}; trained on: {_training(drafter['training'])})"
+        worth = _table(
+            f"{drafter['name']} ({drafter['method']}; trained on: {_training(drafter['training'])})"
         )
-        depth = max(len(result["acceptance"]) for result in drafter["results"])
-        accepted = Table(title="accepted at depth, and given the one before")
-        ways = ("drafts", "T")
-        for head in (*ways, "tokens/pass", "draft ms", "speed", "B to drafter", "B to target", "same text"):
-            worth.add_column(head, justify="left" if head == "drafts" else "right")
-        for head in (*ways, *(str(place + 1) for place in range(depth))):
-            accepted.add_column(head, justify="left" if head == "drafts" else "right")
+        for head in (
+            "drafts",
+            "T",
+            "tokens/pass",
+            "draft ms",
+            "speed",
+            "B to drafter",
+            "B to target",
+            "same text",
+        ):
+            worth.add_column(head, justify="left" if head == "drafts" else "right", no_wrap=True)
         for result in drafter["results"]:
-            way, sizes = (result["drafts"], f"{result['temperature']:g}"), result["bytes"]
+            sizes = result["bytes"]
             worth.add_row(
-                *way,
+                result["drafts"],
+                f"{result['temperature']:g}",
                 f"{result['tokens_per_pass']:.2f} ± {result['standard_error']:.2f}",
                 _median(result["draft_ms"]),
                 _median(result["speed"]),
@@ -85,24 +93,43 @@ def tables(target: Mapping[str, Any]) -> list[Table]:
                 _number(sizes["to_target_per_cycle"], ",.0f"),
                 _same(result),
             )
-            accepted.add_row(
-                *way,
-                *(
-                    f"{row['unconditional']:.2f} {_number(row['conditional'], '.2f')}"
-                    for row in result["acceptance"]
-                ),
-            )
-        shown += [worth, accepted]
+        shown += [worth, *_acceptance(drafter)]
     columns = _blocks(target)
-    if columns:
-        blocks = Table(title="ms a block, by its length")
-        blocks.add_column("length", justify="right")
-        for head, _ in columns:
+    for first in range(0, len(columns), _COLUMNS):
+        some = columns[first : first + _COLUMNS]
+        blocks = _table("ms a block, by its length")
+        blocks.add_column("length", justify="right", no_wrap=True)
+        for head, _ in some:
             blocks.add_column(head, justify="right")
-        for length in sorted({length for _, by_length in columns for length in by_length}):
-            blocks.add_row(str(length), *(_median(by_length.get(length)) for _, by_length in columns))
+        for length in sorted({length for _, by_length in some for length in by_length}):
+            blocks.add_row(str(length), *(_median(by_length.get(length)) for _, by_length in some))
         shown.append(blocks)
     return shown
+
+
+def _acceptance(drafter: Mapping[str, Any]) -> Iterator[Table]:
+    """Acceptance by depth: a table for every few depths."""
+    depth = max(len(result["acceptance"]) for result in drafter["results"])
+    for first in range(0, depth, _COLUMNS):
+        depths = range(first, min(first + _COLUMNS, depth))
+        table = _table("accepted at depth, and given the one before")
+        for head in ("drafts", "T", *(str(place + 1) for place in depths)):
+            table.add_column(head, justify="left" if head == "drafts" else "right", no_wrap=True)
+        for result in drafter["results"]:
+            table.add_row(
+                result["drafts"],
+                f"{result['temperature']:g}",
+                *(
+                    f"{row['unconditional']:.2f} {_number(row['conditional'], '.2f')}"
+                    for row in result["acceptance"][first : first + _COLUMNS]
+                ),
+            )
+        yield table
+
+
+def _table(title: str) -> Table:
+    """An empty table without lines, for which 80 columns are enough."""
+    return Table(title=title, title_justify="left", box=None, pad_edge=False)
 
 
 def markdown(document: Mapping[str, Any]) -> str:

@@ -72,7 +72,7 @@ def pipeline(
     from experiments.pipeline.laboratory import laboratory
     from experiments.pipeline.measure import Lengths, arms_of, figures_of, parse_cycles, run_rounds
     from experiments.pipeline.picture import draw
-    from experiments.pipeline.report import make_report, table
+    from experiments.pipeline.report import make_report, tables
 
     console = Console()
     started_s = time.monotonic()
@@ -134,7 +134,8 @@ def pipeline(
     write_json(json_path, report)
     drawn = picture or json_path.with_suffix(".png")
     draw(report, drawn)
-    console.print(table(report))
+    for table in tables(report):
+        console.print(table)
     console.print(f"wrote {json_path} and {drawn}")
     if not all(arm["identical"] for arm in report["arms"]):
         console.print("[bold red]a text differs from plain decoding")

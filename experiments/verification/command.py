@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -97,7 +98,8 @@ def bench_verification(
             del engine
     write_json(json_path, report)
     for model_report in report["models"]:
-        console.print(_table(model_report))
+        for table in _tables(model_report):
+            console.print(table)
     worst = max(
         (case["share"], name, batch["sequences"], one["model"])
         for one in report["models"]
@@ -112,20 +114,23 @@ def bench_verification(
     console.print(f"wrote {json_path}")
 
 
-def _table(report: dict[str, Any]) -> Table:
-    """Microseconds and shares for people."""
-    rows = Table(
-        title=f"{report['model']}: vocabulary {report['vocab_size']:,}, {report['executor']}; median us (10% to 90%), "
-        "share of step and verification"
-    )
-    rows.add_column("")
+def _tables(report: dict[str, Any]) -> Iterator[Table]:
+    """Microseconds and shares for people: a table for each number of sequences."""
     for batch in report["batches"]:
-        rows.add_column(f"{batch['sequences']} sequences", justify="right")
-    rows.add_row("step", *(_cell(batch["step"]) for batch in report["batches"]))
-    for name in report["batches"][0]["verify"]:
-        cases = [batch["verify"][name] for batch in report["batches"]]
-        rows.add_row(name, *(f"{_cell(case)} {case['share']:.1%}" for case in cases))
-    return rows
+        table = Table(
+            title=f"{report['model']}: vocabulary {report['vocab_size']:,}, {report['executor']}; "
+            f"{batch['sequences']} sequences",
+            box=None,
+            pad_edge=False,
+            title_justify="left",
+        )
+        table.add_column("")
+        for heading in ("median us (10% to 90%)", "share of step and verification"):
+            table.add_column(heading, justify="right")
+        table.add_row("step", _cell(batch["step"]), "")
+        for name, case in batch["verify"].items():
+            table.add_row(name, _cell(case), f"{case['share']:.1%}")
+        yield table
 
 
 def _cell(figures: dict[str, float]) -> str:

@@ -20,12 +20,13 @@ def methods(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")]
         typer.echo(json.dumps(rows, indent=2))
         return
     table = Table(box=None, pad_edge=False)
-    for heading in ("name", "trainable", "placements", "formats", "reads"):
-        table.add_column(heading)
+    for heading in ("name", "trainable", "formats", "reads"):
+        table.add_column(heading, no_wrap=heading == "name")
     for one in rows:
-        lists = (", ".join(one[key]) for key in ("placements", "formats"))
-        table.add_row(one["name"], "yes" if one["trainable"] else "no", *lists, one["tap"])
-    Console().print(table)
+        table.add_row(one["name"], "yes" if one["trainable"] else "no", ", ".join(one["formats"]), one["tap"])
+    console = Console()
+    console.print(table)
+    console.print(f"each may be placed {' or '.join(PLACEMENTS)}")
 
 
 def row(name: str) -> dict[str, Any]:

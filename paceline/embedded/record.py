@@ -83,7 +83,9 @@ def running() -> list[Record]:
     if not _is_ours(folder):
         return []
     found = [record for path in folder.glob("*.json") if (record := _read(path)) is not None]
-    return sorted((record for record in found if _runs(record)), key=lambda record: record.pid)
+    return sorted(
+        (record for record in found if _runs(record)), key=lambda record: (record.pid, record.model)
+    )
 
 
 def _is_ours(folder: Path) -> bool:

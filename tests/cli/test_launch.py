@@ -47,7 +47,9 @@ def test_an_unknown_drafter_names_those_that_ship() -> None:
 
 
 def test_a_benchmark_without_a_drafter_names_those_that_ship() -> None:
-    with pytest.raises(CheckpointError, match=r"gemma3-270m.*--drafter.*smollm2-135m-eagle3 for smollm2-135m"):
+    with pytest.raises(
+        CheckpointError, match=r"gemma3-270m.*--drafter.*smollm2-135m-eagle3 for smollm2-135m"
+    ):
         default_drafter("gemma3-270m")
 
 

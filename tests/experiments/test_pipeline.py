@@ -44,7 +44,7 @@ from experiments.pipeline.prediction import (
     synchronous_speedup,
 )
 from experiments.pipeline.priority import raise_priority
-from experiments.pipeline.report import make_report, table
+from experiments.pipeline.report import make_report, tables
 from experiments.pipeline.sample import Sample
 from paceline.contract.errors import InvalidRequestError, UnavailableError
 from paceline.methods.drafter import DraftRequest, OutcomeRequest
@@ -314,7 +314,7 @@ def test_figures_report_table_and_picture(tmp_path: Path) -> None:
     assert synchronous["at_once"] == 1
     assert figures[2]["without_luck"] is None
     report = make_report(figures, {"step_curve": "30", "rounds": 2, "max_tokens": 32})
-    assert len(table(report).rows) == 3
+    assert [len(table.rows) for table in tables(report)] == [3, 3, 3]
     draw(report, tmp_path / "pipeline.png")
     assert (tmp_path / "pipeline.png").stat().st_size > 5000
 

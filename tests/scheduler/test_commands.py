@@ -128,7 +128,7 @@ async def test_a_running_deployment_is_found(
             (tmp_path / "paceline" / "other.json").write_text(
                 json.dumps({**asdict(first), "model": "other", "scheduler": "127.0.0.1:1"})
             )
-            with pytest.raises(InvalidRequestError, match=rf"(?s)several.*--scheduler.*{endpoint}.*other"):
+            with pytest.raises(InvalidRequestError, match=rf"(?s)several.*--scheduler.*other.*{endpoint}"):
                 await called(curves)
             assert "in force: length" in await called(policy, "--scheduler", endpoint)
 

@@ -42,6 +42,6 @@ def curves(
     if json_path != "-":
         console = Console()
         for one in known:
-            console.rule(title(one.subject), align="left")
+            console.print(title(one.subject), style="bold", markup=False)
             for table in curve_tables(curve_stats(one)):
                 console.print(table)

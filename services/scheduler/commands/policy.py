@@ -31,7 +31,7 @@ def policy(
 
     from rich.console import Console
 
-    from services.scheduler.commands.tables import policy_table, title
+    from services.scheduler.commands.tables import policy_tables, title
 
     known = known_subjects(redis, scheduler, model, tls_ca, tls_cert, tls_key)
     if json_path is not None:
@@ -49,7 +49,8 @@ def policy(
     if json_path != "-":
         console = Console()
         for one in known:
-            console.rule(title(one.subject), align="left")
+            console.print(title(one.subject), style="bold", markup=False)
             if one.policy is not None:
                 console.print(f"in force: {one.policy['reason']}")
-            console.print(policy_table(one.history))
+            for table in policy_tables(one.history):
+                console.print(table)

@@ -10,6 +10,8 @@ from rich.table import Table
 from services.scheduler.commands.stats import CONTEXTS
 from services.scheduler.subject import Subject
 
+_POSITIONS = 8
+
 
 def title(subject: Subject) -> str:
     """A subject in one line."""
@@ -23,46 +25,50 @@ def curve_tables(stats: Mapping[str, Any]) -> Iterator[Table]:
         yield _step(stats["step"])
     if "draft" in stats:
         yield _draft(stats["draft"])
-    if "peers" in stats:
-        yield _peers(stats["peers"])
+    for peer in stats.get("peers", ()):
+        yield _peers(peer)
     if "acceptance_per_position" in stats or "drafters" in stats:
-        yield _acceptance(stats)
+        yield from _acceptance(stats)
     for drafter in stats.get("drafters", ()):
         yield _reliability(drafter)
     if "tenants" in stats:
         yield _tenants(stats["tenants"])
 
 
-def policy_table(history: tuple[Mapping[str, Any], ...]) -> Table:
-    """Policies, newest first, with their reasons."""
-    columns = ("decided", "version", "length", "nodes", "wait", "ahead", "outcomes", "expected", "reason")
-    table = Table(*columns, title="policy history, newest first", title_justify="left")
+def policy_tables(history: tuple[Mapping[str, Any], ...]) -> Iterator[Table]:
+    """Policies, newest first, and below them the reason of each."""
+    columns = ("decided", "version", "length", "nodes", "wait ms", "ahead", "outcomes", "gain")
+    table = _table("policy history, newest first", *columns)
+    reasons = _table("reasons", "version", "reason")
     for policy in history:
         table.add_row(
             str(policy.get("written_at", ""))[:19].replace("T", " "),
             str(policy.get("version", "")),
             str(policy.get("draft_length", "")),
             str(policy.get("max_nodes_per_sequence", "")),
-            _ms(float(policy.get("wait_budget_us", 0)) / 1e6),
+            f"{float(policy.get('wait_budget_us', 0)) / 1e3:.2f}",
             str(policy.get("draft_ahead", "")),
             str(policy.get("num_outcomes", "")),
             f"{float(policy.get('expected_speedup', 0)):.2f}",
-            str(policy.get("reason", "")),
         )
-    return table
+        reasons.add_row(str(policy.get("version", "")), str(policy.get("reason", "")))
+    yield table
+    yield reasons
+
+
+def _table(title: str, *columns: str) -> Table:
+    """An empty table without lines, for which 80 columns are enough."""
+    return Table(*columns, title=title, title_justify="left", box=None, pad_edge=False)
 
 
 def _step(step: Mapping[str, Any]) -> Table:
     shift = "" if step["shift"] is None else f"; machine changed by {step['shift']:.2f}"
-    table = Table(
-        "rows",
-        "samples",
-        "as measured",
-        *(f"1 sequence, {context} tokens of context" for context in CONTEXTS),
-        title="step time"
+    table = _table(
+        "step time; the last columns are for one sequence with so many tokens of context"
         f" (+{step['per_context_token_s'] * 1e9:.0f} ns a context token,"
         f" +{step['per_sequence_s'] * 1e6:.0f} us a sequence{shift})",
-        title_justify="left",
+        *("rows", "samples", "as measured"),
+        *(f"{context} tokens" for context in CONTEXTS),
     )
     for row in step["rows"]:
         times = (row["measured_s"], *(row[f"at_{context}_s"] for context in CONTEXTS))
@@ -71,58 +77,47 @@ def _step(step: Mapping[str, Any]) -> Table:
 
 
 def _draft(draft: Mapping[str, Any]) -> Table:
-    table = Table(
-        "draft steps",
-        "sequences",
-        "time",
-        title=f"draft time, {draft['rounds']} rounds",
-        title_justify="left",
-    )
+    table = _table(f"draft time, {draft['rounds']} rounds", "draft steps", "sequences", "time")
     for row in draft["lengths"]:
         table.add_row(str(row["draft_steps"]), str(row["sequences"]), _ms(row["seconds"]))
     return table
 
 
-def _peers(peers: list[Mapping[str, Any]]) -> Table:
-    table = Table(
-        *("conductor", "drafter", "round trips", "p50", "p95", "queue p50", "queue p95"),
-        title="round trip less the drafter's time, and wait at the drafter",
-        title_justify="left",
+def _peers(peer: Mapping[str, Any]) -> Table:
+    """Of one conductor and one drafter, whose addresses may be long."""
+    table = _table(
+        f"{peer['conductor'] or '-'} to {peer['drafter'] or '-'}, {peer['round_trips']} round trips, in ms",
+        *("", "p50", "p95"),
     )
-    for peer in peers:
-        times = (
-            peer[f"{name}_{quantile}_s"] for name in ("round_trip", "queue") for quantile in ("p50", "p95")
-        )
-        table.add_row(
-            peer["conductor"] or "-",
-            peer["drafter"] or "-",
-            str(peer["round_trips"]),
-            *(_ms(t) for t in times),
-        )
+    for name, label in (
+        ("round_trip", "round trip less the drafter's time"),
+        ("queue", "wait at the drafter"),
+    ):
+        table.add_row(label, *(f"{peer[f'{name}_{quantile}_s'] * 1e3:.2f}" for quantile in ("p50", "p95")))
     return table
 
 
-def _acceptance(stats: Mapping[str, Any]) -> Table:
+def _acceptance(stats: Mapping[str, Any]) -> Iterator[Table]:
+    """A table for every eight positions."""
     rows = [("passes", stats.get("acceptance_per_position", []))]
     rows += [(one["drafter"], one["acceptance_per_position"]) for one in stats.get("drafters", ())]
     depth = max(len(rates) for _, rates in rows)
-    table = Table(
-        "",
-        *(str(position) for position in range(1, depth + 1)),
-        title="acceptance by position, given all before it",
-        title_justify="left",
-    )
-    for name, rates in rows:
-        table.add_row(name, *(f"{rate:.0%}" for rate in rates))
-    return table
+    for first in range(0, depth, _POSITIONS):
+        positions = range(first, min(first + _POSITIONS, depth))
+        table = _table("acceptance by position, given all before it")
+        table.add_column("", overflow="fold")
+        for position in positions:
+            table.add_column(str(position + 1), no_wrap=True)
+        for name, rates in rows:
+            table.add_row(name, *(f"{rates[i]:.0%}" if i < len(rates) else "" for i in positions))
+        yield table
 
 
 def _reliability(drafter: Mapping[str, Any]) -> Table:
-    table = Table(
-        *("confidence", "accepted", "trials", "", "calibrated", "accepted", "trials"),
-        title=f"{drafter['drafter']}: calibration error {drafter['own_error']:.1%} before,"
+    table = _table(
+        f"{drafter['drafter']}: calibration error {drafter['own_error']:.1%} before,"
         f" {drafter['calibrated_error']:.1%} after",
-        title_justify="left",
+        *("confidence", "accepted", "trials", "", "calibrated", "accepted", "trials"),
     )
     own, calibrated = drafter["own_diagram"], drafter["calibrated_diagram"]
     for i in range(max(len(own), len(calibrated))):
@@ -135,9 +130,10 @@ def _reliability(drafter: Mapping[str, Any]) -> Table:
 
 
 def _tenants(tenants: list[Mapping[str, Any]]) -> Table:
-    table = Table(
-        "tenant", "requests", "tokens", "tokens/s", "acceptance", title="tenants", title_justify="left"
-    )
+    table = _table("tenants")
+    table.add_column("tenant", overflow="fold")
+    for heading in ("requests", "tokens", "tokens/s", "acceptance"):
+        table.add_column(heading, no_wrap=True)
     for use in tenants:
         table.add_row(
             use["tenant"],
