@@ -58,6 +58,23 @@ def test_auto_takes_lean_for_the_family_and_generic_beyond(tiny_model: ModelFact
     )
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_experts_of_any_width_run_in_any_type(tmp_path: Path, dtype: torch.dtype) -> None:
+    """transformers' grouped products need rows of 16 bytes, and no float64."""
+    options = {**SHAPE, **GENERIC["deepseek_v3"], "moe_intermediate_size": 20}
+    torch.manual_seed(3)
+    AutoModelForCausalLM.from_config(AutoConfig.for_model("deepseek_v3", **options)).save_pretrained(tmp_path)
+    engine = TargetEngine.load(tmp_path, dtype=dtype, taps=[TapSpec((0, 2), norm_final=True)])
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype, experts_implementation="eager").eval()
+    with torch.inference_mode():
+        expected = model(torch.tensor([PROMPT])).logits[0].float()
+    _, found, _ = greedy(engine)
+    likeness = torch.cosine_similarity(
+        found, expected, dim=-1
+    )  # bfloat16 sums differ with the rows beside them
+    assert bool((likeness > (0.99 if dtype == torch.bfloat16 else 1 - 1e-6)).all())
+
+
 @pytest.mark.parametrize("change", ["missing", "mismatched"])
 def test_a_checkpoint_without_all_weights_is_refused_by_name(
     tiny_model: ModelFactory, tmp_path: Path, change: str

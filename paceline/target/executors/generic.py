@@ -21,6 +21,7 @@ from paceline.model.torch_block import Scoring
 from paceline.model.weights import UnsupportedModelError
 from paceline.target.attention.attend import StepPlan
 from paceline.target.executor import FINAL_NORM, ExecutorOutput, ModelShape, nothing
+from paceline.target.executors.heads_probe import HeadsProbe
 
 ATTENTION_NAME = "paceline"
 
@@ -58,37 +59,6 @@ def _attention(
     mixed = paceline_plan.attend(queries, keys_values, int(module.layer_idx), scoring)
     out = mixed.view(n, group, kv_heads, width)[..., :value_dim].transpose(1, 2)
     return out.reshape(1, n, heads, value_dim), None
-
-
-class HeadsProbe:
-    """Stands in for a step's plan in one pass, to see which key heads of what width each layer brings to attention.
-
-    Configurations name these numbers in many ways; the pass does not depend on names.
-    """
-
-    def __init__(self) -> None:
-        self._found: dict[int, tuple[int, int]] = {}
-
-    def attend(self, queries: Tensor, keys_values: Tensor, layer: int, scoring: Scoring) -> Tensor:
-        """Note a layer's heads; attention itself gives zeros."""
-        self._found[layer] = (keys_values.shape[1] // 2, keys_values.shape[2])
-        return torch.zeros_like(queries).flatten(1)
-
-    def layer_heads(self, num_layers: int) -> tuple[tuple[int, int], ...]:
-        """Key heads of each layer, and the larger width of keys and values.
-
-        Raises:
-            UnsupportedModelError: some layers have no attention, or attention has other layers.
-        """
-        layers = range(num_layers)
-        if missing := [layer for layer in layers if layer not in self._found]:
-            raise UnsupportedModelError(
-                f"layers {missing} have no attention over keys and values: linear attention and other states of a "
-                "sequence are not kept"
-            )
-        if surplus := sorted(set(self._found) - set(layers)):
-            raise UnsupportedModelError(f"attention of layers {surplus}, which the model does not list")
-        return tuple(self._found[layer] for layer in layers)
 
 
 def _no_mask(*_: Any, **__: Any) -> None:
@@ -159,12 +129,15 @@ class GenericExecutor:
             own if len(set(own)) > 1 else (),
         )
 
-    @torch.inference_mode()
     def _probe_heads(self, num_layers: int, where: torch.device) -> tuple[tuple[int, int], ...]:
-        probe, one = HeadsProbe(), torch.zeros(1, dtype=torch.int64, device=where)
-        inputs = {"input_ids": one[None], "position_ids": one[None], "logits_to_keep": one}
+        probe = HeadsProbe()
         try:
-            self._model(**inputs, use_cache=False, paceline_plan=probe)
+            try:
+                self._run_probe(probe, where)
+            except RuntimeError:
+                # Grouped products of experts take neither float64 nor widths that are no multiple of 16 bytes.
+                self._model.set_experts_implementation("eager")
+                self._run_probe(probe, where)
         except (
             AttributeError,
             TypeError,
@@ -174,6 +147,12 @@ class GenericExecutor:
                 f"{type(self._model).__name__} does not run over Paceline's attention and cache: {error}"
             ) from error
         return probe.layer_heads(num_layers)
+
+    @torch.inference_mode()
+    def _run_probe(self, probe: HeadsProbe, where: torch.device) -> None:
+        one = torch.zeros(1, dtype=torch.int64, device=where)
+        inputs = {"input_ids": one[None], "position_ids": one[None], "logits_to_keep": one}
+        self._model(**inputs, use_cache=False, paceline_plan=probe)
 
     def _capture_input(self, index: int) -> Any:
         def hook(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
