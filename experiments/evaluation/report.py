@@ -31,7 +31,7 @@ HEADS = (
 
 
 _COLUMNS = 5
-"""Depths, or drafters, side by side."""
+"""Depths, or lengths, side by side."""
 
 LENGTHS = (1, 2, 4, 8, 16)
 """Of the blocks that the Markdown shows times of."""
@@ -68,7 +68,8 @@ def tables(target: Mapping[str, Any]) -> list[Table]:
     shown = []
     for drafter in target["drafters"]:
         worth = _table(
-            f"{drafter['name']} ({drafter['method']}; trained on: {_training(drafter['training'])})"
+            f"{drafter['name']} ({drafter['method']}; trained on: {_training(drafter['training'])}); "
+            "to drafter, to target: bytes a cycle"
         )
         for head in (
             "drafts",
@@ -76,8 +77,8 @@ def tables(target: Mapping[str, Any]) -> list[Table]:
             "tokens/pass",
             "draft ms",
             "speed",
-            "B to drafter",
-            "B to target",
+            "to drafter",
+            "to target",
             "same text",
         ):
             worth.add_column(head, justify="left" if head == "drafts" else "right", no_wrap=True)
@@ -94,15 +95,16 @@ def tables(target: Mapping[str, Any]) -> list[Table]:
                 _same(result),
             )
         shown += [worth, *_acceptance(drafter)]
-    columns = _blocks(target)
-    for first in range(0, len(columns), _COLUMNS):
-        some = columns[first : first + _COLUMNS]
+    rows = _blocks(target)
+    lengths = sorted({length for _, by_length in rows for length in by_length})
+    for first in range(0, len(lengths), _COLUMNS):
         blocks = _table("ms a block, by its length")
-        blocks.add_column("length", justify="right", no_wrap=True)
-        for head, _ in some:
-            blocks.add_column(head, justify="right")
-        for length in sorted({length for _, by_length in some for length in by_length}):
-            blocks.add_row(str(length), *(_median(by_length.get(length)) for _, by_length in some))
+        blocks.add_column("drafter", overflow="fold")
+        for length in lengths[first : first + _COLUMNS]:
+            blocks.add_column(str(length), justify="right", no_wrap=True)
+        for name, by_length in rows:
+            times = (by_length.get(length) for length in lengths[first : first + _COLUMNS])
+            blocks.add_row(name, *map(_median, times))
         shown.append(blocks)
     return shown
 

@@ -173,7 +173,8 @@ def test_methods_are_listed_for_people_and_for_programs(capsys: pytest.CaptureFi
     assert rows["independent"]["tap"] == "nothing"
     assert exit_code("methods") == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines if line[:1].isalpha()] == ["name", *METHODS]
+    assert [line.split()[0] for line in lines if line[:1].isalpha()] == ["name", *METHODS, "each"]
+    assert lines[-1] == "each may be placed colocated or separate"
 
 
 def test_the_table_of_methods_needs_no_model(tmp_path: Path) -> None:
