@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import DeepseekV3ForCausalLM
 from transformers.modeling_layers import MtpModel
@@ -16,13 +17,14 @@ from transformers.modeling_layers import MtpModel
 from paceline.checkpoints.exchange import export_checkpoint, import_checkpoint, read_public
 from paceline.methods.checkpoint import CheckpointError, DrafterConfig, read_all_tensors
 from paceline.methods.decoder_block import block_shape, block_shapes
-from paceline.methods.deepseek_mtp.deepseek_block import read_latent, read_mlp
+from paceline.methods.deepseek_mtp.deepseek_block import read_latent, read_mlp, read_sizes
 from paceline.methods.drafter import Drafter, DraftRequest
 from paceline.methods.layouts.public_config import PublicConfig
 from paceline.methods.layouts.target_facts import TargetFacts
 from paceline.methods.loading import load_drafter
 from tests.methods.deepseek_reference import (
     VARIANTS,
+    YARN,
     DeepseekReference,
     deepseek_config,
     public_config,
@@ -192,6 +194,13 @@ def test_out_and_in_again_is_the_same(tmp_path: Path, name: str) -> None:
         ({"n_routed_experts": 12}, "mlp.experts.11.up_proj.weight is missing"),
         ({"n_routed_experts": 4, "n_group": 2}, "mlp.experts.7.up_proj.weight is surplus"),
         ({"first_k_dense_replace": 9}, "mlp.gate_proj.weight is missing"),
+        ({"model_type": "longcat_flash"}, "model_type must be 'deepseek_v3' or"),
+        ({"attention_gain": 2.0}, "no reader of this format knows attention_gain"),
+        ({"rope_scaling": {"type": "yarn", "factor": None}}, "rope_scaling.factor must be a finite number"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "must be default or yarn"),
+        ({"rope_scaling": {**YARN, "low_freq_factor": 1.0}}, "knows rope_scaling.low_freq_factor"),
+        ({"rms_norm_eps": None}, "rms_norm_eps must be a finite number"),
+        ({"hidden_act": "gelu"}, "hidden_act must be 'silu'"),
     ],
 )
 def test_what_cannot_be_served_is_named(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
@@ -199,6 +208,29 @@ def test_what_cannot_be_served_is_named(tmp_path: Path, changes: dict[str, Any],
     public = publish(tmp_path / "public", tmp_path / "target", config, [public_module(config)[1]], **changes)
     with pytest.raises(CheckpointError, match=words):
         read_public(public, TargetFacts.read(tmp_path / "target"), "nextn")
+
+
+@pytest.mark.parametrize("name", ["embed_tokens", "shared_head.head"])
+def test_a_copy_that_differs_from_the_target_is_refused(tmp_path: Path, name: str) -> None:
+    config = save_target(tmp_path / "target")
+    module = public_module(config)[1]
+    public = publish(tmp_path / "public", tmp_path / "target", config, [module])
+    tensors = load_file(public / "model.safetensors")
+    tensors[f"model.layers.3.{name}.weight"][5, 6] += 0.5
+    save_file(tensors, public / "model.safetensors")
+    with pytest.raises(CheckpointError, match=rf"layers\.0\.{name}\.weight is no copy of the target's"):
+        read_public(public, TargetFacts.read(tmp_path / "target"), "nextn")
+
+
+def test_a_configuration_as_transformers_saves_it_gives_the_same_shape(tmp_path: Path) -> None:
+    config = save_target(tmp_path / "target", rope_parameters=YARN)
+    module, facts = public_module(config)[1], TargetFacts.read(tmp_path / "target")
+    public = publish(tmp_path / "public", tmp_path / "target", config, [module])
+    first, _ = read_public(public, facts, "nextn")
+    shutil.copy(tmp_path / "target" / "config.json", public)
+    second, _ = read_public(public, facts, "nextn")
+    assert first.shape == second.shape
+    assert first.shape["rope_parameters"]["mscale_all_dim"] == YARN["mscale_all_dim"]
 
 
 BAD = (None, "7", -1, 0, 1 << 40, True, [3], {"a": 1}, 2.5, float("nan"))
@@ -210,7 +242,7 @@ def test_any_value_of_a_key_is_read_or_refused(key: str) -> None:
     for value in BAD:
         config = PublicConfig(public_config(deepseek_config()) | {key: value})
         with contextlib.suppress(CheckpointError):
-            shape = read_mlp(config, 3, 1) | read_latent(config)
-            whole = DrafterConfig("deepseek_mtp", "", shape={"hidden": 32, "num_heads": 4, **shape})
+            shape = read_sizes(config) | read_mlp(config, 3, 1) | read_latent(config)
+            whole = DrafterConfig("deepseek_mtp", "", shape=shape)
             block_shapes(whole, "", 32)
             block_shape(whole)

@@ -13,10 +13,53 @@ from paceline.methods.latent_attention import latent_shape
 from paceline.methods.layouts.public_config import PublicConfig
 from paceline.methods.routed_experts import experts_shape
 
+MODEL_TYPES = ("deepseek_v3", "deepseek_mtp", "glm4_moe_lite")
+"""Types whose block this is; `deepseek_mtp` is what vLLM and our export call a module by itself."""
+
+_YARN = ("beta_fast", "beta_slow", "mscale", "mscale_all_dim", "attention_factor")
+
 
 def has_latent(config: PublicConfig) -> bool:
-    """Whether a file describes latent attention."""
+    """Whether a file describes latent attention. Takes no key."""
     return "kv_lora_rank" in config
+
+
+def read_sizes(config: PublicConfig) -> dict[str, Any]:
+    """Fields of `shape` besides those of attention and MLP.
+
+    Raises:
+        CheckpointError: naming a key that is missing, malformed or not supported.
+    """
+    config.expect("model_type", *MODEL_TYPES, because="other models with latent attention are not computed")
+    config.expect("hidden_act", "silu")
+    config.expect("partial_rotary_factor", 1.0, because="qk_rope_head_dim says what is rotated")
+    # The model type says the class. The module's head is the target's, tied or not.
+    config.without_effect("architectures", "tie_word_embeddings", "mlp_layer_types")
+    return {
+        "hidden": config.size("hidden_size"),
+        "num_heads": config.size("num_attention_heads"),
+        "target_vocab": config.size("vocab_size"),
+        "max_positions": config.size("max_position_embeddings"),
+        "rms_eps": config.number("rms_norm_eps"),
+        "rope_parameters": _read_rope(config),
+    }
+
+
+def _read_rope(config: PublicConfig) -> dict[str, Any]:
+    section = config.section("rope_parameters" if "rope_parameters" in config else "rope_scaling")
+    outer = config.number("rope_theta", 10000.0)
+    kind = section.text("rope_type", section.text("type", "default"))
+    section.without_effect("type")  # an older spelling, beside the newer one
+    rope: dict[str, Any] = {"rope_type": kind, "rope_theta": section.number("rope_theta", outer)}
+    if kind == "yarn":
+        rope["factor"] = section.number("factor")
+        rope["original_max_position_embeddings"] = section.size("original_max_position_embeddings")
+        rope |= {key: section.number(key) for key in _YARN if key in section}
+        if "truncate" in section:
+            rope["truncate"] = section.switch("truncate")
+    elif kind != "default":
+        raise section.error("rope_type", "must be default or yarn")
+    return rope
 
 
 def read_latent(config: PublicConfig) -> dict[str, Any]:

@@ -21,7 +21,13 @@ import torch
 from torch import Tensor
 
 from paceline.methods.checkpoint import CheckpointError, DrafterConfig
-from paceline.methods.deepseek_mtp.deepseek_block import has_latent, read_latent, read_mlp, write_block
+from paceline.methods.deepseek_mtp.deepseek_block import (
+    has_latent,
+    read_latent,
+    read_mlp,
+    read_sizes,
+    write_block,
+)
 from paceline.methods.deepseek_mtp.layer import module_prefix, num_modules, parameter_shapes
 from paceline.methods.layouts.block_scaled import read_scaled
 from paceline.methods.layouts.layout import Layout
@@ -60,23 +66,21 @@ def read_nextn(checkpoint: PublicCheckpoint, target: TargetFacts) -> tuple[Draft
     Raises:
         CheckpointError: naming what is missing, surplus, of another shape or not supported.
     """
-    source = checkpoint.config.unchecked()
-    if not is_nextn(source):
-        raise CheckpointError(
-            f"config.json: {COUNT} must be a positive whole number, not {source.get(COUNT)!r}"
-        )
-    layers, count = source.get("num_hidden_layers"), source[COUNT]
-    if not isinstance(layers, int) or isinstance(layers, bool) or layers < 1:
-        raise CheckpointError(
-            f"config.json: num_hidden_layers must be a positive whole number, not {layers!r}"
-        )
-    if source.get("partial_rotary_factor", 1.0) != 1.0:
-        raise CheckpointError("config.json: partial_rotary_factor other than 1 is not supported")
-    model_type = str(source.get("model_type", ""))
+    public_config = checkpoint.config
+    if not is_nextn({COUNT: public_config.peek(COUNT)}):
+        raise public_config.error(COUNT, "must be a positive whole number")
+    layers, count = public_config.size("num_hidden_layers"), public_config.size(COUNT)
+    model_type = str(public_config.peek("model_type") or "")
     is_mimo = model_type.startswith("mimo")
-    shape = block_shape({**source, "num_hidden_layers": 1}) | read_mlp(checkpoint.config, layers, count)
-    if has_latent(checkpoint.config):
-        shape |= read_latent(checkpoint.config)
+    carries_norm = public_config.switch(CARRIES_NORM, not model_type.startswith("deepseek"))
+    shape = read_mlp(public_config, layers, count)
+    if has_latent(public_config):
+        shape |= read_sizes(public_config) | read_latent(public_config)
+    else:
+        source = public_config.unchecked()
+        if source.get("partial_rotary_factor", 1.0) != 1.0:
+            raise CheckpointError("config.json: partial_rotary_factor other than 1 is not supported")
+        shape = block_shape({**source, "num_hidden_layers": 1}) | shape
     tensors: dict[str, Tensor] = {}
     for index in range(count):
         public = f"model.mtp_layers.{index}." if is_mimo else f"model.layers.{layers + index}."
@@ -97,14 +101,17 @@ def read_nextn(checkpoint: PublicCheckpoint, target: TargetFacts) -> tuple[Draft
     shape |= {
         "num_modules": count,
         "target_layers": layers,
-        "carries_norm": bool(source.get(CARRIES_NORM, not model_type.startswith("deepseek"))),
+        "carries_norm": carries_norm,
         "qkv_bias": f"{module_prefix(0)}self_attn.q_proj.bias" in tensors,
         "head_norms": f"{module_prefix(0)}self_attn.q_norm.weight" in tensors,
     }
     for name in [name for name in tensors if name.endswith(COPIES)]:
-        size = tuple(tensors.pop(name).shape)
-        if size != (target.vocab, target.hidden):
-            raise CheckpointError(f"{name} has shape {size}, not {(target.vocab, target.hidden)}")
+        copy, is_head = tensors.pop(name), name.endswith(COPIES[1])
+        if not torch.equal(copy, (target.head if is_head else target.embedding)(copy.dtype)):
+            raise CheckpointError(
+                f"{name} is no copy of the target's {'head' if is_head else 'embedding'}: a module of the nextn layout "
+                "shares both with its target"
+            )
     config = DrafterConfig("deepseek_mtp", target.fingerprint, target.name, shape, {"imported_from": "nextn"})
     check_names(tensors, parameter_shapes(config))
     return config, tensors
