@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 import typer
 from typer.testing import CliRunner
 
@@ -19,6 +21,14 @@ from services.scheduler.commands import sources
 from services.scheduler.commands.curves import curves
 from services.scheduler.commands.policy import policy
 from services.scheduler.subject import Subject
+
+
+@pytest.fixture(autouse=True)
+def _quiet_scheduler() -> Iterator[None]:
+    """The scheduler of these tests runs in the test's process; its log must not mix with the command's output."""
+    structlog.configure(logger_factory=structlog.ReturnLoggerFactory(), processors=[])
+    yield
+    structlog.reset_defaults()
 
 
 def run(command: Any, *arguments: str) -> str:
