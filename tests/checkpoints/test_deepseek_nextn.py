@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -231,6 +232,30 @@ def test_a_configuration_as_transformers_saves_it_gives_the_same_shape(tmp_path:
     second, _ = read_public(public, facts, "nextn")
     assert first.shape == second.shape
     assert first.shape["rope_parameters"]["mscale_all_dim"] == YARN["mscale_all_dim"]
+
+
+def test_a_module_that_sglang_exported_alone_is_the_same(tmp_path: Path) -> None:
+    """SGLang's script renames the layer to 0, drops both copies and says `num_hidden_layers` 1."""
+    config = save_target(tmp_path / "target")
+    module, facts = public_module(config)[1], TargetFacts.read(tmp_path / "target")
+    first, tensors = read_public(
+        publish(tmp_path / "public", tmp_path / "target", config, [module]), facts, "nextn"
+    )
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    renamed = {f"model.layers.0.{name}": tensor for name, tensor in module.items()}
+    save_file(renamed, alone / "nextn_layer_parameters.safetensors")
+    index = {"weight_map": dict.fromkeys(renamed, "nextn_layer_parameters.safetensors")}
+    (alone / "model.safetensors.index.json").write_text(json.dumps(index))
+    content = public_config(config) | {
+        "num_hidden_layers": 1,
+        "architectures": ["DeepseekV3ForCausalLMNextN"],
+    }
+    (alone / "config.json").write_text(json.dumps(content))
+    second, same = read_public(alone, facts)
+    assert first.shape == second.shape
+    assert tensors.keys() == same.keys()
+    assert all(torch.equal(tensors[name], same[name]) for name in tensors)
 
 
 BAD = (None, "7", -1, 0, 1 << 40, True, [3], {"a": 1}, 2.5, float("nan"))

@@ -24,6 +24,12 @@ def has_latent(config: PublicConfig) -> bool:
     return "kv_lora_rank" in config
 
 
+def is_standalone(config: PublicConfig) -> bool:
+    """Whether a file is a module alone, as SGLang's `export_deepseek_nextn.py` writes it. Takes no key."""
+    names = config.peek("architectures")
+    return isinstance(names, list) and "DeepseekV3ForCausalLMNextN" in names
+
+
 def read_sizes(config: PublicConfig) -> dict[str, Any]:
     """Fields of `shape` besides those of attention and MLP.
 

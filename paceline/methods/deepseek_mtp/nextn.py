@@ -1,10 +1,10 @@
 """Multi-token prediction modules in their targets' checkpoints: layers after the target's last one.
 
 Reads the names of DeepSeek-V3, which GLM shares (`model.layers.{num_hidden_layers}.enorm.weight`, ...), and those of
-MiMo (`model.mtp_layers.0.token_layernorm.weight`, ...; it joins the hidden state first). The directory may hold the
-complete model: other tensors are not read. Blocks of the Llama family are supported, with biases of queries, keys and
-values, or norms of heads, and DeepSeek-V3's own: latent attention and experts, in 8 bits as it is published. Nothing is
-unpickled.
+MiMo (`model.mtp_layers.0.token_layernorm.weight`, ...; it joins the hidden state first). SGLang's NextN exports of
+DeepSeek-V3 hold the module alone, as layer 0. The directory may hold the complete model: other tensors are not read.
+Blocks of the Llama family are supported, with biases of queries, keys and values, or norms of heads, and DeepSeek-V3's
+own: latent attention and experts, in 8 bits as it is published. Nothing is unpickled.
 
 An export loses what the layout does not have: the target's fingerprint, how the modules were trained, and which part of
 the vocabulary they propose (other programs let them propose all).
@@ -23,6 +23,7 @@ from torch import Tensor
 from paceline.methods.checkpoint import CheckpointError, DrafterConfig
 from paceline.methods.deepseek_mtp.deepseek_block import (
     has_latent,
+    is_standalone,
     read_latent,
     read_mlp,
     read_sizes,
@@ -73,6 +74,11 @@ def read_nextn(checkpoint: PublicCheckpoint, target: TargetFacts) -> tuple[Draft
     model_type = str(public_config.peek("model_type") or "")
     is_mimo = model_type.startswith("mimo")
     carries_norm = public_config.switch(CARRIES_NORM, not model_type.startswith("deepseek"))
+    first = layers  # the first module's index in the tensors' names
+    if is_standalone(public_config):
+        public_config.expect("num_hidden_layers", 1, because="a NextN export of SGLang holds one layer")
+        public_config.expect(COUNT, 1, because="a NextN export of SGLang holds one layer")
+        first, layers = 0, target.num_layers
     shape = read_mlp(public_config, layers, count)
     if has_latent(public_config):
         shape |= read_sizes(public_config) | read_latent(public_config)
@@ -83,7 +89,7 @@ def read_nextn(checkpoint: PublicCheckpoint, target: TargetFacts) -> tuple[Draft
         shape = block_shape({**source, "num_hidden_layers": 1}) | shape
     tensors: dict[str, Tensor] = {}
     for index in range(count):
-        public = f"model.mtp_layers.{index}." if is_mimo else f"model.layers.{layers + index}."
+        public = f"model.mtp_layers.{index}." if is_mimo else f"model.layers.{first + index}."
         found = checkpoint.tensors(prefix=public)
         if not found:
             raise CheckpointError(
