@@ -51,6 +51,7 @@ class Conductor:
         self._starting: asyncio.Task[None] | None = None
         self._process: Process | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        self._policy_watch: PolicyWatch | None = None
 
     async def start(self) -> ConductorStatus:
         """Starts the conductor unless it runs, and returns its status."""
@@ -162,10 +163,10 @@ class Conductor:
         scheduler = self._settings.scheduler
         if scheduler is not None:
             self._spawn(send_reports(self._reports, scheduler, process.tls))
-            watch = PolicyWatch(
+            self._policy_watch = PolicyWatch(
                 scheduler, process.tls, self._peers.measurement_key, self._cycles.accept_policy
             )
-            self._spawn(watch.run())
+            self._spawn(self._policy_watch.run())
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(coroutine)
@@ -197,6 +198,13 @@ class Conductor:
     def _reached_drafters(self) -> list[peer_pb2.PeerInfo]:
         return [link.info for link in self._dispatcher.links if link.info is not None]
 
+    def _has_policy(self) -> bool:
+        """Whether the scheduler, if there is one, has sent a policy for the peers in use."""
+        watch = self._policy_watch
+        if watch is None:
+            return self._settings.scheduler is None
+        return watch.accepted_key is not None and watch.accepted_key == self._peers.measurement_key()
+
     def _status(self) -> ConductorStatus:
         assert self._process is not None
         verifier = self._verifier
@@ -214,6 +222,7 @@ class Conductor:
                 for link in self._dispatcher.links
                 if link.is_up and link.info is not None
             ),
+            has_policy=self._has_policy(),
             reason="" if is_ready else verifier.last_reason,
             counters=self._counters.as_dict()
             | {

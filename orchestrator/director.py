@@ -178,4 +178,5 @@ class DirectorServicer(orchestrator_pb2_grpc.DirectorServiceServicer):
             verifier=peer_pb2.PeerInfo.FromString(known[0].verifier),
             drafters=drafters.values(),
             placement=known[0].placement,
+            has_policy=all(status.has_policy for status in known),
         )

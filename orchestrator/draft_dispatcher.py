@@ -28,7 +28,7 @@ from orchestrator.sequences import ConductorSequences, Sequence
 from orchestrator.verifier_link import VerifierLink
 from paceline.contract.errors import IncompatiblePeerError, UnavailableError
 from paceline.contract.failures import DRAFTING_ENDS
-from paceline.v1 import drafter_pb2, peer_pb2
+from paceline.v1 import drafter_pb2, generation_pb2, peer_pb2
 
 MAX_REOPENS_IN_A_ROW = 8
 """A sequence whose openings fail more often in a row gets no drafter any more."""
@@ -89,6 +89,24 @@ class DraftDispatcher:
             and requirement.name in ("", own.method)
             and can_do(own, requirement.reads_features)
         )
+
+    def no_draft_reason(self, sequence: Sequence, *, is_colocated: bool) -> generation_pb2.NoDraftReason:
+        """Why a step of a running sequence had no drafts.
+
+        Args:
+            sequence: the sequence.
+            is_colocated: the verifier's own drafter is in use.
+        """
+        policy = self._policy.step
+        if not sequence.max_draft_nodes:
+            return generation_pb2.NO_DRAFT_REASON_REQUEST
+        if not self.links and not is_colocated:
+            return generation_pb2.NO_DRAFT_REASON_MISSING
+        if not policy.draft_length or not policy.max_nodes_per_sequence:
+            return generation_pb2.NO_DRAFT_REASON_POLICY
+        if is_colocated or sequence.drafting.attachments:
+            return generation_pb2.NO_DRAFT_REASON_LATE
+        return generation_pb2.NO_DRAFT_REASON_MISSING
 
     # What the sequences need.
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from orchestrator.drafter_link import DrafterLink
 from orchestrator.placement import ANY_DRAFTER, DrafterRequirement
+from paceline.v1 import generation_pb2
 
 
 @dataclass(slots=True)
@@ -45,6 +46,7 @@ class Drafting:
         retry_at: loop time before which the sequence is not opened again.
         has_featureless_hit: the next step verifies a draft from the speculation cache, and the drafter made it ahead
             of the target's features although it reads them.
+        no_draft_reason: why the last step without drafts had none.
     """
 
     attachments: dict[int, Attachment] = field(default_factory=dict)
@@ -54,6 +56,7 @@ class Drafting:
     num_reopens: int = 0
     retry_at: float = 0.0
     has_featureless_hit: bool = False
+    no_draft_reason: generation_pb2.NoDraftReason = generation_pb2.NO_DRAFT_REASON_UNSPECIFIED
 
     @property
     def reads_features(self) -> bool:

@@ -25,7 +25,11 @@ log = structlog.get_logger()
 
 
 class PolicyWatch:
-    """One subscription."""
+    """One subscription.
+
+    Attributes:
+        accepted_key: what the last policy that arrived was made for; None before the first.
+    """
 
     def __init__(
         self,
@@ -38,6 +42,7 @@ class PolicyWatch:
         self._tls = tls
         self._key = key
         self._accept = accept
+        self.accepted_key: scheduler_pb2.MeasurementKey | None = None
 
     async def run(self) -> None:
         """Watches until cancelled."""
@@ -81,6 +86,7 @@ class PolicyWatch:
                     "policy", version=policy.version, draft_length=policy.draft_length, reason=policy.reason
                 )
                 self._accept(policy)
+                self.accepted_key = key
                 reading = asyncio.create_task(call.read())
         finally:
             await channel.close(None)

@@ -24,7 +24,7 @@ from orchestrator.sequences import ConductorSequences, Sequence
 from orchestrator.verifier_link import VerifierLink
 from paceline.contract.errors import PacelineError, StreamProtocolError, UnavailableError
 from paceline.contract.failures import RETRIABLE_CODES, StatusCode
-from paceline.v1 import orchestrator_pb2, peer_pb2, sampling_pb2, target_pb2
+from paceline.v1 import generation_pb2, orchestrator_pb2, peer_pb2, sampling_pb2, target_pb2
 
 log = structlog.get_logger()
 
@@ -85,6 +85,10 @@ class SequenceLifecycle:
     def is_running(self, request_id: str) -> bool:
         """Whether a request with this id is unfinished."""
         return request_id in self._sequences
+
+    def no_draft_reason(self, sequence: Sequence) -> generation_pb2.NoDraftReason:
+        """Why a step of a running sequence had no drafts."""
+        return self._dispatcher.no_draft_reason(sequence, is_colocated=self._placement() == "colocated")
 
     # Calls of the servicer.
 

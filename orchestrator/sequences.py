@@ -101,6 +101,7 @@ class Sequence:
     def generation_stats(self) -> generation_pb2.GenerationStats:
         """Statistics so far, as sent with every frame."""
         first, last = self.first_token_at, self.last_token_at
+        had_no_drafts = self.stats.num_passes > 1 and not self.stats.num_draft_tokens
         return generation_pb2.GenerationStats(
             num_prompt_tokens=self.commit_log.num_prompt_tokens,
             num_generated_tokens=self.commit_log.num_generated_tokens,
@@ -111,6 +112,7 @@ class Sequence:
             accepted_per_position=passes_per_position(self.stats.accepted),
             time_to_first_token_us=0 if first is None else int((first - self.started_at) * 1e6),
             decode_us=0 if first is None or last is None else int((last - first) * 1e6),
+            no_draft_reason=self.drafting.no_draft_reason if had_no_drafts else None,
         )
 
 

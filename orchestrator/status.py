@@ -21,6 +21,7 @@ class ConductorStatus:
         placement: "colocated", "separate" or "none".
         verifier: the verifier's PeerInfo, serialised; empty before the first connection.
         drafters: PeerInfo of every drafter that is up, serialised.
+        has_policy: the scheduler has sent a policy for the peers in use; True without a scheduler.
         reason: why it is not ready; empty while it is.
         counters: counts since the conductor started.
     """
@@ -33,5 +34,6 @@ class ConductorStatus:
     placement: str
     verifier: bytes = b""
     drafters: tuple[bytes, ...] = ()
+    has_policy: bool = False
     reason: str = ""
     counters: dict[str, int] = field(default_factory=dict)

@@ -136,6 +136,8 @@ class StepHandler:
             sequence, row, drafting = commit.sequence, commit.row, commit.sequence.drafting
             counters.num_committed_tokens += len(commit.new_tokens)
             sequence.stats.add(row.num_draft_tokens, row.draft_depth, row.num_accepted_tokens)
+            if not sequence.stats.num_draft_tokens:
+                drafting.no_draft_reason = self._lifecycle.no_draft_reason(sequence)
             if row.draft_depth:
                 counters.num_draft_tokens += row.num_draft_tokens
                 counters.num_accepted_tokens += row.num_accepted_tokens

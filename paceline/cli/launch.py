@@ -22,7 +22,10 @@ from paceline.assets import SHIPPED_DRAFTERS, drafters_dir, shipped_drafter
 from paceline.contract.errors import InvalidRequestError
 from paceline.embedded import Deployment, DeploymentOptions, Placement
 from paceline.embedded.failure import DeploymentError
+from paceline.embedded.promised_drafter import wait_for_drafter
 from paceline.models import resolve
+
+_DRAFTER_TIMEOUT_S = 15.0
 
 
 def find_model(name_or_path: str) -> Path:
@@ -98,8 +101,16 @@ def running(options: DeploymentOptions, console: Console) -> Iterator[Deployment
                 except DeploymentError as error:
                     _explain(error, console)
                     raise typer.Exit(1) from None
+                missing = wait_for_drafter(
+                    deployment.endpoint("orchestrator"),
+                    options.placement,
+                    _DRAFTER_TIMEOUT_S,
+                    lambda: bool(deployment.dead()),
+                )
                 progress.end()
                 console.print(f"ready after {time.monotonic() - started_at:.1f} s")
+                if missing:
+                    console.print(f"decoding is plain for now: {missing}", style="yellow", markup=False)
                 yield deployment
             except _Interrupted:
                 raise typer.Exit(130) from None

@@ -8,6 +8,13 @@ from __future__ import annotations
 
 from paceline.client.events import Completion, Stats
 
+_NO_DRAFTS = {
+    "request": "no drafts: the request turned them off",
+    "policy": "no drafts: the policy turned them off (see `paceline policy`)",
+    "missing": "no drafts: no drafter had this text",
+    "late": "no drafts verified: they came too late, or none was chosen",
+}
+
 
 def stats_line(stats: Stats, finish_reason: str) -> str:
     """Speed, tokens per target pass, acceptance by position, time to the first token, length."""
@@ -15,6 +22,8 @@ def stats_line(stats: Stats, finish_reason: str) -> str:
     if stats.drafted_per_position:
         rates = " ".join(f"{rate:.2f}" for rate in stats.acceptance_per_position)
         parts.append(f"acceptance by position {rates}")
+    elif stats.no_draft_reason:
+        parts.append(_NO_DRAFTS[stats.no_draft_reason])
     parts.append(f"first token {stats.time_to_first_token_s * 1e3:.0f} ms")
     parts.append(f"{stats.num_generated_tokens} tokens ({finish_reason})")
     return " | ".join(parts)

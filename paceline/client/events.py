@@ -69,7 +69,12 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """Stats of one generation; generation.proto describes each (GenerationStats)."""
+    """Stats of one generation; generation.proto describes each (GenerationStats).
+
+    Attributes:
+        no_draft_reason: why no draft token was verified: "request" or "policy" (drafts were off), "missing" (no drafter
+            had the text), "late" (drafts came too late, or none was chosen); empty if draft tokens were verified.
+    """
 
     num_prompt_tokens: int
     num_generated_tokens: int
@@ -80,6 +85,7 @@ class Stats:
     accepted_per_position: tuple[int, ...]
     time_to_first_token_s: float
     decode_s: float
+    no_draft_reason: str = ""
 
     @property
     def tokens_per_pass(self) -> float:
@@ -232,6 +238,14 @@ def from_response(response: generation_pb2.GenerateResponse) -> Event | None:
     return None
 
 
+_NO_DRAFT_REASONS: dict[int, str] = {
+    generation_pb2.NO_DRAFT_REASON_REQUEST: "request",
+    generation_pb2.NO_DRAFT_REASON_POLICY: "policy",
+    generation_pb2.NO_DRAFT_REASON_MISSING: "missing",
+    generation_pb2.NO_DRAFT_REASON_LATE: "late",
+}
+
+
 def _stats(message: generation_pb2.GenerationStats) -> Stats:
     return Stats(
         num_prompt_tokens=message.num_prompt_tokens,
@@ -243,4 +257,5 @@ def _stats(message: generation_pb2.GenerationStats) -> Stats:
         accepted_per_position=tuple(message.accepted_per_position),
         time_to_first_token_s=message.time_to_first_token_us / 1e6,
         decode_s=message.decode_us / 1e6,
+        no_draft_reason=_NO_DRAFT_REASONS.get(message.no_draft_reason, ""),
     )

@@ -1,11 +1,25 @@
 from paceline.v1 import sampling_pb2 as _sampling_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class NoDraftReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    NO_DRAFT_REASON_UNSPECIFIED: _ClassVar[NoDraftReason]
+    NO_DRAFT_REASON_REQUEST: _ClassVar[NoDraftReason]
+    NO_DRAFT_REASON_POLICY: _ClassVar[NoDraftReason]
+    NO_DRAFT_REASON_MISSING: _ClassVar[NoDraftReason]
+    NO_DRAFT_REASON_LATE: _ClassVar[NoDraftReason]
+NO_DRAFT_REASON_UNSPECIFIED: NoDraftReason
+NO_DRAFT_REASON_REQUEST: NoDraftReason
+NO_DRAFT_REASON_POLICY: NoDraftReason
+NO_DRAFT_REASON_MISSING: NoDraftReason
+NO_DRAFT_REASON_LATE: NoDraftReason
 
 class ChatMessage(_message.Message):
     __slots__ = ("role", "content")
@@ -116,7 +130,7 @@ class GenerationFinished(_message.Message):
     def __init__(self, reason: _Optional[_Union[_sampling_pb2.FinishReason, str]] = ..., stats: _Optional[_Union[GenerationStats, _Mapping]] = ...) -> None: ...
 
 class GenerationStats(_message.Message):
-    __slots__ = ("num_prompt_tokens", "num_generated_tokens", "num_target_passes", "num_draft_tokens", "num_accepted_tokens", "drafted_per_position", "accepted_per_position", "time_to_first_token_us", "decode_us")
+    __slots__ = ("num_prompt_tokens", "num_generated_tokens", "num_target_passes", "num_draft_tokens", "num_accepted_tokens", "drafted_per_position", "accepted_per_position", "time_to_first_token_us", "decode_us", "no_draft_reason")
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_GENERATED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_TARGET_PASSES_FIELD_NUMBER: _ClassVar[int]
@@ -126,6 +140,7 @@ class GenerationStats(_message.Message):
     ACCEPTED_PER_POSITION_FIELD_NUMBER: _ClassVar[int]
     TIME_TO_FIRST_TOKEN_US_FIELD_NUMBER: _ClassVar[int]
     DECODE_US_FIELD_NUMBER: _ClassVar[int]
+    NO_DRAFT_REASON_FIELD_NUMBER: _ClassVar[int]
     num_prompt_tokens: int
     num_generated_tokens: int
     num_target_passes: int
@@ -135,7 +150,8 @@ class GenerationStats(_message.Message):
     accepted_per_position: _containers.RepeatedScalarFieldContainer[int]
     time_to_first_token_us: int
     decode_us: int
-    def __init__(self, num_prompt_tokens: _Optional[int] = ..., num_generated_tokens: _Optional[int] = ..., num_target_passes: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., drafted_per_position: _Optional[_Iterable[int]] = ..., accepted_per_position: _Optional[_Iterable[int]] = ..., time_to_first_token_us: _Optional[int] = ..., decode_us: _Optional[int] = ...) -> None: ...
+    no_draft_reason: NoDraftReason
+    def __init__(self, num_prompt_tokens: _Optional[int] = ..., num_generated_tokens: _Optional[int] = ..., num_target_passes: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ..., drafted_per_position: _Optional[_Iterable[int]] = ..., accepted_per_position: _Optional[_Iterable[int]] = ..., time_to_first_token_us: _Optional[int] = ..., decode_us: _Optional[int] = ..., no_draft_reason: _Optional[_Union[NoDraftReason, str]] = ...) -> None: ...
 
 class GetModelInfoRequest(_message.Message):
     __slots__ = ()

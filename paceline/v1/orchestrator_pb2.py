@@ -27,7 +27,7 @@ from paceline.v1 import peer_pb2 as paceline_dot_v1_dot_peer__pb2
 from paceline.v1 import sampling_pb2 as paceline_dot_v1_dot_sampling__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1epaceline/v1/orchestrator.proto\x12\x0bpaceline.v1\x1a\x1cpaceline/v1/generation.proto\x1a\x16paceline/v1/peer.proto\x1a\x1apaceline/v1/sampling.proto\"A\n\x0c\x41\x64mitRequest\x12\x19\n\x11num_prompt_tokens\x18\x01 \x01(\r\x12\x16\n\x0emax_new_tokens\x18\x02 \x01(\r\"?\n\rAdmitResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x1a\n\x12\x63onductor_endpoint\x18\x02 \x01(\t\"\x1b\n\x19\x44\x65scribeDeploymentRequest\"\x81\x01\n\x1a\x44\x65scribeDeploymentResponse\x12\'\n\x08verifier\x18\x01 \x01(\x0b\x32\x15.paceline.v1.PeerInfo\x12\'\n\x08\x64rafters\x18\x02 \x03(\x0b\x32\x15.paceline.v1.PeerInfo\x12\x11\n\tplacement\x18\x03 \x01(\t\"\xc4\x02\n\nRunRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x02 \x03(\r\x12-\n\x08sampling\x18\x03 \x01(\x0b\x32\x1b.paceline.v1.SamplingParams\x12\x16\n\x0emax_new_tokens\x18\x04 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x05 \x03(\r\x12\x34\n\x0bspeculation\x18\x06 \x01(\x0b\x32\x1f.paceline.v1.SpeculationOptions\x12\x1a\n\x12num_resumed_tokens\x18\x07 \x01(\r\x12.\n\tlog_probs\x18\x08 \x01(\x0b\x32\x1b.paceline.v1.LogProbOptions\x12\x17\n\x0fstream_interval\x18\t \x01(\r\x12\x0e\n\x06tenant\x18\n \x01(\t\"\xda\x01\n\x0bRunResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x30\n\rfinish_reason\x18\x02 \x01(\x0e\x32\x19.paceline.v1.FinishReason\x12+\n\x05stats\x18\x03 \x01(\x0b\x32\x1c.paceline.v1.GenerationStats\x12(\n\tlog_probs\x18\x04 \x01(\x0b\x32\x15.paceline.v1.LogProbs\x12/\n\x10prompt_log_probs\x18\x05 \x01(\x0b\x32\x15.paceline.v1.LogProbs2\xb8\x01\n\x0f\x44irectorService\x12>\n\x05\x41\x64mit\x12\x19.paceline.v1.AdmitRequest\x1a\x1a.paceline.v1.AdmitResponse\x12\x65\n\x12\x44\x65scribeDeployment\x12&.paceline.v1.DescribeDeploymentRequest\x1a\'.paceline.v1.DescribeDeploymentResponse2N\n\x10\x43onductorService\x12:\n\x03Run\x12\x17.paceline.v1.RunRequest\x1a\x18.paceline.v1.RunResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1epaceline/v1/orchestrator.proto\x12\x0bpaceline.v1\x1a\x1cpaceline/v1/generation.proto\x1a\x16paceline/v1/peer.proto\x1a\x1apaceline/v1/sampling.proto\"A\n\x0c\x41\x64mitRequest\x12\x19\n\x11num_prompt_tokens\x18\x01 \x01(\r\x12\x16\n\x0emax_new_tokens\x18\x02 \x01(\r\"?\n\rAdmitResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x1a\n\x12\x63onductor_endpoint\x18\x02 \x01(\t\"\x1b\n\x19\x44\x65scribeDeploymentRequest\"\x95\x01\n\x1a\x44\x65scribeDeploymentResponse\x12\'\n\x08verifier\x18\x01 \x01(\x0b\x32\x15.paceline.v1.PeerInfo\x12\'\n\x08\x64rafters\x18\x02 \x03(\x0b\x32\x15.paceline.v1.PeerInfo\x12\x11\n\tplacement\x18\x03 \x01(\t\x12\x12\n\nhas_policy\x18\x04 \x01(\x08\"\xc4\x02\n\nRunRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x02 \x03(\r\x12-\n\x08sampling\x18\x03 \x01(\x0b\x32\x1b.paceline.v1.SamplingParams\x12\x16\n\x0emax_new_tokens\x18\x04 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x05 \x03(\r\x12\x34\n\x0bspeculation\x18\x06 \x01(\x0b\x32\x1f.paceline.v1.SpeculationOptions\x12\x1a\n\x12num_resumed_tokens\x18\x07 \x01(\r\x12.\n\tlog_probs\x18\x08 \x01(\x0b\x32\x1b.paceline.v1.LogProbOptions\x12\x17\n\x0fstream_interval\x18\t \x01(\r\x12\x0e\n\x06tenant\x18\n \x01(\t\"\xda\x01\n\x0bRunResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x30\n\rfinish_reason\x18\x02 \x01(\x0e\x32\x19.paceline.v1.FinishReason\x12+\n\x05stats\x18\x03 \x01(\x0b\x32\x1c.paceline.v1.GenerationStats\x12(\n\tlog_probs\x18\x04 \x01(\x0b\x32\x15.paceline.v1.LogProbs\x12/\n\x10prompt_log_probs\x18\x05 \x01(\x0b\x32\x15.paceline.v1.LogProbs2\xb8\x01\n\x0f\x44irectorService\x12>\n\x05\x41\x64mit\x12\x19.paceline.v1.AdmitRequest\x1a\x1a.paceline.v1.AdmitResponse\x12\x65\n\x12\x44\x65scribeDeployment\x12&.paceline.v1.DescribeDeploymentRequest\x1a\'.paceline.v1.DescribeDeploymentResponse2N\n\x10\x43onductorService\x12:\n\x03Run\x12\x17.paceline.v1.RunRequest\x1a\x18.paceline.v1.RunResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,13 +41,13 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DESCRIBEDEPLOYMENTREQUEST']._serialized_start=261
   _globals['_DESCRIBEDEPLOYMENTREQUEST']._serialized_end=288
   _globals['_DESCRIBEDEPLOYMENTRESPONSE']._serialized_start=291
-  _globals['_DESCRIBEDEPLOYMENTRESPONSE']._serialized_end=420
-  _globals['_RUNREQUEST']._serialized_start=423
-  _globals['_RUNREQUEST']._serialized_end=747
-  _globals['_RUNRESPONSE']._serialized_start=750
-  _globals['_RUNRESPONSE']._serialized_end=968
-  _globals['_DIRECTORSERVICE']._serialized_start=971
-  _globals['_DIRECTORSERVICE']._serialized_end=1155
-  _globals['_CONDUCTORSERVICE']._serialized_start=1157
-  _globals['_CONDUCTORSERVICE']._serialized_end=1235
+  _globals['_DESCRIBEDEPLOYMENTRESPONSE']._serialized_end=440
+  _globals['_RUNREQUEST']._serialized_start=443
+  _globals['_RUNREQUEST']._serialized_end=767
+  _globals['_RUNRESPONSE']._serialized_start=770
+  _globals['_RUNRESPONSE']._serialized_end=988
+  _globals['_DIRECTORSERVICE']._serialized_start=991
+  _globals['_DIRECTORSERVICE']._serialized_end=1175
+  _globals['_CONDUCTORSERVICE']._serialized_start=1177
+  _globals['_CONDUCTORSERVICE']._serialized_end=1255
 # @@protoc_insertion_point(module_scope)

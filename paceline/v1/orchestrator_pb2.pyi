@@ -30,14 +30,16 @@ class DescribeDeploymentRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeDeploymentResponse(_message.Message):
-    __slots__ = ("verifier", "drafters", "placement")
+    __slots__ = ("verifier", "drafters", "placement", "has_policy")
     VERIFIER_FIELD_NUMBER: _ClassVar[int]
     DRAFTERS_FIELD_NUMBER: _ClassVar[int]
     PLACEMENT_FIELD_NUMBER: _ClassVar[int]
+    HAS_POLICY_FIELD_NUMBER: _ClassVar[int]
     verifier: _peer_pb2.PeerInfo
     drafters: _containers.RepeatedCompositeFieldContainer[_peer_pb2.PeerInfo]
     placement: str
-    def __init__(self, verifier: _Optional[_Union[_peer_pb2.PeerInfo, _Mapping]] = ..., drafters: _Optional[_Iterable[_Union[_peer_pb2.PeerInfo, _Mapping]]] = ..., placement: _Optional[str] = ...) -> None: ...
+    has_policy: bool
+    def __init__(self, verifier: _Optional[_Union[_peer_pb2.PeerInfo, _Mapping]] = ..., drafters: _Optional[_Iterable[_Union[_peer_pb2.PeerInfo, _Mapping]]] = ..., placement: _Optional[str] = ..., has_policy: _Optional[bool] = ...) -> None: ...
 
 class RunRequest(_message.Message):
     __slots__ = ("request_id", "prompt_token_ids", "sampling", "max_new_tokens", "stop_token_ids", "speculation", "num_resumed_tokens", "log_probs", "stream_interval", "tenant")

@@ -8,8 +8,9 @@ import pytest
 
 from paceline.cli import main
 from paceline.cli.stats import comparison_line, stats_line
-from paceline.client import Completion, Stats
-from paceline.v1 import sampling_pb2
+from paceline.client import Completion, Finished, Stats
+from paceline.client.events import from_response
+from paceline.v1 import generation_pb2, sampling_pb2
 from tests.gateway.scripted_conductor import Script
 from tests.gateway.server_thread import Serve
 from tests.gateway.tiny_model import byte_level_tokenizer
@@ -205,6 +206,33 @@ def test_figures() -> None:
     )
     single = stats(num_generated_tokens=1, num_target_passes=1, decode_s=0.0, drafted_per_position=())
     assert "acceptance" not in stats_line(single, "length")
+
+
+@pytest.mark.parametrize(
+    ("reason", "text"),
+    [
+        ("request", "the request turned them off"),
+        ("policy", "`paceline policy`"),
+        ("missing", "no drafter had this text"),
+        ("late", "came too late"),
+        ("", ""),
+    ],
+)
+def test_a_line_without_drafts_says_why(reason: str, text: str) -> None:
+    none = {"num_draft_tokens": 0, "num_accepted_tokens": 0, "drafted_per_position": ()}
+    line = stats_line(stats(**none, no_draft_reason=reason), "stop")
+    assert text in line
+    assert ("no drafts" in line) == bool(reason)
+
+
+def test_the_reason_for_no_drafts_is_read_off_the_wire() -> None:
+    for name, value in generation_pb2.NoDraftReason.items():
+        message = generation_pb2.GenerationStats(no_draft_reason=value)
+        finished = generation_pb2.GenerateResponse(finished=generation_pb2.GenerationFinished(stats=message))
+        event = from_response(finished)
+        assert isinstance(event, Finished)
+        word = name.removeprefix("NO_DRAFT_REASON_").lower()
+        assert event.stats.no_draft_reason == ("" if word == "unspecified" else word)
 
 
 def test_a_difference_is_located() -> None:

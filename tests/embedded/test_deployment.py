@@ -22,6 +22,7 @@ from paceline.client import PacelineClient, RetryPolicy
 from paceline.embedded import Deployment, DeploymentOptions, Placement
 from paceline.embedded.failure import DeploymentError
 from paceline.embedded.ports import is_free
+from paceline.embedded.promised_drafter import wait_for_drafter
 from paceline.models import model_fingerprint
 from tests.gateway.tiny_model import write_model_dir
 
@@ -102,13 +103,18 @@ def consecutive_free_ports() -> int:
 
 def test_start_crash_restart_and_an_end_that_leaves_nothing(tiny_target: Path, perfect_drafter: Path) -> None:
     # This drafter is as slow as its target and never pays, so the policy would rightly not use it.
-    fixed = {"draft_length": 4, "wait_budget_us": 50_000}
+    fixed = {"draft_length": 4, "wait_budget_us": 50_000, "ngram_tokens": 0}
     separate = options(tiny_target, placement=Placement.SEPARATE, drafter=perfect_drafter, **fixed)
     with (
         Deployment(separate) as deployment,
         PacelineClient(deployment.gateway_endpoint, retry=PATIENT, timeout_s=90) as client,
     ):
         assert list(deployment.processes) == list(deployment.roles)
+        director = deployment.endpoint("orchestrator")
+        assert wait_for_drafter(director, Placement.SEPARATE, 30.0) == ""
+        assert wait_for_drafter(director, Placement.PLAIN, 0.0) == ""
+        assert "does not answer" in wait_for_drafter("127.0.0.1:1", Placement.SEPARATE, 0.0)
+        assert "placement separate" in wait_for_drafter(director, Placement.COLOCATED, 0.0)
         plain = client.complete("hello", max_tokens=24, ignore_eos=True, speculation=False)
         drafted = client.complete("hello", max_tokens=24, ignore_eos=True)
         assert drafted.token_ids == plain.token_ids
@@ -116,6 +122,9 @@ def test_start_crash_restart_and_an_end_that_leaves_nothing(tiny_target: Path, p
         until(lambda: client.complete("hello", max_tokens=48, ignore_eos=True).stats.num_accepted_tokens > 0)
 
         deployment.kill("drafter")
+        until(lambda: "drafter is not connected" in wait_for_drafter(director, Placement.SEPARATE, 0.0))
+        alone = client.complete("hello", max_tokens=24, ignore_eos=True)
+        assert (alone.token_ids, alone.stats.no_draft_reason) == (plain.token_ids, "missing")
         assert client.complete("hello", max_tokens=24, ignore_eos=True).token_ids == plain.token_ids
 
         deployment.kill("gateway")

@@ -93,6 +93,27 @@ async def test_policy_reaches_both_peers_and_measurements_come_back(
     assert (drafted(1), drafted(2)) == (20, 0)
 
 
+async def test_a_policy_is_in_force_once_one_came_for_the_drafter_in_use(
+    bench: Bench, scheduler: ScriptedScheduler
+) -> None:
+    verifier, drafter = ScriptedVerifier(), ScriptedDrafter()
+    await drafter.start()
+    await drafter.stop()
+    await bench.start(
+        verifier, wait_for_peers=False, drafters=(drafter.endpoint,), scheduler=scheduler.endpoint
+    )
+    await bench.until(lambda status: status.is_ready)
+    assert not bench.status.has_policy  # ready without its drafter, and so without a policy for it
+    await drafter.start()
+    await bench.until(lambda status: status.drafters and status.has_policy)
+    await drafter.stop()
+
+
+async def test_without_a_scheduler_the_default_policy_is_in_force(bench: Bench) -> None:
+    await bench.start(ScriptedVerifier(), ScriptedDrafter())
+    assert bench.status.has_policy
+
+
 async def test_text_does_not_need_the_scheduler_and_the_last_policy_stays(
     bench: Bench, scheduler: ScriptedScheduler
 ) -> None:
