@@ -39,27 +39,22 @@ def block_shapes(config: DrafterConfig, prefix: str, read_width: int) -> dict[st
         prefix: of the names, such as `midlayer.`.
         read_width: width of what attention reads.
     """
-    d = config.size("hidden")
-    latent, experts = latent_shape(config), experts_shape(config)
+    d, heads = config.size("hidden"), config.size("num_heads")
+    latent, experts, intermediate = latent_shape(config), experts_shape(config), mlp_width(config)
+    q = kv = 0
+    # Random starting weights are drawn in this order: a new name goes behind those that a block had before.
     shapes: dict[str, tuple[int, ...]] = {"post_attention_layernorm.weight": (d,)}
     if latent is None:
-        head_dim = config.size("head_dim")
-        q, kv = config.size("num_heads") * head_dim, config.size("num_kv_heads") * head_dim
+        q, kv = heads * config.size("head_dim"), config.size("num_kv_heads") * config.size("head_dim")
         shapes |= {
             "self_attn.q_proj.weight": (q, read_width),
             "self_attn.k_proj.weight": (kv, read_width),
             "self_attn.v_proj.weight": (kv, read_width),
             "self_attn.o_proj.weight": (d, q),
         }
-        if config.flag("qkv_bias"):
-            shapes |= {f"self_attn.{x}_proj.bias": (q if x == "q" else kv,) for x in "qkv"}
-        if config.flag("head_norms"):
-            shapes |= {f"self_attn.{x}_norm.weight": (head_dim,) for x in "qk"}
     else:
-        if config.flag("qkv_bias") or config.flag("head_norms"):
-            raise CheckpointError("shape.latent: latent attention has neither qkv_bias nor head_norms")
-        shapes |= latent_tensors(latent, config.size("num_heads"), d, read_width)
-    if intermediate := mlp_width(config):
+        shapes |= latent_tensors(latent, heads, d, read_width)
+    if intermediate:
         mlp = mlp_prefix(config)
         shapes |= {
             f"{mlp}gate_proj.weight": (intermediate, d),
@@ -68,6 +63,12 @@ def block_shapes(config: DrafterConfig, prefix: str, read_width: int) -> dict[st
         }
     if experts is not None:
         shapes |= experts_tensors(experts, d)
+    if latent is not None and (config.flag("qkv_bias") or config.flag("head_norms")):
+        raise CheckpointError("shape.latent: latent attention has neither qkv_bias nor head_norms")
+    if config.flag("qkv_bias"):
+        shapes |= {f"self_attn.{x}_proj.bias": (q if x == "q" else kv,) for x in "qkv"}
+    if config.flag("head_norms"):
+        shapes |= {f"self_attn.{x}_norm.weight": (config.size("head_dim"),) for x in "qk"}
     return {prefix + name: shape for name, shape in shapes.items()}
 
 
