@@ -63,6 +63,7 @@ class NativeLayer:
         shape = weights.shape
         self.hidden, self.dtype, self.where = shape.hidden, weights.dtype, torch.device("cpu")
         self.num_kv_heads, self.head_dim = shape.num_kv_heads, shape.head_dim
+        self.values_are_keys = False
         self._draft_vocab = weights.head.shape[0]
         weights.rope.cover(weights.max_positions)
         program = self._program = Program()

@@ -81,6 +81,7 @@ class LayerSizes(Protocol):
     hidden: int
     num_kv_heads: int
     head_dim: int
+    values_are_keys: bool  # see :class:`paceline.target.kv.slot.KVLayout`
     where: torch.device
     dtype: torch.dtype
 

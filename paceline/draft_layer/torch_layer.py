@@ -186,6 +186,7 @@ class TorchLayer:
         shape = weights.shape
         self.hidden, self.dtype, self.where = shape.hidden, weights.dtype, device.torch_device
         self.num_kv_heads, self.head_dim = shape.num_kv_heads, shape.head_dim
+        self.values_are_keys = shape.latent is not None
         self._stack = TorchStack(weights, device)
         self._carries_norm = weights.carries_norm
         self._head = device.pack(weights.head)

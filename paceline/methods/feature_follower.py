@@ -58,7 +58,14 @@ class FeatureFollower(ABC, Generic[State]):
         self.tap: TapSpec | None = tap
         self.max_positions = max_positions
         self.longest_draft: int | None = None
-        layout = KVLayout(num_layers, layer.num_kv_heads, layer.head_dim, layer.dtype, device.torch_device)
+        layout = KVLayout(
+            num_layers,
+            layer.num_kv_heads,
+            layer.head_dim,
+            layer.dtype,
+            device.torch_device,
+            values_are_keys=layer.values_are_keys,
+        )
         self._cache = KVCache(layout)
         self._sequences: dict[int, State] = {}
 

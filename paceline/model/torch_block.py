@@ -158,7 +158,7 @@ class TorchLatent:
 
     The maps from the latent to the heads' keys and values are absorbed: queries are mapped to the latent's width, and
     the sum of latents that a head reads is mapped to the head's values. A cache row is the latent and the rotated key,
-    as key and as value alike; of the values' sum the rotary part is dropped.
+    as key and as value alike, so that caches store it once; of the values' sum the rotary part is dropped.
 
     Args:
         weights: of the attention.

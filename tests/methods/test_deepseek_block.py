@@ -71,7 +71,11 @@ def test_a_block_equals_transformers_layer(name: str) -> None:
     mask[n + 2, n + 1] = False
     wanted = run_layer(layer, public, states, positions, mask)
 
-    cache = KVCache(KVLayout(1, shape.num_kv_heads, shape.head_dim, torch.float32, torch.device("cpu")))
+    layout = KVLayout(
+        1, shape.num_kv_heads, shape.head_dim, torch.float32, torch.device("cpu"), values_are_keys=True
+    )
+    assert layout.bytes_per_token == 4 * (public.kv_lora_rank + public.qk_rope_head_dim)
+    cache = KVCache(layout)
     slot = cache.get(cache.open(n + 3))
     first = Rows(slot, [0] * n, states[:n], list(range(n)))
     # Paths count from the settled rows, of which there are none yet.

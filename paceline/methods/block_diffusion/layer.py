@@ -155,6 +155,7 @@ class DFlashLayer:
     def __init__(self, layer: DraftLayer, context: ContextWriter, plan: BlockPlan, num_layers: int) -> None:
         self.hidden, self.dtype, self.where = layer.hidden, layer.dtype, layer.where
         self.num_kv_heads, self.head_dim = layer.num_kv_heads, layer.head_dim
+        self.values_are_keys = layer.values_are_keys
         self.num_layers = num_layers
         self.plan = plan
         self._layer = layer

@@ -31,6 +31,7 @@ class ModuleSequence:
         weights = modules[0]
         self.hidden, self.dtype, self.where = weights.shape.hidden, weights.dtype, device.torch_device
         self.num_kv_heads, self.head_dim = weights.shape.num_kv_heads, weights.shape.head_dim
+        self.values_are_keys = weights.shape.latent is not None
         # The first `index` rows have no state before them that module `index` could read.
         self._modules = [TorchStack(module, device, index, index) for index, module in enumerate(modules)]
         self._carries_norm = weights.carries_norm

@@ -163,6 +163,7 @@ class Gemma4MtpLayer:
     ) -> None:
         self.shape, self.hidden, self.dtype = shape, shape.backbone, dtype
         self.where = device.torch_device
+        self.values_are_keys = False
         self.num_kv_heads = max(layer.num_kv_heads for layer in cached.values())
         self.head_dim = max(layer.head_dim for layer in cached.values())
         self.cached: Mapping[str, int] = {kind: index for index, kind in enumerate(cached)}

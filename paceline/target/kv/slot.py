@@ -37,6 +37,7 @@ class KVLayout:
         layer_heads: key heads and their width, layer by layer; empty where all are alike. A smaller layer leaves a part
             of its memory unused.
         joins_neighbours: several sequences may be attended in one call, with rows behind a sequence's end masked.
+        values_are_keys: keys are values too, and are stored once (latent attention).
     """
 
     num_layers: int
@@ -46,11 +47,17 @@ class KVLayout:
     device: torch.device
     layer_heads: tuple[tuple[int, int], ...] = ()
     joins_neighbours: bool = True
+    values_are_keys: bool = False
+
+    @property
+    def num_stored_heads(self) -> int:
+        """Heads that are stored in a layer, of keys and of values together."""
+        return self.num_kv_heads if self.values_are_keys else 2 * self.num_kv_heads
 
     @property
     def bytes_per_token(self) -> int:
         """Bytes one cached token takes over all layers."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+        return self.num_layers * self.num_stored_heads * self.head_dim * self.dtype.itemsize
 
     def heads(self, layer: int) -> tuple[int, int]:
         """Key heads of a layer, and their width."""
@@ -89,7 +96,7 @@ class KVBlock:
         shape = (
             self.num_slots,
             layout.num_layers,
-            2 * layout.num_kv_heads,  # keys first
+            layout.num_stored_heads,  # keys first
             capacity,
             layout.head_dim,
         )
@@ -104,6 +111,9 @@ class KVBlock:
     def view(self, layer: int, indices: slice, first: int, end: int) -> tuple[Tensor, Tensor]:
         """Keys and values of rows `first..end` of neighbouring slots: `[slots, kv_heads, end - first, dim]`."""
         heads, dim = self.layout.heads(layer)
+        if self.layout.values_are_keys:
+            keys = self.layers[layer][indices, :heads, first:end, :dim]
+            return keys, keys
         both = self.layers[layer][indices, : 2 * heads, first:end, :dim]
         keys, values = both.unflatten(1, (2, -1)).unbind(1)
         return keys, values
@@ -139,7 +149,7 @@ class Slot:
     def _occupy(self, block: KVBlock) -> None:
         self.block = block
         self.index = block.free.pop()
-        self.storage = block.storage[self.index]  # [num_layers, 2 * num_kv_heads, capacity, head_dim]
+        self.storage = block.storage[self.index]  # [num_layers, num_stored_heads, capacity, head_dim]
         self.rows = self.storage.unbind(0)
         if self.index == block.num_touched:
             block.num_dirty_rows.append(0 if block.pooled is None else block.capacity)
@@ -180,19 +190,23 @@ class Slot:
             rows: `[n, 2 * kv_heads, head_dim]`, keys first.
         """
         into = self.rows[layer].narrow(1, start, rows.shape[0])
+        if self.layout.values_are_keys:
+            rows = rows[:, : into.shape[0]]
         if self.layout.layer_heads:
             into = into[: rows.shape[1], :, : rows.shape[2]]
         into.copy_(rows.transpose(0, 1))
 
     def view(self, layer: int, first: int, end: int) -> tuple[Tensor, Tensor]:
         """Keys and values of rows `first..end`, each `[1, kv_heads, end - first, head_dim]`."""
-        rows = self.rows[layer]  # [2 * num_kv_heads, capacity, head_dim]
+        rows = self.rows[layer]  # [num_stored_heads, capacity, head_dim]
         heads, width = self.layout.heads(layer)
         _, capacity, dim = rows.shape
         size, stride = (1, heads, end - first, width), (0, capacity * dim, dim, 1)
         start = rows.storage_offset() + first * dim
         # Two operator calls in place of five; this runs once a layer and sequence.
         keys = rows.as_strided(size, stride, start)
+        if self.layout.values_are_keys:
+            return keys, keys
         return keys, rows.as_strided(size, stride, start + heads * capacity * dim)
 
     def keep(self, row_indices: Sequence[int]) -> None:
