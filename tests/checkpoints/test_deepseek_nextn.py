@@ -12,8 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import DeepseekV3ForCausalLM
+from transformers import DeepseekV3ForCausalLM, Glm4MoeLiteConfig
 from transformers.modeling_layers import MtpModel
+from transformers.models.glm4_moe_lite.modeling_glm4_moe_lite import Glm4MoeLiteDecoderLayer
 
 from paceline.checkpoints.exchange import export_checkpoint, import_checkpoint, read_public
 from paceline.methods.checkpoint import CheckpointError, DrafterConfig, read_all_tensors
@@ -27,6 +28,7 @@ from tests.methods.deepseek_reference import (
     VARIANTS,
     YARN,
     DeepseekReference,
+    decoder_layer,
     deepseek_config,
     public_config,
     public_module,
@@ -256,6 +258,40 @@ def test_a_module_that_sglang_exported_alone_is_the_same(tmp_path: Path) -> None
     assert first.shape == second.shape
     assert tensors.keys() == same.keys()
     assert all(torch.equal(tensors[name], same[name]) for name in tensors)
+
+
+def test_glm_4_7_flash_has_the_same_block_and_hands_on_the_normed_state(tmp_path: Path) -> None:
+    """The keys are those of transformers' `Glm4MoeLiteConfig`, and `first_k_dense_replace`, which engines read."""
+    config = save_target(tmp_path / "target", n_group=1, topk_group=1)
+    tensors = public_module(config)[1]
+    content = {key: value for key, value in config.to_dict().items() if hasattr(Glm4MoeLiteConfig, key)}
+    glm = Glm4MoeLiteConfig(**{**content, "model_type": "glm4_moe_lite"})
+    layer = Glm4MoeLiteDecoderLayer(glm, 2).eval()
+    own = decoder_layer(config)
+    layer.load_state_dict(own.state_dict())
+    module, _ = public_module(config)
+    module.mtp_block = layer
+    public = publish(tmp_path / "public", tmp_path / "target", config, [tensors])
+    content = json.loads((public / "config.json").read_text())
+    for key in ("aux_loss_alpha", "ep_size", "moe_layer_freq", "scoring_func", "seq_aux"):
+        del content[key]
+    content |= {
+        "model_type": "glm4_moe_lite",
+        "architectures": ["Glm4MoeLiteForCausalLM"],
+        "partial_rotary_factor": 1.0,
+        "mlp_layer_types": glm.mlp_layer_types,
+    }
+    (public / "config.json").write_text(json.dumps(content))
+    imported = import_checkpoint(public, tmp_path / "target", tmp_path / "own")
+    assert imported.flag("carries_norm")
+    features = torch.randn(len(TOKENS), config.hidden_size, generator=torch.Generator().manual_seed(2))
+    (entry,) = start(tmp_path / "own", tmp_path / "target", features).draft([DraftRequest(1, 5)])
+    assert entry is not None
+    target = load_file(tmp_path / "target" / "model.safetensors")
+    reference = DeepseekReference(config, [module], target, True)
+    logits = reference.logits(features, TOKENS, entry.tokens[:-1])
+    wanted = logits.log_softmax(-1)[range(5), list(entry.tokens)]
+    torch.testing.assert_close(torch.tensor(entry.log_probs), wanted, rtol=1e-5, atol=1e-5)
 
 
 BAD = (None, "7", -1, 0, 1 << 40, True, [3], {"a": 1}, 2.5, float("nan"))
