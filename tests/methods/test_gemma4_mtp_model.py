@@ -17,6 +17,7 @@ from paceline.methods.checkpoint import CheckpointError
 from paceline.methods.gemma4_mtp.assistant import read_model
 from paceline.methods.gemma4_mtp.clustered_head import ClusteredHead
 from paceline.methods.gemma4_mtp.model import FULL, SLIDING, Gemma4MtpModel, attend_all
+from paceline.methods.layouts.public_checkpoint import PublicCheckpoint
 
 VOCAB, BACKBONE, WINDOW = 96, 40, 7
 HEADS = {SLIDING: (2, 16), FULL: (1, 32)}  # key heads and their width
@@ -48,7 +49,7 @@ def save(path: Path, clustered: bool) -> Gemma4AssistantForCausalLM:
 @pytest.fixture(params=[False, True], ids=["dense", "clustered"])
 def pair(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Gemma4AssistantForCausalLM, Gemma4MtpModel]:
     reference = save(tmp_path, request.param)
-    return reference, Gemma4MtpModel(*read_model(tmp_path))
+    return reference, Gemma4MtpModel(*read_model(PublicCheckpoint.open(tmp_path)))
 
 
 def caches(rows: int, seed: int = 1) -> dict[str, tuple[Tensor, Tensor]]:
@@ -195,7 +196,7 @@ def test_damaged_checkpoints_are_refused_by_name(tmp_path: Path) -> None:
         )
         save_file(broken, tmp_path / "model.safetensors")
         with pytest.raises(CheckpointError, match=words):
-            read_model(tmp_path)
+            read_model(PublicCheckpoint.open(tmp_path))
     save_file(tensors, tmp_path / "model.safetensors")
     for outer, inner, words in (
         ({"model_type": "gemma4"}, {}, "model_type"),
@@ -219,4 +220,4 @@ def test_damaged_checkpoints_are_refused_by_name(tmp_path: Path) -> None:
         changed_config = {**content, **outer, "text_config": text_config}
         (tmp_path / "config.json").write_text(json.dumps(changed_config))
         with pytest.raises(CheckpointError, match=words):
-            read_model(tmp_path)
+            read_model(PublicCheckpoint.open(tmp_path))

@@ -11,6 +11,7 @@ from paceline.methods.checkpoint import CheckpointError, DrafterConfig, save_dra
 from paceline.methods.deepseek_mtp.nextn import write_nextn
 from paceline.methods.drafter import DraftRequest
 from paceline.methods.eagle.layout import read_eagle, write_eagle
+from paceline.methods.layouts.public_checkpoint import PublicCheckpoint
 from paceline.methods.layouts.target_facts import TargetFacts
 from paceline.methods.layouts.tensor_files import read_tensors
 from paceline.methods.loading import load_drafter
@@ -102,6 +103,6 @@ def test_public_layouts_have_no_place_for_a_map(
     assert not any(TOKEN_MAP in name for name in read_tensors(out))
     if method == "eagle1":
         facts = TargetFacts(model_fingerprint(target_dir), "tiny", config.size("hidden"), VOCAB, 64, 2, None)
-        again, found = read_eagle(out, facts)
+        again, found = read_eagle(PublicCheckpoint.open(out), facts)
         assert "draft_vocab" not in again.shape
         assert set(found) == set(tensors) - {TOKEN_MAP}
